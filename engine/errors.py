@@ -1,0 +1,39 @@
+"""The one exception tree. A message says what, the actual value, the limit and the remedy."""
+
+from __future__ import annotations
+
+
+class TokamakError(Exception):
+    """Anything the engine reports on purpose."""
+
+
+class OptionError(TokamakError):
+    """A command-line option, environment variable or configuration file is wrong: exit code 2."""
+
+
+class StartError(TokamakError):
+    """The engine cannot start (a busy port, no room in shared memory, an actor that failed): exit code 1."""
+
+
+class CheckpointError(TokamakError):
+    """A checkpoint is missing, unreadable or does not match its config."""
+
+
+class RequestError(TokamakError):
+    """A user's mistake: fails that request with an HTTP status and OpenAI's error fields."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "", param: str = "", retry_after_s: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class SharedMemoryError(TokamakError):
+    """A segment cannot be made, found or trusted."""
+
+
+class ControlError(TokamakError):
+    """An operator's command could not be carried out or nobody answered."""

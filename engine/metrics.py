@@ -1,0 +1,128 @@
+"""The names of everything that is counted, once: what each role writes, with its kind, unit and help.
+
+The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer); `/metrics`, `tokamak top` and
+`tokamak ctl counters` print whatever rows the file has, so that a new metric is one line here and one call where it happens. Names
+and meanings follow vLLM's where it has one; `/metrics` prints them with the prefix `tokamak:`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+STEP_SECONDS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row: `labels` are fixed label pairs; the actor's name is added as label `actor` by the counters file."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[tuple[str, str], ...] = ()
+    bounds: tuple[float, ...] = ()  # upper bucket bounds of a histogram, ascending, without +Inf
+
+
+def _histogram(name: str, help: str, bounds: tuple[float, ...] = SECONDS, unit: str = "seconds") -> Metric:
+    return Metric(name, "histogram", unit, help, (), bounds)
+
+
+def _finished(reason: str) -> Metric:
+    return Metric("request_success_total", "counter", "requests", "Finished samples.", (("finished_reason", reason),))
+
+
+def _responses(status: str) -> Metric:
+    return Metric("http_responses_total", "counter", "responses", "HTTP responses by class.", (("status", status),))
+
+
+EVERY_ROLE = (
+    Metric("messages_received_total", "counter", "messages", "Ring records taken from the mailbox."),
+    Metric("messages_sent_total", "counter", "messages", "Ring records sent."),
+    Metric("messages_dropped_total", "counter", "messages", "Records dropped: of an older attempt or epoch, or stale."),
+    Metric("ring_full_total", "counter", "events", "Sends refused because a ring was full."),
+    Metric("cpu_seconds_total", "counter", "seconds", "Processor time of the process."),
+    Metric("resident_memory_bytes", "gauge", "bytes", "Resident memory of the process."),
+)
+
+BY_ROLE: dict[str, tuple[Metric, ...]] = {
+    "supervisor": (
+        Metric("actor_restarts_total", "counter", "restarts", "Actors started again after a death."),
+        Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they hung."),
+        Metric("start_seconds", "gauge", "seconds", "Time from the launch to ready."),
+    ),
+    "api": (
+        Metric("http_requests_total", "counter", "requests", "HTTP requests received."),
+        *(_responses(status) for status in ("2xx", "4xx", "5xx")),
+        Metric("http_disconnects_total", "counter", "requests", "Clients that left before their answer ended."),
+        Metric("open_requests", "gauge", "samples", "Samples that the edge holds open."),
+        Metric("resubmissions_total", "counter", "samples", "Samples submitted again after a crash behind the edge."),
+        *(_finished(reason) for reason in ("stop", "length", "abort", "timeout")),
+        Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of answered samples."),
+        Metric("generation_tokens_total", "counter", "tokens", "Tokens generated and delivered to the edge."),
+        _histogram("time_to_first_token_seconds", "From arrival to the first token at the edge."),
+        _histogram("inter_token_latency_seconds", "Between two deliveries of one sample.", STEP_SECONDS),
+        _histogram("time_per_output_token_seconds", "Mean per sample, after its first token.", STEP_SECONDS),
+        _histogram("e2e_request_latency_seconds", "From arrival to the end of a sample."),
+        _histogram("request_prompt_tokens", "Prompt tokens of a sample.", TOKENS, "tokens"),
+        _histogram("request_generation_tokens", "Generated tokens of a sample.", TOKENS, "tokens"),
+    ),
+    "tokenizer": (
+        Metric("tokenized_tokens_total", "counter", "tokens", "Prompt tokens encoded."),
+        Metric("detokenized_tokens_total", "counter", "tokens", "Output tokens decoded."),
+        Metric("open_streams", "gauge", "samples", "Samples being decoded."),
+        Metric("stop_strings_total", "counter", "samples", "Samples ended by a stop string."),
+    ),
+    "scheduler": (
+        Metric("num_requests_running", "gauge", "samples", "Samples in the batch."),
+        Metric("num_requests_waiting", "gauge", "samples", "Samples waiting, those held back at the intake included."),
+        Metric("kv_cache_usage_perc", "gauge", "ratio", "KV blocks in use by running samples, 0 to 1."),
+        Metric("num_kv_blocks", "gauge", "blocks", "KV blocks in the arena."),
+        Metric("num_free_kv_blocks", "gauge", "blocks", "KV blocks not used by a running sample (cached ones included)."),
+        Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks that the prefix index holds."),
+        Metric("prefix_cache_queries_total", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
+        Metric("prefix_cache_hits_total", "counter", "tokens", "Prompt tokens found in the prefix cache."),
+        Metric("num_preemptions_total", "counter", "samples", "Samples put back to waiting for want of blocks."),
+        Metric("requests_aborted_total", "counter", "samples", "Samples aborted before their end."),
+        Metric("requests_rejected_total", "counter", "samples", "Samples refused (full queue, never fitting)."),
+        Metric("slow_streams", "gauge", "samples", "Samples held back because their reader is slow."),
+        Metric("weight_version", "gauge", "version", "Version of the weights in use; 0 while cleared."),
+        Metric("engine_state", "gauge", "state", "0 normal, 1 paused, 2 cleared, 3 loading."),
+        Metric("steps_total", "counter", "steps", "Steps whose results are back."),
+        Metric("steps_dispatched_again_total", "counter", "steps", "Steps lost with a worker and dispatched again."),
+        Metric("scheduled_tokens_total", "counter", "tokens", "Tokens computed, prefill and decode."),
+        _histogram("iteration_tokens_total", "Tokens of a step.", TOKENS, "tokens"),
+        _histogram("request_queue_time_seconds", "From arrival to the first time a sample is scheduled."),
+        _histogram("request_prefill_time_seconds", "From first scheduled to first token."),
+        _histogram("request_decode_time_seconds", "From first token to the end."),
+        _histogram("request_inference_time_seconds", "From first scheduled to the end."),
+        _histogram("step_schedule_seconds", "Choosing and encoding a step.", STEP_SECONDS),
+        _histogram("step_dispatch_seconds", "From the dispatch of a step to its start on the rank.", STEP_SECONDS),
+        _histogram("step_run_seconds", "Model time of a step on the rank.", STEP_SECONDS),
+        _histogram("step_sample_seconds", "Sampling time of a step on the rank.", STEP_SECONDS),
+        _histogram("step_return_seconds", "From the end of sampling to the handled result.", STEP_SECONDS),
+    ),
+    "cache": (
+        Metric("kv_events_total", "counter", "events", "KV events published."),
+        Metric("kv_arena_bytes", "gauge", "bytes", "Size of the KV arena."),
+    ),
+    "worker": (
+        Metric("worker_steps_total", "counter", "steps", "Steps run."),
+        Metric("worker_tokens_total", "counter", "tokens", "Tokens computed."),
+        Metric("worker_busy_seconds_total", "counter", "seconds", "Time in steps."),
+        Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests ran."),
+        Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use."),
+        Metric("weights_version", "gauge", "version", "Version of the weights this rank holds; 0 while cleared."),
+        Metric("weights_load_seconds", "gauge", "seconds", "Time the last load took."),
+    ),
+}
+
+
+def metrics_of(role: str) -> tuple[Metric, ...]:
+    """The rows that an actor of `role` writes."""
+    return EVERY_ROLE + BY_ROLE[role]
