@@ -1,0 +1,178 @@
+"""An engine under test: `tokamak serve` as a child process of the test, its URL, its actors and its counters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from tests.waiting import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GOLDEN = REPOSITORY / "tests" / "golden"
+DEMO = REPOSITORY / "tools" / "demo" / "model"
+START_TIMEOUT_S = 90.0
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EngineProcess:
+    """Starts an engine in `__enter__` and stops it with SIGTERM in `__exit__`, where exit code 0 is checked."""
+
+    def __init__(self, model: Path | str, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", str(self.port), *options]
+        self.environment = {**os.environ, **(environment or {})}
+        self.process: subprocess.Popen[str] | None = None
+        self.output: list[str] = []
+        self._reader: threading.Thread | None = None
+
+    # ---------------------------------------------------------------------------------------------- life
+
+    def start(self) -> EngineProcess:
+        """Start and wait for the line `ready http://...`; AssertionError with the output if the engine ends before."""
+        self.launch()
+        wait_until(lambda: self.is_ready or self.has_ended, START_TIMEOUT_S, "engine ready")
+        assert self.is_ready, f"the engine ended with {self.process and self.process.returncode}:\n{self.text}"
+        return self
+
+    def launch(self) -> None:
+        """Start without waiting."""
+        self.process = subprocess.Popen(
+            self.command,
+            cwd=REPOSITORY,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
+        self._reader.start()
+
+    def _read_output(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.output)
+
+    @property
+    def is_ready(self) -> bool:
+        return f"ready {self.url}" in self.output
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def wait_for_exit(self, timeout_s: float = 60.0) -> int:
+        """The launcher's exit code; its whole output is read by then."""
+        assert self.process is not None
+        code = self.process.wait(timeout_s)
+        assert self._reader is not None
+        self._reader.join(timeout_s)
+        return code
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> int:
+        """Ask it to end and return the exit code."""
+        os.kill(self.pid, signal_number)
+        return self.wait_for_exit()
+
+    def __enter__(self) -> EngineProcess:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.has_ended:
+            return
+        code = self.stop()
+        assert code == 0 or error is not None, f"exit code {code}:\n{self.text}"
+
+    def close(self) -> None:
+        """End it whatever its state."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+        if self.process is not None:
+            self.wait_for_exit()
+
+    # ---------------------------------------------------------------------------------------------- a look inside
+
+    def actors(self) -> dict[str, dict[str, int | str | float]]:
+        """The actor table as /admin/actors gives it, by name; empty while no api process answers."""
+        with contextlib.suppress(httpx.TransportError):
+            answer = httpx.get(f"{self.url}/admin/actors", timeout=10)
+            if answer.status_code == 200:
+                return {row["name"]: row for row in answer.json()["actors"]}
+        return {}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the rows of `tokamak:<name>` with these labels on /metrics."""
+        total, found = 0.0, False
+        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+            key, _, value = line.rpartition(" ")
+            bare, _, text = key.partition("{")
+            if bare == f"tokamak:{name}" and all(f'{label}="{wanted}"' in text for label, wanted in labels.items()):
+                total, found = total + float(value), True
+        assert found, f"no row tokamak:{name} {labels}"
+        return total
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill(self, actor: str, signal_number: int = signal.SIGKILL) -> int:
+        """Send a signal to one actor, by the pid in the actor table; returns its epoch."""
+        row = self.actors()[actor]
+        os.kill(int(row["pid"]), signal_number)
+        return int(row["epoch"])
+
+    def wait_for_restart(self, actor: str, old_epoch: int, timeout_s: float = 60.0) -> None:
+        """Until the actor has a newer epoch and the whole engine is healthy."""
+
+        def is_back() -> bool:
+            row = self.actors().get(actor)
+            return row is not None and int(row["epoch"]) > old_epoch and self.is_healthy()
+
+        wait_until(is_back, timeout_s, f"{actor} restarted")
+
+    def wait_until_idle(self, timeout_s: float = 30.0) -> None:
+        """Until nothing runs or waits and every block that running samples used is free."""
+
+        def is_idle() -> bool:
+            return (
+                self.metric("num_requests_running") == 0
+                and self.metric("num_requests_waiting") == 0
+                and self.metric("num_free_kv_blocks") == self.metric("num_kv_blocks")
+            )
+
+        wait_until(is_idle, timeout_s, "engine idle")
+
+
+def leftovers(run_pids: list[int]) -> list[str]:
+    """What an ended engine left: its shared memory, its processes."""
+    segments = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith(("tokamak.", "sem.tokamak"))]
+    processes = [f"process {pid}" for pid in run_pids if Path(f"/proc/{pid}").exists()]
+    return segments + processes

@@ -1,0 +1,82 @@
+"""Golden outputs of a third party (transformers, float32) over HTTP, in every condition that must not change them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.workload import answers
+
+ARCHITECTURES = ("qwen2", "qwen3", "llama", "ernie4_5")
+TOLERANCE = 1e-3
+
+CONDITIONS = {
+    "plain": ("--max-num-batched-tokens", "512"),
+    "chunked": ("--max-num-batched-tokens", "16", "--max-num-seqs", "8"),
+    # 25 blocks of 16 hold the longest case (324 positions), not two of them: the load preempts
+    "preempted": ("--num-kv-blocks", "25", "--no-enable-prefix-caching"),
+}
+
+
+def golden_cases(architecture: str) -> list[dict[str, Any]]:
+    return list(json.loads((GOLDEN / architecture / "golden.json").read_text())["cases"])
+
+
+@pytest.fixture(scope="module", params=[(a, c) for a in ARCHITECTURES for c in CONDITIONS], ids=lambda p: f"{p[0]}-{p[1]}")
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, EngineProcess]]:
+    architecture, condition = request.param
+    options = ("--dtype", "float32", "--max-model-len", "400", *CONDITIONS[condition])
+    with EngineProcess(GOLDEN / architecture, *options) as engine:
+        yield architecture, condition, engine
+
+
+def body_of(case: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": case["prompt_token_ids"],
+        "max_tokens": len(case["greedy_token_ids"]),
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 5,
+        "return_token_ids": True,
+    }
+
+
+def test_one_by_one_with_logprobs(served: tuple[str, str, EngineProcess]) -> None:
+    """Twice each: the second time the prefix cache is warm (where it is on)."""
+    architecture, condition, engine = served
+    for case in golden_cases(architecture) * 2:
+        body = body_of(case) | ({"prompt_logprobs": 2} if case.get("prompt_logprobs") else {})
+        choice = httpx.post(f"{engine.url}/v1/completions", json=body, timeout=120).raise_for_status().json()["choices"][0]
+        assert choice["token_ids"] == case["greedy_token_ids"]
+        for got, best, expected in zip(
+            choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], case["top_logprobs"], strict=True
+        ):
+            assert got == pytest.approx(expected[0][1], abs=TOLERANCE)
+            assert sorted(best.values(), reverse=True)[:5] == pytest.approx([value for _, value in expected], abs=TOLERANCE)
+        if case.get("prompt_logprobs"):
+            check_prompt_logprobs(choice["prompt_logprobs"], case)
+    if condition == "plain":
+        assert engine.metric("prefix_cache_hits_total") > 0
+
+
+def check_prompt_logprobs(got: list[dict[str, Any] | None], case: dict[str, Any]) -> None:
+    assert got[0] is None
+    for token_id, entry, expected in zip(case["prompt_token_ids"][1:], got[1:], case["prompt_logprobs"][1:], strict=True):
+        assert entry is not None
+        assert entry[str(token_id)]["logprob"] == pytest.approx(expected, abs=TOLERANCE)
+        assert len(entry) in (2, 3)
+
+
+def test_thirty_two_at_once(served: tuple[str, str, EngineProcess]) -> None:
+    architecture, condition, engine = served
+    cases = (golden_cases(architecture) * 7)[:32]
+    for case, answer in zip(cases, answers(engine, [body_of(case) for case in cases], concurrency=32), strict=True):
+        assert answer.token_ids == case["greedy_token_ids"]
+        assert answer.token_logprobs == pytest.approx([best[0][1] for best in case["top_logprobs"]], abs=TOLERANCE)
+    if condition == "preempted":
+        assert engine.metric("num_preemptions_total") > 0

@@ -1,0 +1,160 @@
+"""Promise 2 and behaviours F1-F5: nothing is left after any end, two engines live side by side, a failed start says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.checkpoints import broken_truncated
+from tests.e2e.engine_process import GOLDEN, EngineProcess, leftovers
+from tests.e2e.workload import answers, mixed_bodies
+from tests.waiting import wait_until
+
+MODEL = GOLDEN / "qwen3"
+BODIES = mixed_bodies(4, seed=9, max_tokens=8, max_prompt=20)
+
+
+def pids_of(engine: EngineProcess) -> list[int]:
+    return [int(row["pid"]) for row in engine.actors().values()]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop(signal_number: int) -> None:
+    engine = EngineProcess(MODEL).start()
+    try:
+        pids = pids_of(engine)
+        answers(engine, BODIES)
+        assert engine.stop(signal_number) == 0
+        assert leftovers(pids) == []
+    finally:
+        engine.close()
+
+
+def test_killed_supervisor_is_swept_by_the_next_start() -> None:
+    first = EngineProcess(MODEL).start()
+    try:
+        pids = pids_of(first)
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait_for_exit()
+        wait_until(lambda: all(not Path(f"/proc/{pid}").exists() for pid in pids), 20, "the children die with the supervisor")
+        with EngineProcess(MODEL) as second:
+            answers(second, BODIES)
+            mine = pids_of(second)
+        assert leftovers(pids + mine) == []
+    finally:
+        first.close()
+
+
+@pytest.mark.timeout(600)
+def test_fifty_rounds() -> None:
+    """Started and stopped fifty times, at every stage of the start: by SIGTERM, SIGINT and SIGKILL in turn."""
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+    for index in range(50):
+        engine = EngineProcess(MODEL)
+        try:
+            engine.launch()
+            moment = time.monotonic() + 0.06 * index
+            wait_until(lambda moment=moment, engine=engine: time.monotonic() > moment or engine.has_ended, 30)
+            if not engine.has_ended:
+                os.kill(engine.pid, signals[index % 3])
+            code = engine.wait_for_exit()
+            assert code in ((0, -signal.SIGTERM, -signal.SIGINT) if index % 3 < 2 else (-signal.SIGKILL,)), engine.text
+        finally:
+            engine.close()
+    with EngineProcess(MODEL) as last:
+        pids = pids_of(last)
+    assert leftovers(pids) == []
+
+
+def test_two_engines_side_by_side() -> None:
+    with EngineProcess(MODEL) as first, EngineProcess(GOLDEN / "qwen2") as second:
+        one, two = answers(first, BODIES), answers(second, BODIES)
+        assert one != two
+        assert set(pids_of(first)).isdisjoint(pids_of(second))
+        assert second.stop() == 0
+        assert answers(first, BODIES) == one
+
+
+def test_a_busy_port_is_said_at_once() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        engine = EngineProcess(MODEL)
+        engine.command[engine.command.index("--port") + 1] = str(holder.getsockname()[1])
+        engine.launch()
+        assert engine.wait_for_exit(20) == 1
+        assert str(holder.getsockname()[1]) in engine.text
+        assert leftovers([]) == []
+
+
+def test_a_second_engine_on_the_same_port_is_refused() -> None:
+    with EngineProcess(MODEL) as first:
+        second = EngineProcess(MODEL)
+        second.command[second.command.index("--port") + 1] = str(first.port)
+        second.launch()
+        assert second.wait_for_exit(20) == 1
+        assert str(first.port) in second.text
+        answers(first, BODIES)
+
+
+def test_a_worker_that_fails_while_loading_ends_the_start(tmp_path: Path) -> None:
+    engine = EngineProcess(broken_truncated(MODEL, tmp_path / "broken"))
+    engine.launch()
+    assert engine.wait_for_exit(60) == 1
+    assert "model.safetensors" in engine.text
+    assert leftovers([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--port", "99999"), "99999"),
+        (("--block-size", "17"), "17"),
+        (("--dtype", "float13"), "float13"),
+        (("--max-model-len", "1000000"), "1000000"),
+        (("--kv-cache-memory", "lots"), "lots"),
+        (("--no-such-option",), "--no-such-option"),
+        (("--model", "/no/such/model"), "/no/such/model"),
+        (("--num-kv-blocks", "1"), "num-kv-blocks"),
+    ],
+)
+def test_bad_options_exit_with_2(options: tuple[str, ...], said: str) -> None:
+    engine = EngineProcess(MODEL, *options)
+    engine.launch()
+    assert engine.wait_for_exit(30) == 2
+    assert said in engine.text
+    assert "Traceback" not in engine.text
+
+
+def test_an_idle_engine_sleeps() -> None:
+    """Nothing spins: ten idle seconds of all processes cost less than one second of processor time."""
+    with EngineProcess(MODEL) as engine:
+        answers(engine, BODIES)
+        pids = [engine.pid, *pids_of(engine)]
+        start, moment = processor_seconds(pids), time.monotonic() + 10
+        wait_until(lambda: time.monotonic() > moment, 20)
+        assert processor_seconds(pids) - start < 1.0
+
+
+def processor_seconds(pids: list[int]) -> float:
+    ticks = 0
+    for pid in set(pids):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_client_that_leaves_frees_its_blocks() -> None:
+    with EngineProcess(MODEL, "--max-model-len", "2000") as engine:
+        body = BODIES[0] | {"max_tokens": 1900, "stream": True}
+        for _ in range(5):
+            with httpx.stream("POST", f"{engine.url}/v1/completions", json=body, timeout=60) as response:
+                next(response.iter_lines())
+        engine.wait_until_idle()
+        assert engine.metric("http_disconnects_total") == 5

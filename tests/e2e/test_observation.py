@@ -1,0 +1,124 @@
+"""Promise 4 and behaviours F3, B7, B13: health, metrics, counters, `tokamak top` and `tokamak ctl` on running and dead engines, KV events."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import zmq
+
+from tests.e2e.engine_process import GOLDEN, REPOSITORY, EngineProcess, leftovers
+from tests.e2e.workload import answers, mixed_bodies
+from tests.waiting import wait_until
+
+MODEL = GOLDEN / "qwen3"
+BODIES = mixed_bodies(8, seed=51, max_tokens=24, max_prompt=60)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with EngineProcess(MODEL, "--max-model-len", "400", "--log-level", "info") as running:
+        yield running
+
+
+def tokamak(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_actor_is_seen(engine: EngineProcess) -> None:
+    answers(engine, BODIES)
+    snapshot = json.loads(tokamak("top", "--json"))
+    assert "worker0" in json.dumps(snapshot)
+    for view in (tokamak("top", "--once"), tokamak("ctl", "ps")):
+        for actor in ("supervisor", "api0", "tokenizer0", "scheduler", "cache", "worker0"):
+            assert actor in view
+    assert "num_requests_running" in tokamak("ctl", "counters")
+    tokamak("ctl", "errors")
+
+
+def test_metrics_count(engine: EngineProcess) -> None:
+    before = engine.metric("generation_tokens_total"), engine.metric("request_success_total", finished_reason="length")
+    answers(engine, BODIES)
+    assert engine.metric("generation_tokens_total") - before[0] == 24 * len(BODIES)
+    assert engine.metric("request_success_total", finished_reason="length") - before[1] == len(BODIES)
+    assert engine.metric("time_to_first_token_seconds_count") > 0
+    assert engine.metric("step_run_seconds_count") > 0
+    assert httpx.get(f"{engine.url}/load", timeout=10).status_code == 200
+    assert httpx.get(f"{engine.url}/version", timeout=10).json()["version"]
+    assert httpx.get(f"{engine.url}/health/live", timeout=10).status_code == 200
+
+
+def test_nothing_is_logged_per_request(engine: EngineProcess) -> None:
+    """B13: a thousand steps add no line."""
+    answers(engine, BODIES)
+    lines = len(engine.output)
+    answers(engine, BODIES * 4)
+    assert len(engine.output) == lines
+
+
+def test_health_names_the_actor(engine: EngineProcess) -> None:
+    epoch = engine.kill("worker0")
+
+    def is_named() -> bool:
+        answer = httpx.get(f"{engine.url}/health", timeout=10)
+        return answer.status_code == 503 and "worker0" in answer.text
+
+    wait_until(is_named, 20, "/health names worker0")
+    engine.wait_for_restart("worker0", epoch)
+
+
+def test_kv_events(engine: EngineProcess) -> None:
+    """Stored events chain: each parent is a block that was stored before, and the tokens are the prompt's."""
+    run_dir = json.loads(tokamak("top", "--json"))["run"]["run_dir"]
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    try:
+        socket.connect(f"ipc://{run_dir}/kv-events.ipc")
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        events: list[dict[str, object]] = []
+
+        def prompt_is_stored() -> bool:
+            body = {"prompt": list(range(100, 164)), "max_tokens": 2, "temperature": 0}
+            httpx.post(f"{engine.url}/admin/reset_prefix_cache", json={}, timeout=20).raise_for_status()
+            httpx.post(f"{engine.url}/v1/completions", json=body, timeout=60).raise_for_status()
+            while socket.poll(200):
+                events.extend(msgspec.msgpack.decode(socket.recv_multipart()[-1])[1])
+            return sum(event["type"] == "BlockStored" for event in events) > 0
+
+        wait_until(prompt_is_stored, 30, "stored events")
+        assert any(event["type"] == "AllBlocksCleared" for event in events)
+        stored = [event for event in events if event["type"] == "BlockStored"]
+        assert stored[0]["token_ids"][:16] == list(range(100, 116))  # type: ignore[index]
+    finally:
+        socket.close(0)
+        context.term()
+
+
+def test_a_dead_engine_is_read() -> None:
+    engine = EngineProcess(MODEL).start()
+    try:
+        answers(engine, BODIES)
+        pids = [int(row["pid"]) for row in engine.actors().values()]
+        os.kill(engine.pid, signal.SIGKILL)
+        engine.wait_for_exit()
+        wait_until(lambda: all(not Path(f"/proc/{pid}").exists() for pid in pids), 20, "children gone")
+        assert "dead" in tokamak("ctl", "ps").lower()
+        assert "dead" in tokamak("top", "--once").lower()
+        assert "worker_steps_total" in tokamak("ctl", "counters")
+    finally:
+        engine.close()
+    with EngineProcess(MODEL):
+        pass
+    assert leftovers(pids) == []

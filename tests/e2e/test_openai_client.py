@@ -1,0 +1,147 @@
+"""The real `openai` client against the real engine with the embedded model: sync, async, streaming, logprobs, n."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.engine_process import DEMO, EngineProcess
+
+QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with EngineProcess(DEMO, "--api-key", "secret", "--served-model-name", "demo") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="secret", max_retries=0) as made:
+        yield made
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    assert "42" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_chat_stream_equals_chat(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    stream = client.chat.completions.create(
+        model="demo",
+        messages=QUESTION,  # type: ignore[arg-type]
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, usage, finish = "", None, None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+    assert text == whole.choices[0].message.content
+    assert finish == "stop"
+    assert usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
+
+
+def test_logprobs_and_n(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=QUESTION,  # type: ignore[arg-type]
+        temperature=1.0,
+        seed=11,
+        n=3,
+        logprobs=True,
+        top_logprobs=4,
+        max_tokens=12,
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content
+        joined = b"".join(bytes(entry.bytes or ()) for entry in choice.logprobs.content).decode()
+        assert joined.startswith(choice.message.content or "")
+        for entry in choice.logprobs.content:
+            assert entry.logprob <= 0
+            assert len(entry.top_logprobs) == 4
+
+
+def test_seed_repeats(client: openai.OpenAI) -> None:
+    def once(seed: int) -> str | None:
+        return (
+            client.chat.completions.create(model="demo", messages=QUESTION, temperature=1.8, seed=seed, max_tokens=20)  # type: ignore[arg-type]
+            .choices[0]
+            .message.content
+        )
+
+    assert once(3) == once(3)
+    assert len({once(seed) for seed in range(6)}) > 1
+
+
+def test_completions_batch_echo_stop(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo", prompt=["ab", "cd"], n=2, max_tokens=4, temperature=1, echo=True, logprobs=1, seed=1
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text.startswith("ab")
+    assert answer.choices[2].text.startswith("cd")
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.token_logprobs is not None
+    assert answer.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_stop_string_and_best_of(client: openai.OpenAI) -> None:
+    full = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    text = full.choices[0].message.content or ""
+    stop = text[3:5]
+    cut = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0, stop=[stop])  # type: ignore[arg-type]
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    best = client.completions.create(model="demo", prompt="ab", n=1, best_of=4, max_tokens=4, seed=5)
+    assert len(best.choices) == 1
+
+
+def test_errors_are_openais(client: openai.OpenAI, engine: EngineProcess) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="nobody", messages=QUESTION)  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="demo", messages=QUESTION, temperature=9)  # type: ignore[arg-type]
+    assert raised.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model="demo", prompt=[5] * 5000)
+    assert "5000" in str(too_long.value)
+    with (
+        openai.OpenAI(base_url=f"{engine.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+def test_async_streams_at_once(engine: EngineProcess) -> None:
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="secret", max_retries=0) as client:
+
+            async def one(left: int) -> str:
+                question = [{"role": "user", "content": f"What is {left} + 7?"}]
+                stream = await client.chat.completions.create(model="demo", messages=question, temperature=0, stream=True)  # type: ignore[call-overload]
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+            return list(await asyncio.gather(*(one(left) for left in range(20, 52))))
+
+    texts = asyncio.run(run())
+    right = [str(left + 7) in text for left, text in zip(range(20, 52), texts, strict=True)]
+    assert sum(right) >= 31

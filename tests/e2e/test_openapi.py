@@ -1,0 +1,32 @@
+"""schemathesis against the running engine's own OpenAPI document: what it describes is what happens, and nothing is a 5xx."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.e2e.engine_process import GOLDEN, REPOSITORY, EngineProcess
+
+
+def test_the_document_holds() -> None:
+    with EngineProcess(GOLDEN / "qwen3", "--max-model-len", "256") as engine:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{engine.url}/openapi.json", "--max-examples", "15"]
+        command += [
+            "--exclude-path-regex",
+            "^/admin",
+            "--checks",
+            "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        ]
+        command += [
+            "--phases",
+            "examples,coverage,fuzzing",
+            "--seed",
+            "7",
+            "--request-timeout",
+            "20",
+            "--generation-database",
+            "none",
+        ]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=170)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+        assert engine.metric("http_responses_total", status="5xx") == 0

@@ -1,0 +1,204 @@
+"""Promise 5 and behaviour B12: weights change in place under load; every order answers when it is done; wrong ones harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
+from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one
+from tests.waiting import wait_until
+
+MODEL_A = GOLDEN / "qwen2"
+SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
+LONG: list[Body] = mixed_bodies(12, seed=32, max_tokens=900, max_prompt=60)
+
+
+@pytest.fixture(scope="module")
+def model_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return other_weights(MODEL_A, tmp_path_factory.mktemp("weights") / "b")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with EngineProcess(MODEL_A, "--max-model-len", "1000") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def truth(engine: EngineProcess, model_b: Path) -> dict[str, list[Answer]]:
+    """What A and B answer, each from a fresh start."""
+    with EngineProcess(model_b, "--max-model-len", "1000") as fresh_b:
+        return {"a": stripped(answers(engine, SHORT)), "b": stripped(answers(fresh_b, SHORT))}
+
+
+def stripped(results: list[Answer]) -> list[Answer]:
+    """Answers without their weight version, which counts reloads."""
+    for result in results:
+        result.weight_version = ""
+    return results
+
+
+def order(engine: EngineProcess, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{engine.url}/admin/{path}", json=body, timeout=120)
+
+
+def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
+    """Reload and return the new version."""
+    answer = order(engine, "reload", path=str(path), **body)
+    assert answer.status_code == 200, answer.text
+    return int(engine.metric("weight_version"))
+
+
+@pytest.mark.parametrize("ranks", [[], [0]], ids=["whole-engine", "one-rank"])
+@pytest.mark.parametrize("mode", ["requeue", "wait", "keep"])
+def test_reload_under_load(
+    engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, mode: str, ranks: list[int]
+) -> None:
+    """A to B while long streams run: none fails, what comes after is B's, versions say which is which."""
+    reload(engine, MODEL_A)
+    assert stripped(answers(engine, SHORT)) == truth["a"]
+    before = int(engine.metric("weight_version"))
+    bodies = [body | {"max_tokens": 120} for body in LONG] if mode == "wait" else LONG
+
+    async def run() -> list[Answer]:
+        flowing = asyncio.Event()
+        streams = asyncio.create_task(stream_all(engine.url, bodies, 12, flowing.set))
+        await asyncio.wait_for(flowing.wait(), 60)
+        assert await asyncio.to_thread(reload, engine, model_b, mode=mode, ranks=ranks) == before + 1
+        during = asyncio.to_thread(answers, engine, SHORT)
+        assert stripped(await during) == truth["b"]
+        return await streams
+
+    results = asyncio.run(run())
+    assert all(
+        result.error is None and result.num_completion_tokens == body["max_tokens"]
+        for result, body in zip(results, bodies, strict=True)
+    )
+    versions = {result.weight_version for result in results}
+    assert versions <= {f"{before}", f"{before},{before + 1}", f"{before + 1}"}
+    if mode != "wait":
+        assert f"{before},{before + 1}" in versions
+
+
+def test_version_in_headers(engine: EngineProcess, model_b: Path) -> None:
+    version = reload(engine, model_b)
+    answer = httpx.post(f"{engine.url}/v1/completions", json=SHORT[0], timeout=60)
+    assert answer.headers["x-tokamak-weight-version"] == str(version)
+    assert answer.headers["x-request-id"]
+
+
+def test_abort_mode_ends_what_runs(engine: EngineProcess) -> None:
+    async def run() -> list[Answer]:
+        flowing = asyncio.Event()
+        streams = asyncio.create_task(stream_all(engine.url, LONG, 12, flowing.set))
+        await asyncio.wait_for(flowing.wait(), 60)
+        await asyncio.to_thread(reload, engine, MODEL_A, mode="abort")
+        return await streams
+
+    assert any(result.finish_reason == "abort" for result in asyncio.run(run()))
+    engine.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "cause"),
+    [
+        (broken_missing, "model.layers.1.mlp.up_proj.weight"),
+        (broken_truncated, "model.safetensors"),
+        (broken_shape, "hidden_size"),
+    ],
+)
+def test_a_broken_checkpoint_changes_nothing(
+    engine: EngineProcess,
+    truth: dict[str, list[Answer]],
+    tmp_path: Path,
+    break_it: Callable[[Path, Path], Path],
+    cause: str,
+) -> None:
+    version = reload(engine, MODEL_A)
+    answer = order(engine, "reload", path=str(break_it(MODEL_A, tmp_path / "broken")))
+    assert 400 <= answer.status_code < 500
+    assert cause in answer.text
+    assert engine.metric("weight_version") == version
+    assert stripped(answers(engine, SHORT)) == truth["a"]
+    assert order(engine, "reload", path="/no/such/place").status_code == 400
+    assert order(engine, "reload", path=str(MODEL_A), ranks=[7]).status_code == 400
+    assert order(engine, "reload", path=str(MODEL_A), mode="maybe").status_code == 400
+    assert engine.is_healthy()
+
+
+@pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
+def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
+    """B12: after the answer nothing runs or waits; newcomers are held and then served; illegal orders are 409 and name the state."""
+    reload(engine, MODEL_A)
+
+    async def run() -> list[Answer]:
+        flowing = asyncio.Event()
+        streams = asyncio.create_task(stream_all(engine.url, LONG, 12, flowing.set))
+        await asyncio.wait_for(flowing.wait(), 60)
+        answer = await asyncio.to_thread(order, engine, down)
+        assert answer.status_code == 200, answer.text
+        await asyncio.to_thread(engine.wait_until_idle)
+        return await streams
+
+    assert {result.finish_reason for result in asyncio.run(run())} <= {"abort", "length"}
+    again = order(engine, "pause")
+    assert again.status_code == 409
+    assert ("cleared" if down != "pause" else "paused") in again.text.lower()
+
+    async def held() -> list[Answer]:
+        streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
+        await asyncio.to_thread(wait_until, lambda: engine.metric("num_requests_waiting") == len(SHORT), 30, "held requests")
+        assert engine.metric("num_requests_running") == 0
+        answer = await asyncio.to_thread(order, engine, up)
+        assert answer.status_code == 200, answer.text
+        return await streams
+
+    assert stripped(asyncio.run(held())) == truth["a"]
+    assert order(engine, "resume").status_code == 409
+
+
+def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path) -> None:
+    version = reload(engine, model_b)
+    epoch = engine.kill("worker0")
+    engine.wait_for_restart("worker0", epoch)
+    assert stripped(answers(engine, SHORT)) == truth["b"]
+    assert engine.metric("weight_version") == version
+
+
+def test_a_restart_by_order_is_no_crash(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
+    reload(engine, MODEL_A)
+    for actor in ("worker0", "scheduler", "tokenizer0", "cache"):
+        epoch = int(engine.actors()[actor]["epoch"])
+        answer = order(engine, f"actors/{actor}/restart")
+        assert answer.status_code == 200, answer.text
+        assert int(engine.actors()[actor]["epoch"]) > epoch
+        assert stripped(answers(engine, SHORT)) == truth["a"]
+    assert order(engine, "actors/nobody9/restart").status_code == 404
+
+
+def test_reset_prefix_cache(engine: EngineProcess) -> None:
+    answers(engine, SHORT)
+    assert engine.metric("num_cached_kv_blocks") > 0
+    assert order(engine, "reset_prefix_cache").status_code == 200
+    assert engine.metric("num_cached_kv_blocks") == 0
+
+
+def test_abort_by_request_id(engine: EngineProcess) -> None:
+    async def run() -> Answer:
+        flowing = asyncio.Event()
+        async with httpx.AsyncClient(base_url=engine.url, timeout=60, headers={"x-request-id": "abort-me"}) as client:
+            stream = asyncio.create_task(stream_one(client, LONG[0], flowing.set))
+            await asyncio.wait_for(flowing.wait(), 60)
+            answer = await asyncio.to_thread(order, engine, "abort", request_id="abort-me")
+            assert answer.status_code == 200, answer.text
+            return await stream
+
+    assert asyncio.run(run()).finish_reason == "abort"
+    assert order(engine, "abort", request_id="nobody").status_code == 404
