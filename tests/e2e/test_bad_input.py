@@ -216,16 +216,20 @@ def test_half_sent_bodies_and_stalled_connections(engine: EngineProcess) -> None
         assert len(answers(engine, BODIES)) == len(BODIES)
 
 
-def test_pipelined_nonsense(engine: EngineProcess) -> None:
-    for nonsense in (
+@pytest.mark.parametrize(
+    "nonsense",
+    [
         b"\x00" * 100,
         b"GET / HTTP/9.9\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
         b"A" * 100_000,
-    ):
-        with socket.create_connection(("127.0.0.1", engine.port), timeout=10) as client:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                client.sendall(nonsense)
-                client.shutdown(socket.SHUT_WR)
-                reply = client.recv(4096)
-                assert not reply or reply.startswith(b"HTTP/1.1 4"), reply[:100]
+    ],
+)
+def test_what_is_not_http(engine: EngineProcess, nonsense: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=10) as client:
+        reply = b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(nonsense)
+            client.shutdown(socket.SHUT_WR)
+            reply = client.recv(4096)
+    assert not reply or reply.startswith(b"HTTP/1.1 4")

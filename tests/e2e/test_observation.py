@@ -1,4 +1,4 @@
-"""Promise 4 and behaviours F3, B7, B13: health, metrics, counters, `tokamak top` and `tokamak ctl` on running and dead engines, KV events."""
+"""Promise 4 and behaviours F3, B7, B13: health, metrics, `tokamak top` and `ctl` on running and dead engines, KV events."""
 
 from __future__ import annotations
 
