@@ -417,6 +417,7 @@ class Command(msgspec.Struct, tag=True):
 
     command_id: str
     order: Order
+    epoch: int = 0  # set by the supervisor: the actor's epoch it is meant for; a successor must not carry it out
 
 
 class Reply(msgspec.Struct, tag=True):

@@ -1,0 +1,344 @@
+"""What an actor is: a process with a mailbox, a row in the actor table and a work loop.
+
+Every process of the engine but the supervisor runs one `Actor`; `engine/child.py` makes its `ActorContext` (everything it shares
+with the others) and calls `run`. A subclass says what a message, a command and a step mean; the loop here adds the rest: it drains
+the mailbox, notices peers that were started again, writes the heartbeat, counts, and sleeps when there is nothing to do.
+
+    class Echo(Actor):
+        def on_message(self, sender: str, message: Message) -> None:
+            self.context.outbox(sender).send(message)
+
+Tests call `ActorLoop(actor).turn()` in one process on real rings.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import time
+import traceback
+from collections.abc import Callable
+from functools import cached_property
+
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import TokamakError
+from engine.messages import ActorState, Command, Control, Message, Reply, decode, decode_control, encode
+from engine.run import Run
+from engine.topology import SUPERVISOR, index_of, role_of
+from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
+from shm.mailbox import Mailbox, MailboxSender
+from shm.segment import MemoryFile
+
+LOOK_INTERVAL_NS = 100_000_000  # longest wait of an idle loop: heartbeat and a look at the peers' epochs
+USAGE_INTERVAL_NS = 1_000_000_000
+MAX_RECORDS_PER_TURN = 256
+EVENT_TIMEOUT_MS = 1000
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Outbox:
+    """This actor's ring in another's mailbox. It stays the same ring when the other is started again."""
+
+    __slots__ = ("_full", "_sender", "_sent", "receiver")
+
+    def __init__(self, context: ActorContext, receiver: str) -> None:
+        self.receiver = receiver
+        self._sender = MailboxSender.attach(context.run.run_id, receiver, context.name, context.epoch)
+        self._sent = context.counter("messages_sent_total")
+        self._full = context.counter("ring_full_total")
+
+    def send(self, message: Message) -> bool:
+        """Put `message` on the ring; False when the ring has no room now. Never blocks."""
+        return self.send_bytes(encode(message))
+
+    def send_bytes(self, payload: bytes) -> bool:
+        """`send` of a message that is encoded already (to see its size against `max_record_bytes` first)."""
+        if self._sender.try_send(payload):
+            self._sent.add(1)
+            return True
+        self._full.add(1)
+        return False
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The longest encoded message that the ring can ever take."""
+        return self._sender.max_record_bytes
+
+    @property
+    def fill_bytes(self) -> int:
+        return self._sender.fill_bytes
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+class EventSender:
+    """The way from an actor to its supervisor: ZeroMQ PUSH, connected at the first event."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+
+    def send(self, event: Control) -> None:
+        """Queue `event`; it is delivered even if the process ends right after `close`."""
+        if self._socket is None:
+            self._context = zmq.Context(io_threads=1)
+            self._socket = self._context.socket(zmq.PUSH)
+            self._socket.setsockopt(zmq.SNDTIMEO, EVENT_TIMEOUT_MS)
+            self._socket.setsockopt(zmq.LINGER, EVENT_TIMEOUT_MS)
+            self._socket.connect(self._endpoint)
+        self._socket.send(encode(event))
+
+    def close(self) -> None:
+        if self._socket is not None and self._context is not None:
+            self._socket.close()
+            self._context.term()
+            self._socket = self._context = None
+
+
+class ActorContext:
+    """All that an actor shares with the engine: its configuration, rings, counters and the way to the supervisor."""
+
+    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1) -> None:
+        self.run = run
+        self.config = config
+        self.name = name
+        self.role = role_of(name)
+        self.index = index_of(name)
+        self.epoch = epoch
+        self.log = logging.getLogger(f"tokamak.{name}")
+        self.is_stopping = False  # SIGTERM came: the loop ends after this turn
+        self.counters = Counters.attach(run.run_id)
+        self.row: ActorRow = self.counters.actor(name)
+        self.mailbox = Mailbox.attach(run.run_id, name, epoch)
+        self.events = EventSender(run.events_endpoint)
+        self._arena_fd = arena_fd
+        self._outboxes: dict[str, Outbox] = {}
+
+    def outbox(self, receiver: str) -> Outbox:
+        """This actor's ring in `receiver`'s mailbox (attached at the first use)."""
+        outbox = self._outboxes.get(receiver)
+        if outbox is None:
+            outbox = self._outboxes[receiver] = Outbox(self, receiver)
+        return outbox
+
+    def counter(self, name: str, **labels: str) -> Cell:
+        """This actor's cell of the counter or gauge `name`."""
+        return self.counters.counter(name, self.name, **labels)
+
+    def histogram(self, name: str) -> HistogramCells:
+        """This actor's cells of the histogram `name`."""
+        return self.counters.histogram(name, self.name)
+
+    def peer_epoch(self, name: str) -> int:
+        """The epoch in which `name` runs now; 0: it was never started."""
+        return self._peer_rows[name].epoch
+
+    def peer_state(self, name: str) -> State:
+        """The state of `name` now; DEAD between its death and its restart."""
+        return self._peer_rows[name].state
+
+    def peers(self) -> list[str]:
+        """Every other actor but the supervisor."""
+        return list(self._peer_rows)
+
+    @cached_property
+    def _peer_rows(self) -> dict[str, ActorRow]:
+        names = [snapshot.name for snapshot in self.counters.actors()]
+        return {name: self.counters.actor(name) for name in names if name not in (self.name, SUPERVISOR)}
+
+    def arena(self) -> MemoryFile:
+        """The KV arena that the supervisor holds (cache messenger and workers only)."""
+        if self._arena_fd < 0:
+            raise TokamakError(f"{self.name} was started without the KV arena; only the cache messenger and workers get it")
+        return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
+
+    def weights_in_use(self) -> tuple[str, int]:
+        """Path and version of the weights that a worker must load; version 1 is what the engine was started with."""
+        record = self.run.weights_in_use()
+        return (record.path, record.version) if record else (self.config.model, 1)
+
+    def request_stop(self) -> None:
+        """Let the loop end after its turn."""
+        self.is_stopping = True
+
+    def announce_ready(self) -> None:
+        """Tell the table and the supervisor that this actor takes work."""
+        self.row.beat(time.monotonic_ns())
+        self.row.set_state(State.READY)
+        self.events.send(ActorState(self.name, self.epoch, State.READY.name))
+
+    def announce_failure(self, error: BaseException) -> None:
+        """Leave the cause where people look for it: the log, the error table, the supervisor."""
+        self.log.error("%s", "".join(traceback.format_exception(error)))
+        text = str(error) if isinstance(error, TokamakError) else f"{type(error).__name__}: {error}"
+        self.counters.errors.record(self.name, text)
+        self.row.set_state(State.FAILED)
+        self.events.send(ActorState(self.name, self.epoch, State.FAILED.name, text))
+
+    def close(self) -> None:
+        """Flush the events and let go of the shared memory."""
+        self.events.close()
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self.mailbox.close()
+        self.counters.close()
+
+
+class Actor:
+    """Base of every actor. All hooks run in one thread, the loop's."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self.context = context
+
+    def on_start(self) -> None:
+        """Get ready; may take long, then with `context.row.beat(...)` now and then."""
+
+    def on_message(self, sender: str, message: Message) -> None:
+        """A record of the mailbox."""
+
+    def on_command(self, command: Command) -> Reply | None:
+        """An operator's order. None: the answer comes later, by `context.events.send(Reply(...))`."""
+        return Reply(command.command_id, 400, f"{self.context.name} does not take {type(command.order).__name__}")
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        """`name` was started again and has now this epoch."""
+
+    def step(self) -> int:
+        """A bounded piece of work; how many things were done. 0 means idle: the loop then waits."""
+        return 0
+
+    def wait(self, timeout_ns: int) -> None:
+        """Sleep until there may be something to do, at most `timeout_ns`."""
+        self.context.mailbox.wait(timeout_ns)
+
+    def deadline_ns(self) -> int:
+        """CLOCK_MONOTONIC time of the next timer, at which `step` must run; 0: none."""
+        return 0
+
+    def on_stop(self) -> None:
+        """Asked to end: finish shortly. Peers behind this actor still run."""
+
+    def run(self) -> None:
+        """The whole life: `on_start`, the loop, `on_stop`. The api overrides it with its event loop."""
+        self.context.row.set_state(State.LOADING)
+        self.on_start()
+        self.context.announce_ready()
+        loop = ActorLoop(self)
+        while not self.context.is_stopping:
+            if loop.turn() == 0:
+                loop.wait()
+        self.context.row.set_state(State.DRAINING)
+        self.on_stop()
+
+
+class ActorLoop:
+    """One actor's turns: mailbox, peers, step, heartbeat. An actor with its own event loop calls `turn` from there, whenever its
+    mailbox has something and at least every 100 ms."""
+
+    def __init__(self, actor: Actor) -> None:
+        context = actor.context
+        self._actor = actor
+        self._context = context
+        self._received = context.counter("messages_received_total")
+        self._dropped = context.counter("messages_dropped_total")
+        self._cpu = context.counter("cpu_seconds_total")
+        self._memory = context.counter("resident_memory_bytes")
+        self._peers = {name: context.peer_epoch(name) for name in context.peers()}
+        self._next_look_ns = 0
+        self._next_usage_ns = 0
+        self._is_busy = False
+
+    def turn(self) -> int:
+        """Beat, take what is in the mailbox (bounded), look at the peers when it is time, step. The number of things done."""
+        now_ns = time.monotonic_ns()
+        self._context.row.beat(now_ns)
+        if now_ns >= self._next_look_ns:
+            self._look_around(now_ns)
+        num_done = self._receive() + self._actor.step()
+        if num_done:
+            self._context.row.advance_step()
+            self._note_busy(True)
+        return num_done
+
+    def wait(self) -> None:
+        """Sleep until a message, the actor's timer or the next look around, whichever is first."""
+        now_ns = time.monotonic_ns()
+        wake_ns = now_ns + LOOK_INTERVAL_NS
+        deadline_ns = self._actor.deadline_ns()
+        if deadline_ns:
+            wake_ns = min(wake_ns, deadline_ns)
+        if wake_ns <= now_ns:
+            return
+        self._actor.wait(wake_ns - now_ns)
+        if time.monotonic_ns() - now_ns >= LOOK_INTERVAL_NS:
+            self._note_busy(False)  # a whole interval without work
+
+    def _receive(self) -> int:
+        records = self._context.mailbox.receive(MAX_RECORDS_PER_TURN)
+        for sender, payload in records:
+            if sender == SUPERVISOR:
+                self._take_command(payload)
+            else:
+                self._actor.on_message(sender, decode(payload))
+        if records:
+            self._received.add(len(records))
+        return len(records)
+
+    def _take_command(self, payload: bytes) -> None:
+        command = decode_control(payload)
+        assert isinstance(command, Command), command
+        if command.epoch not in (0, self._context.epoch):
+            self._dropped.add(1)  # meant for a predecessor that died; its sender was told so
+            return
+        reply = self._actor.on_command(command)
+        if reply is not None:
+            self._context.events.send(reply)
+
+    def _look_around(self, now_ns: int) -> None:
+        self._next_look_ns = now_ns + LOOK_INTERVAL_NS
+        for name, known_epoch in self._peers.items():
+            epoch = self._context.peer_epoch(name)
+            if epoch != known_epoch:
+                self._peers[name] = epoch
+                self._actor.on_peer(name, epoch)
+        if now_ns >= self._next_usage_ns:
+            self._next_usage_ns = now_ns + USAGE_INTERVAL_NS
+            write_usage(self._cpu, self._memory)
+
+    def _note_busy(self, is_busy: bool) -> None:
+        """READY and RUNNING are the loop's; any other state (PAUSED) is the actor's own and stays."""
+        if is_busy == self._is_busy:
+            return
+        self._is_busy = is_busy
+        before, after = (State.READY, State.RUNNING) if is_busy else (State.RUNNING, State.READY)
+        if self._context.row.state == before:
+            self._context.row.set_state(after)
+
+
+def run(context: ActorContext, make_actor: Callable[[ActorContext], Actor]) -> int:
+    """Make the actor, live its life and return the exit code of its process. Any error is announced, then ends the process: the
+    supervisor decides what follows."""
+    try:
+        make_actor(context).run()
+    except Exception as error:
+        context.announce_failure(error)
+        return 1
+    else:
+        context.row.set_state(State.STOPPED)
+        return 0
+    finally:
+        context.close()
+
+
+def write_usage(cpu: Cell, memory: Cell) -> None:
+    """Processor time and resident memory of this process into its cells."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu.set(usage.ru_utime + usage.ru_stime)
+    with open("/proc/self/statm", "rb") as statm:
+        memory.set(int(statm.read().split()[1]) * _PAGE_BYTES)
