@@ -1,0 +1,172 @@
+"""`tokamak chat` against a real server: as a process, on a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.tools.openai_server import API_KEY, Behaviour, openai_server
+from tests.waiting import wait_until
+from tools.chat import printable
+
+REPOSITORY = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "import sys; from tools.chat import main; sys.exit(main(sys.argv[1:]))"]
+CHAT = "/v1/chat/completions"
+
+
+def chat(*arguments: str, piped: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=REPOSITORY, input=piped, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class TerminalChat:
+    """A chat on a pseudo terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process = process
+        self._terminal = terminal
+        self.screen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def until(self, text: str, timeout_s: float = 30.0) -> str:
+        """What comes up to `text`, which is taken off the screen."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.screen:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {text!r} in {self.screen!r}")
+            if select.select([self._terminal], [], [], 0.1)[0]:
+                self.screen += os.read(self._terminal, 4096).decode()
+        before, _, self.screen = self.screen.partition(text)
+        return before
+
+
+@contextmanager
+def terminal_chat(*arguments: str) -> Iterator[TerminalChat]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"}
+    )
+    os.close(theirs)
+    try:
+        yield TerminalChat(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_one_shot() -> None:
+    with openai_server() as server:
+        done = chat("--url", server.url, "--system", "be short", "--max-tokens", "2", "--seed", "3", "what", "now?")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "w0 w1 \n", "")
+    (body,) = server.bodies(CHAT)
+    assert body["messages"] == [{"role": "system", "content": "be short"}, {"role": "user", "content": "what now?"}]
+    assert (body["model"], body["max_tokens"], body["seed"], body["stream"]) == ("first", 2, 3, True)
+    assert "temperature" not in body
+
+
+def test_piped_text_joins_the_prompt() -> None:
+    with openai_server() as server:
+        assert chat("--url", server.url, "--model", "second", piped="some text\n").returncode == 0
+        assert chat("--url", server.url, "Summarize:", piped="some text\n").returncode == 0
+    first, second = server.bodies(CHAT)
+    assert first["messages"][-1]["content"] == "some text"
+    assert first["model"] == "second"
+    assert second["messages"][-1]["content"] == "Summarize:\n\nsome text"
+
+
+def test_half_characters_and_control_characters() -> None:
+    """Packets that cut a character in two; text that would drive the terminal."""
+    with openai_server(Behaviour(pieces=("gr\u00fc\u00df \U0001f600", "\x1b[2J\x07!"), bytes_per_packet=3)) as server:
+        done = chat("--url", server.url, "hello")
+    assert done.stdout == "gr\u00fc\u00df \U0001f600[2J!\n"
+
+
+def test_printable() -> None:
+    assert printable("a\tb\n\u00e9\u4e2d\x9b\x7f\x00") == "a\tb\n\u00e9\u4e2d"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        (Behaviour(needs_key=True), "answers 401: wrong key"),
+        (Behaviour(error_in_stream="no blocks"), "no blocks"),
+        (Behaviour(cut_every=1), "in the middle of the reply"),
+    ],
+)
+def test_errors_are_said_plainly(behaviour: Behaviour, message: str) -> None:
+    with openai_server(behaviour) as server:
+        done = chat("--url", server.url, "hello")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_key() -> None:
+    with openai_server(Behaviour(needs_key=True)) as server:
+        assert chat("--url", f"{server.url}/v1", "--api-key", API_KEY, "hello").returncode == 0
+
+
+def test_nothing_listens() -> None:
+    done = chat("--url", "http://127.0.0.1:1", "hello")
+    assert done.returncode == 1
+    assert "nothing listens on http://127.0.0.1:1" in done.stderr
+    assert chat("--url", "ftp://somewhere", "hello").returncode == 2
+    assert "nothing was piped in" in chat().stderr
+
+
+def test_a_conversation_has_a_history() -> None:
+    with openai_server() as server, terminal_chat("--url", server.url) as terminal:
+        terminal.until("first. /help")
+        terminal.until("> ")
+        for question in ("one", "two"):
+            terminal.type(question + "\n")
+            terminal.until("w0 w1 w2")
+            terminal.until("3 tokens in")
+            terminal.until("> ")
+        terminal.type("/clear\n")
+        terminal.until("forgotten")
+        terminal.until("> ")
+        terminal.type("/system be kind\n")
+        terminal.until("system prompt set")
+        terminal.until("> ")
+        terminal.type("three\n")
+        terminal.until("w0 w1 w2")
+        terminal.until("> ")
+        terminal.type("/quit\n")
+        assert terminal.process.wait(30) == 0
+    roles = [[message["role"] for message in body["messages"]] for body in server.bodies(CHAT)]
+    assert roles == [["user"], ["user", "assistant", "user"], ["system", "user"]]
+    assert server.bodies(CHAT)[1]["messages"][1]["content"] == "w0 w1 w2 "
+
+
+def test_ctrl_c_stops_a_reply_and_keeps_what_came() -> None:
+    behaviour = Behaviour(hang_after=3)
+    with openai_server(behaviour) as server, terminal_chat("--url", server.url) as terminal:
+        terminal.until("> ")
+        terminal.type("one\n")
+        terminal.until("w0 w1")
+        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.until("stopped")
+        wait_until(lambda: server.num_disconnects == 1, what="the server sees that the client left")
+        behaviour.hang_after = -1
+        terminal.until("> ")
+        terminal.type("two\n")
+        terminal.until("w0 w1 w2")
+        terminal.until("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    assert server.bodies(CHAT)[1]["messages"][1] == {"role": "assistant", "content": "w0 w1 "}

@@ -1,0 +1,128 @@
+"""Random prompts of a wanted number of tokens, without the server's tokenizer at hand.
+
+Runs in the `tokamak bench serve` process before the clock starts. Where the server has vLLM's `/tokenize`, prompts are token
+ids drawn from the ids of `WORDS`, exact in length. Elsewhere, and for chats, they are random words, and two probes tell how
+many tokens a word costs and how many the server adds.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from engine.errors import TokamakError
+from tools.bench.connection import Client
+from tools.bench.timeline import Usage
+
+# Short, common English words: one token each in nearly every vocabulary.
+_WORD_LIST = """
+able about above across act add after again age ago air all also and any area arm art ask away baby back bad bag ball bank
+base bed best big bird black blood blue board boat body book both box boy bring brown build bus but buy call came can car
+care case catch cell city class clear close cloud coat cold come cool cost could course court cross cry cut dark data day
+dead deal deep did door down draw dream drive drop dry each early east eat edge egg eight end even ever every eye face fact
+fall family far farm fast father feel feet few field fight fill film find fine fire first fish five floor fly food foot
+force form four free friend from front full game gave girl give glass gold good great green ground group grow half hall hand
+hard hat have head hear heart heat held help here high hill hold home hope horse hot hour house how ice idea inside iron job
+just keep kind king knew know lake land large last late law lay lead learn leave left leg less letter level life light like
+line list live long look lost love low made main make man many map mark may mean meet men milk mind mine miss money month
+moon more most mother move much music must name near need never new next night nine noise north note now number off office
+oil old once one only open order other our out over own page paper part pass past pay people person phone place plan plant
+play point poor power pull push put race rain ran reach read ready real red rest rich right ring rise river road rock room
+rose round rule run safe said salt same sand saw say school sea seat second see seem sell send sense set seven ship shop
+short should show side sign sing sister sit six size skin sky sleep slow small snow some son song soon sound south space
+speak spring stand star start state stay step still stone stop story street strong such sugar sun sure table tail take talk
+tall team tell ten test than that then they thing think this three time today told took top town train tree true try turn
+two under unit until use very view voice wait walk wall want war warm wash watch water way week well went west what when
+where white who whole wide wife will wind window winter wish with woman wood word work world would year yes yet you young
+"""
+WORDS = tuple(_WORD_LIST.split())
+
+PROBE_LENGTHS = (8, 72)  # words; short, so that they fit any model
+
+
+class Probe(msgspec.Struct):
+    """A reply that is not streamed, as far as the calibration reads it."""
+
+    usage: Usage = msgspec.field(default_factory=Usage)
+
+
+class Tokenization(msgspec.Struct):
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMaker:
+    """Makes prompts of `input_len` tokens, the first `num_shared` of which all of them share."""
+
+    endpoint: str  # "completions" | "chat"
+    token_ids: tuple[int, ...] = ()  # to draw from; empty: words
+    tokens_per_word: float = 1.0
+    num_extra_tokens: float = 0.0  # that the server adds around the words
+
+    def prompts(self, count: int, input_len: int, num_shared: int, seed: int) -> list[str] | list[list[int]]:
+        """`count` prompts; the same for the same seed."""
+        rng = random.Random(seed)
+        if self.token_ids:
+            shared_ids = rng.choices(self.token_ids, k=num_shared)
+            return [shared_ids + rng.choices(self.token_ids, k=input_len - num_shared) for _ in range(count)]
+        num_words = max(1, round((input_len - self.num_extra_tokens) / self.tokens_per_word))
+        num_shared_words = min(num_words, round(num_shared / self.tokens_per_word))
+        shared = rng.choices(WORDS, k=num_shared_words)
+        return [" " + " ".join(shared + rng.choices(WORDS, k=num_words - num_shared_words)) for _ in range(count)]
+
+    def body(self, prompt: str | list[int]) -> dict[str, Any]:
+        """The part of a request that carries the prompt."""
+        if self.endpoint == "chat":
+            return {"messages": [{"role": "user", "content": prompt}]}
+        return {"prompt": prompt}
+
+
+async def prepare(client: Client, model: str, endpoint: str, kind: str) -> PromptMaker:
+    """Find out how to write prompts for a server. `kind`: "ids", "text" or "auto" (ids where the server can)."""
+    if endpoint == "completions" and kind != "text":
+        token_ids = await _token_ids(client, model)
+        if token_ids:
+            return PromptMaker(endpoint, token_ids)
+        if kind == "ids":
+            raise TokamakError("the server has no /tokenize to take token ids from; use --prompts text")
+    return await _calibrated(client, model, endpoint)
+
+
+async def _token_ids(client: Client, model: str) -> tuple[int, ...]:
+    """The distinct token ids of WORDS, or none where the server cannot tell or does not take ids."""
+    question = {"model": model, "prompt": " " + " ".join(WORDS), "add_special_tokens": False}
+    status, body = await client.post("/tokenize", orjson.dumps(question))
+    if status != 200:
+        return ()
+    try:
+        token_ids = sorted(set(msgspec.json.decode(body, type=Tokenization).tokens))
+    except msgspec.DecodeError:
+        return ()
+    trial = {"model": model, "prompt": token_ids[:4], "max_tokens": 1}
+    status, _ = await client.post("/v1/completions", orjson.dumps(trial))
+    return tuple(token_ids) if status == 200 else ()
+
+
+async def _calibrated(client: Client, model: str, endpoint: str) -> PromptMaker:
+    maker = PromptMaker(endpoint)
+    path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
+    num_tokens = []
+    for num_words in PROBE_LENGTHS:
+        (prompt,) = maker.prompts(1, num_words, 0, seed=num_words)
+        status, body = await client.post(path, orjson.dumps({"model": model, "max_tokens": 1, **maker.body(prompt)}))
+        if status != 200:
+            raise TokamakError(f"{path} answers {status}: {body[:300].decode(errors='replace')}")
+        try:
+            num_tokens.append(msgspec.json.decode(body, type=Probe).usage.prompt_tokens)
+        except msgspec.DecodeError as error:
+            raise TokamakError(f"{path} does not answer like OpenAI's API: {error}") from None
+    if not all(num_tokens):
+        return maker  # no usage: take a word for a token
+    tokens_per_word = (num_tokens[1] - num_tokens[0]) / (PROBE_LENGTHS[1] - PROBE_LENGTHS[0])
+    if tokens_per_word <= 0:
+        return maker
+    return PromptMaker(endpoint, (), tokens_per_word, num_tokens[0] - tokens_per_word * PROBE_LENGTHS[0])

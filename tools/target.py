@@ -1,0 +1,49 @@
+"""The HTTP server that a client tool talks to, taken from its URL.
+
+Used by `tokamak chat` and `tokamak bench serve`; works against any server that speaks OpenAI's API.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from engine.errors import OptionError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go. `path("/v1/models")` is the request path below whatever prefix the URL had."""
+
+    url: str  # as the user reads it, without a trailing slash or /v1
+    host: str
+    port: int
+    is_tls: bool
+    prefix: str
+    api_key: str = ""
+
+    @classmethod
+    def parse(cls, url: str, api_key: str = "") -> Target:
+        """A server's base URL, with or without the `/v1` that OpenAI clients append. Raises OptionError."""
+        base = url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(base)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise OptionError(f"--url {url!r} has no usable port: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise OptionError(f"--url is {url!r}; it must look like {DEFAULT_URL}")
+        is_tls = parts.scheme == "https"
+        return cls(base, parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path, api_key)
+
+    def path(self, path: str) -> str:
+        return self.prefix + path
+
+    def headers(self) -> dict[str, str]:
+        """What every request carries besides its framing."""
+        headers = {"accept": "application/json, text/event-stream", "user-agent": "tokamak"}
+        if self.api_key:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        return headers
