@@ -1,0 +1,382 @@
+"""The questions that the demonstration model is trained on and examined with, and the grading of its answers.
+
+Called by `train.py` (split "train"), by `evaluate.py` and by the tests (split "held_out"). Everything follows from a
+seed. A question belongs to one split by a hash of what it is about (the two operands, the word, the values, the wording),
+so the splits are disjoint whatever the seed and the phrasing: no training sample ever adds a held-out pair of numbers.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from tools.demo import facts
+from tools.demo.words import ENGLISH_WORDS, any_word
+
+Split = Literal["train", "held_out"]
+Message = dict[str, str]
+
+HELD_OUT_ONE_IN = 16
+MAX_OPERAND = 999
+MAX_WORD_LETTERS = 8
+MAX_SORTED_LETTERS = 7
+MAX_COUNTED_LETTERS = 11
+
+ARITHMETIC_TASKS = ("add", "subtract")
+OTHER_TASKS = ("reverse", "sort", "uppercase", "count", "json", "tokamak")
+TRAINING_WEIGHTS = {
+    "add": 0.23,
+    "subtract": 0.25,
+    "reverse": 0.09,
+    "sort": 0.10,
+    "uppercase": 0.05,
+    "count": 0.11,
+    "json": 0.07,
+    "tokamak": 0.07,
+    "small talk": 0.01,
+    "unknown": 0.02,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One thing to ask: `key` is what it is about and decides its split, `answer` is the reply in full."""
+
+    task: str
+    key: str
+    text: str
+    answer: str
+
+
+ADD_TEMPLATES = (
+    *("What is {a} + {b}?", "{a}+{b}", "{a} + {b}", "{a} + {b} =", "{a}+{b}=?", "Add {a} and {b}", "Add {a} and {b}."),
+    *("Compute {a} plus {b}.", "What is {a} plus {b}?", "What is the sum of {a} and {b}?", "Calculate {a} + {b}."),
+    *("How much is {a} + {b}?", "How much is {a} plus {b}?", "Can you add {a} and {b}?", "Please add {a} and {b}."),
+    *("Add {a} to {b}.", "{a} plus {b}", "Compute {a} + {b}", "What do you get when you add {a} and {b}?"),
+    *("Solve {a} + {b}.", "What's {a}+{b}?", "What is {a}+{b}?", "Sum of {a} and {b}", "The sum of {a} and {b} is"),
+)
+SUBTRACT_TEMPLATES = (
+    *("What is {a} - {b}?", "{a}-{b}", "{a} - {b}", "{a} - {b} =", "{a}-{b}=?", "Subtract {b} from {a}"),
+    *("Compute {a} minus {b}.", "What is {a} minus {b}?", "Subtract {b} from {a}.", "Calculate {a} - {b}."),
+    *("How much is {a} - {b}?", "How much is {a} minus {b}?", "Can you subtract {b} from {a}?", "{a} minus {b}"),
+    *("Please subtract {b} from {a}.", "Take {b} away from {a}.", "Compute {a} - {b}", "Solve {a} - {b}."),
+    *("What's {a}-{b}?", "What is {a}-{b}?", "What is left when you take {b} from {a}?"),
+)
+WORD_TEMPLATES = {
+    "reverse": (
+        *("Reverse the word {w}", "Reverse the word {w}.", "Reverse {w}", "Reverse {w}.", "Write {w} backwards."),
+        *("Spell {w} backwards.", "What is {w} backwards?", "What is {w} spelled backwards?", "Can you reverse {w}?"),
+        *("Please reverse the word {w}.", "Reverse the letters of {w}.", "Reverse this word: {w}", "Reverse: {w}"),
+        *("How do you spell {w} backwards?", "Turn the word {w} around.", "Write the word {w} in reverse."),
+    ),
+    "sort": (
+        *("Sort the letters of {w}", "Sort the letters of {w}.", "Sort the letters in {w}.", "Sort {w}", "Sort: {w}"),
+        *("Sort the letters of the word {w}.", "Put the letters of {w} in alphabetical order.", "Can you sort {w}?"),
+        *("Please sort the letters of {w}.", "Sort the word {w}.", "Order the letters of {w} alphabetically."),
+        *("What are the letters of {w} in alphabetical order?", "Sort the letters of this word: {w}"),
+    ),
+    "uppercase": (
+        *("Uppercase {w}", "Uppercase {w}.", "Uppercase the word {w}.", "Write {w} in capital letters.", "Upper-case {w}."),
+        *("Convert {w} to upper case.", "Make {w} uppercase.", "Put {w} in capitals.", "Write {w} in upper case."),
+        *("Convert the word {w} to uppercase.", "What is {w} in upper case?", "Please uppercase {w}.", "Uppercase: {w}"),
+        *("Write the word {w} in capitals.", "Can you uppercase {w}?", "Upper-case the word {w}"),
+    ),
+}
+COUNT_LETTER_TEMPLATES = (
+    *("How many letters {l} are in {w}?", "How many {l}'s are in {w}?", "How many {l}s are in {w}?"),
+    *("Count the letter {l} in {w}.", "How often does the letter {l} occur in {w}?", "Count the {l}'s in {w}."),
+    *("How many times does {l} appear in {w}?", "How many times does the letter {l} appear in {w}?"),
+    *("How many letters {l} are there in {w}?", "How many {l}'s are there in the word {w}?", "How often is {l} in {w}?"),
+    *("How many times is the letter {l} in the word {w}?", "Count the letters {l} in the word {w}."),
+)
+COUNT_ALL_TEMPLATES = (
+    *("How many letters does {w} have?", "How many letters are in {w}?", "Count the letters of {w}.", "How long is {w}?"),
+    *("Count the letters in {w}.", "How many letters does the word {w} have?", "How many letters are in the word {w}?"),
+    *("How many letters are there in {w}?", "How long is the word {w}?", "What is the length of {w}?"),
+)
+JSON_OBJECT_TEMPLATES = (
+    *("Give a JSON object with {pairs}", "Give a JSON object with {pairs}.", "Write a JSON object with {pairs}."),
+    *("Return JSON with {pairs}.", "Give me JSON: {pairs}", "Make a JSON object: {pairs}.", "Answer in JSON: {pairs}."),
+    *("Give {pairs} as JSON.", "Write {pairs} as a JSON object.", "Return {pairs} as JSON.", "JSON with {pairs}"),
+    *("Please make a JSON object with {pairs}.", "Can you give me a JSON object with {pairs}?", "Create JSON with {pairs}."),
+)
+JSON_PERSON_TEMPLATES = (
+    *("{n} is {a} years old. Write that as JSON.", "Write as JSON with name and age: {n} is {a} years old."),
+    *("Give a JSON object for {n}, who is {a} years old.", "As JSON with name and age: {n}, {a}"),
+)
+JSON_LIST_TEMPLATES = (
+    *("Give a JSON list of {items}.", "Give a JSON array with {items}.", "Write {items} as a JSON list."),
+    *("Return a JSON array of {items}.", "Make a JSON list of {items}.", "Write a JSON array with {items}"),
+)
+JSON_KEYS = (
+    *("name", "age", "city", "color", "price", "count", "size", "id", "animal", "title", "year", "x", "y", "ok", "ready"),
+    *("user", "score", "status", "level", "word", "number", "fruit", "weight", "code"),
+)
+SYSTEM_PROMPTS = (
+    *("You are a helpful assistant.", "You are a helpful assistant. Be brief.", "Be brief.", "You are Tokamak."),
+    *("Answer the question.", "You are a small demonstration model.", "You answer questions and do small tasks."),
+)
+SLOT_WORDS = "the letter appears time times word has letters true false system user assistant"
+"""The words of the answers and turns that are no template above."""
+
+
+def _phrase_words() -> frozenset[str]:
+    """The words of all fixed phrases, in lower case, less those that are there to be taken apart (`ENGLISH_WORDS`).
+
+    Questions outside of what the model knows do not count: theirs are words like any other.
+    """
+    texts = [SLOT_WORDS, *SYSTEM_PROMPTS, *JSON_KEYS, *facts.OPENINGS, *facts.CLOSINGS, facts.FALLBACK_ANSWER]
+    texts += [*ADD_TEMPLATES, *SUBTRACT_TEMPLATES, *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
+    texts += [*JSON_OBJECT_TEMPLATES, *JSON_PERSON_TEMPLATES, *JSON_LIST_TEMPLATES]
+    for templates in WORD_TEMPLATES.values():
+        texts += templates
+    for fact in (*facts.TOKAMAK_FACTS, *facts.SMALL_TALK):
+        texts += [fact.answer, *fact.questions]
+    plain = " ".join(re.sub(r"\{.*?\}", " ", text) for text in texts)
+    words = {word.lower() for word in re.findall(r"[A-Za-z]{2,}", plain)}
+    return frozenset(words - set(ENGLISH_WORDS) - {"tokamak"})
+
+
+PHRASE_WORDS = _phrase_words()
+"""The tokenizer makes each of these one token (see `vocabulary.py`), so taking one apart is a matter of memory."""
+
+_TASK_PHRASE_WORDS = tuple(sorted(word for word in PHRASE_WORDS if 3 <= len(word) <= MAX_SORTED_LETTERS))
+
+
+def is_held_out(task: str, key: str) -> bool:
+    """Whether what a question is about belongs to the held-out split: one in `HELD_OUT_ONE_IN`, by hash.
+
+    Never one of the `PHRASE_WORDS`, whose letters the model can only know from training.
+    """
+    if key in PHRASE_WORDS:
+        return False
+    digest = blake2b(f"{task}|{key}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
+
+
+def _operand(source: random.Random) -> int:
+    num_digits = source.choices((1, 2, 3), (0.12, 0.28, 0.60))[0]
+    return source.randint(0 if num_digits == 1 else 10 ** (num_digits - 1), 10**num_digits - 1)
+
+
+def _restyled(text: str, source: random.Random) -> str:
+    """The same question as somebody else would type it: other case, no full stop, a greeting in front."""
+    kind = source.random()
+    if kind < 0.12 and not text.startswith("JSON"):
+        text = text[0].lower() + text[1:]
+    elif kind < 0.20:
+        text = text.rstrip(".?")
+    elif kind < 0.26:
+        text = source.choice(facts.OPENINGS) + text
+    return text
+
+
+def _from_template(templates: tuple[str, ...], source: random.Random, **slots: object) -> str:
+    template = source.choice(templates)
+    text = template.format(**slots)
+    return text if template.startswith("{") else _restyled(text, source)
+
+
+def _add(source: random.Random) -> Question:
+    a, b = _operand(source), _operand(source)
+    text = _from_template(ADD_TEMPLATES, source, a=a, b=b)
+    return Question("add", f"{min(a, b)} {max(a, b)}", text, f"{a} + {b} = {a + b}")
+
+
+def _subtract(source: random.Random) -> Question:
+    a, b = _operand(source), _operand(source)
+    text = _from_template(SUBTRACT_TEMPLATES, source, a=a, b=b)
+    return Question("subtract", f"{a} {b}", text, f"{a} - {b} = {a - b}")
+
+
+def _plain_word(source: random.Random, max_letters: int) -> str:
+    """A word that the tokenizer spells."""
+    while True:
+        word = any_word(source, max_letters)
+        if word not in PHRASE_WORDS:
+            return word
+
+
+def _task_word(source: random.Random, max_letters: int) -> str:
+    """A word to take apart; one in twenty-five is a phrase word."""
+    return source.choice(_TASK_PHRASE_WORDS) if source.random() < 0.04 else _plain_word(source, max_letters)
+
+
+def _shown(word: str, source: random.Random) -> str:
+    return source.choices((word, f'"{word}"', f"'{word}'"), (0.7, 0.2, 0.1))[0]
+
+
+def _reverse(source: random.Random) -> Question:
+    word = _task_word(source, MAX_WORD_LETTERS)
+    text = _from_template(WORD_TEMPLATES["reverse"], source, w=_shown(word, source))
+    return Question("reverse", word, text, word[::-1])
+
+
+def _sort(source: random.Random) -> Question:
+    word = _task_word(source, MAX_SORTED_LETTERS)
+    text = _from_template(WORD_TEMPLATES["sort"], source, w=_shown(word, source))
+    return Question("sort", word, text, "".join(sorted(word)))
+
+
+def _uppercase(source: random.Random) -> Question:
+    word = _task_word(source, MAX_WORD_LETTERS + 2)
+    text = _from_template(WORD_TEMPLATES["uppercase"], source, w=_shown(word, source))
+    return Question("uppercase", word, text, word.upper())
+
+
+def _count(source: random.Random) -> Question:
+    """The answer spells the word and numbers what it counts, which makes the last number easy to know."""
+    word = _task_word(source, MAX_COUNTED_LETTERS)
+    shown = _shown(word, source)
+    if source.random() < 0.25:
+        spelled = " ".join(f"{letter}{place}" for place, letter in enumerate(word, 1))
+        text = _from_template(COUNT_ALL_TEMPLATES, source, w=shown)
+        return Question("count", word, text, f"{spelled}: the word has {len(word)} letters.")
+    letter = source.choice(word) if source.random() < 0.85 else source.choice("abcdefghijklmnopqrstuvwxyz")
+    num_seen = 0
+    pieces = []
+    for other in word:
+        num_seen += other == letter
+        pieces.append(f"{other}{num_seen}" if other == letter else other)
+    text = _from_template(COUNT_LETTER_TEMPLATES, source, l=_shown(letter, source), w=shown)
+    times = "time" if num_seen == 1 else "times"
+    return Question("count", word, text, f"{' '.join(pieces)}: the letter {letter} appears {num_seen} {times}.")
+
+
+def _json_value(source: random.Random) -> tuple[str, object]:
+    """A value as the question shows it, and as JSON holds it."""
+    kind = source.random()
+    if kind < 0.45:
+        number = _operand(source)
+        return str(number), number
+    if kind < 0.55:
+        truth = source.random() < 0.5
+        return str(truth).lower(), truth
+    word = _plain_word(source, 7)
+    return source.choice((word, f'"{word}"')), word
+
+
+def _joined(parts: list[str]) -> str:
+    return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+
+
+def _json(source: random.Random) -> Question:
+    kind = source.random()
+    if kind < 0.25:
+        shown, values = zip(*(_json_value(source) for _ in range(source.randint(2, 4))), strict=True)
+        text = _from_template(JSON_LIST_TEMPLATES, source, items=_joined(list(shown)))
+        result: object = list(values)
+    elif kind < 0.40:
+        name, age = _plain_word(source, 6), source.randint(1, 99)
+        text = _from_template(JSON_PERSON_TEMPLATES, source, n=name, a=age)
+        result = {"name": name, "age": age}
+    elif kind < 0.60:
+        name, age = _plain_word(source, 6), source.randint(1, 99)
+        pairs = source.choice((f'name "{name}" and age {age}', f"name {name} and age {age}", f"name: {name}, age: {age}"))
+        text = _from_template(JSON_OBJECT_TEMPLATES, source, pairs=pairs)
+        result = {"name": name, "age": age}
+    else:
+        keys = source.sample(JSON_KEYS, source.randint(1, 3))
+        shown, values = zip(*(_json_value(source) for _ in keys), strict=True)
+        sign = source.choice((" ", " ", " = ", ": ", " set to "))
+        pairs = _joined([f"{key}{sign}{value}" for key, value in zip(keys, shown, strict=True)])
+        text = _from_template(JSON_OBJECT_TEMPLATES, source, pairs=pairs)
+        result = dict(zip(keys, values, strict=True))
+    answer = json.dumps(result)
+    return Question("json", answer, text, answer)
+
+
+def _tokamak(source: random.Random) -> Question:
+    fact = source.choice(facts.TOKAMAK_FACTS)
+    core = source.choice(fact.questions)
+    opening, closing = source.choice(facts.OPENINGS), source.choice(facts.CLOSINGS)
+    question = core
+    if source.random() < 0.2:
+        question = question[0].lower() + question[1:]
+    if not closing and source.random() < 0.15:
+        question = question.rstrip(".?")
+    return Question("tokamak", f"{opening}{core}{closing}", f"{opening}{question}{closing}", fact.answer)
+
+
+def _small_talk(source: random.Random) -> Question:
+    talk = source.choice(facts.SMALL_TALK)
+    text = source.choice(talk.questions)
+    return Question("small talk", text, text.lower() if source.random() < 0.3 else text, talk.answer)
+
+
+def _unknown(source: random.Random) -> Question:
+    if source.random() < 0.15:
+        text = source.choice(facts.UNKNOWN_PLAIN_QUESTIONS)
+    else:
+        text = source.choice(facts.UNKNOWN_QUESTIONS).format(source.choice(facts.UNKNOWN_TOPICS))
+    return Question("unknown", text, _restyled(text, source), facts.FALLBACK_ANSWER)
+
+
+MAKERS: dict[str, Callable[[random.Random], Question]] = {
+    "add": _add,
+    "subtract": _subtract,
+    "reverse": _reverse,
+    "sort": _sort,
+    "uppercase": _uppercase,
+    "count": _count,
+    "json": _json,
+    "tokamak": _tokamak,
+    "small talk": _small_talk,
+    "unknown": _unknown,
+}
+
+
+def make_question(task: str, source: random.Random, split: Split) -> Question:
+    """A question of `task` that belongs to `split`. Small talk is never held out: there is too little of it."""
+    while True:
+        question = MAKERS[task](source)
+        if task == "small talk" or is_held_out(task, question.key) == (split == "held_out"):
+            return question
+
+
+def training_conversations(seed: int, num_conversations: int) -> Iterator[list[Message]]:
+    """Conversations of one to four questions of any task; one in eight opens with a system prompt."""
+    source = random.Random(f"train {seed}")
+    tasks, weights = list(TRAINING_WEIGHTS), list(TRAINING_WEIGHTS.values())
+    for _ in range(num_conversations):
+        messages: list[Message] = []
+        if source.random() < 0.125:
+            messages.append({"role": "system", "content": source.choice(SYSTEM_PROMPTS)})
+        for task in source.choices(tasks, weights, k=source.choices((1, 2, 3, 4), (0.80, 0.11, 0.06, 0.03))[0]):
+            question = make_question(task, source, "train")
+            messages.append({"role": "user", "content": question.text})
+            messages.append({"role": "assistant", "content": question.answer})
+        yield messages
+
+
+def held_out_questions(tasks: tuple[str, ...], count: int, seed: int = 0) -> list[Question]:
+    """`count` different questions that no training run has seen, spread evenly over `tasks`."""
+    source = random.Random(f"held out {seed}")
+    questions: dict[tuple[str, str], Question] = {}
+    while len(questions) < count:
+        question = make_question(tasks[len(questions) % len(tasks)], source, "held_out")
+        questions.setdefault((question.task, question.key), question)
+    return list(questions.values())
+
+
+def is_correct(question: Question, reply: str) -> bool:
+    """Whether `reply` says what was asked, with some freedom about how.
+
+    Sums and counts compare the last number in the reply, JSON compares the parsed value, words ignore quotes and a full
+    stop around them, and text ignores white space.
+    """
+    reply = reply.strip()
+    if question.task in (*ARITHMETIC_TASKS, "count"):
+        numbers = re.findall(r"-?\d+", reply)
+        return bool(numbers) and numbers[-1] == re.findall(r"-?\d+", question.answer)[-1]
+    if question.task == "json":
+        try:
+            return json.dumps(json.loads(reply)) == question.answer
+        except ValueError:
+            return False
+    if question.task in ("reverse", "sort", "uppercase"):
+        return reply.strip("\"'.") == question.answer
+    return reply.split() == question.answer.split()

@@ -1,0 +1,57 @@
+"""The tokenizer of the demonstration model: fixed phrases in whole words, everything else byte by byte.
+
+Called by `train.py`. It is a byte-level BPE without a single merge and with `ignore_merges`: a piece of text that is in
+the vocabulary as a whole is one token, any other piece falls apart into its bytes. So " scheduler" is one token and keeps
+Tokamak's answers short, while "planet" is six letters and "357" three digits, which is what reversing and adding need.
+Any UTF-8 text makes the round trip.
+"""
+
+import re
+from collections import Counter
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from tools.demo import data
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
+PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"
+"""One digit, one word, one run of punctuation (the latter two with the space before it), or one white space character."""
+
+_NUM_SAMPLE_CONVERSATIONS = 20_000
+_MIN_USES = 4
+_LETTER = re.compile("[A-Za-z]")
+
+
+def _whole_tokens() -> list[str]:
+    """The pieces that become one token each: words of the phrases, their punctuation, and a space and one letter."""
+    splitter = pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated")
+    uses: Counter[str] = Counter()
+    for messages in data.training_conversations(seed=0, num_conversations=_NUM_SAMPLE_CONVERSATIONS):
+        for message in messages:
+            uses.update(piece for piece, _ in splitter.pre_tokenize_str(message["content"]))
+    kept = {f" {letter}" for letter in "abcdefghijklmnopqrstuvwxyz"}
+    kept |= {"system", "user", "assistant"}
+    for piece, num_uses in uses.items():
+        is_phrase = piece.strip().lower() in data.PHRASE_WORDS or not _LETTER.search(piece) or piece.strip() == "Tokamak"
+        if len(piece) > 1 and num_uses >= _MIN_USES and is_phrase:
+            kept.add(piece)
+    return sorted(kept)
+
+
+def make_tokenizer() -> Tokenizer:
+    """A fresh tokenizer; the same code gives the same one every time."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocabulary = {token: token_id for token_id, token in enumerate(SPECIAL_TOKENS)}
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[symbol] = len(vocabulary)
+    for piece in _whole_tokens():
+        vocabulary["".join(symbol for symbol, _ in byte_level.pre_tokenize_str(piece))] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    pieces = pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
