@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-
-class TokamakError(Exception):
-    """Anything the engine reports on purpose."""
+from shm.errors import SharedMemoryError as SharedMemoryError
+from shm.errors import TokamakError as TokamakError
 
 
 class OptionError(TokamakError):
@@ -29,10 +28,6 @@ class RequestError(TokamakError):
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
-
-
-class SharedMemoryError(TokamakError):
-    """A segment cannot be made, found or trusted."""
 
 
 class ControlError(TokamakError):

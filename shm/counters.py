@@ -1,0 +1,220 @@
+"""The counters file: everything that is counted, in one segment that anybody may map read-only, while the engine runs, when it hangs
+and after it died.
+
+The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row of the actor
+table and its section of the error log, also after a restart, so that counters go on. The file describes itself: its metadata is JSON
+that says which metric of which actor is where. `/metrics`, `tokamak top` and `tokamak ctl` print what they find there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+from shm._native import Cell, Histogram
+from shm.actor_table import ROW_BYTES, ActorRow, ActorSnapshot, State, role_of, write_row
+from shm.error_log import ENTRIES_PER_ACTOR, ENTRY_BYTES, ErrorLog, ErrorSnapshot
+from shm.errors import SharedMemoryError
+from shm.layout import LINE, StructView, round_up, size_of
+from shm.segment import Segment, segment_name
+
+__all__ = ["ActorRow", "ActorSnapshot", "Cell", "Counters", "ErrorLog", "ErrorSnapshot", "HistogramCells", "MetricLike", "State"]
+
+HistogramCells = Histogram
+KIND = "counters"
+NAME = "main"
+COUNTERS_OFFSET = size_of("SegmentHeader")
+ACTORS_OFFSET = COUNTERS_OFFSET + size_of("CountersHeader")
+FLOAT_UNITS = ("seconds", "ratio")  # cells of these are f64, all others i64
+
+
+class MetricLike(Protocol):
+    """What a row is made of; `engine.metrics.Metric` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...  # "counter" | "gauge" | "histogram"
+    @property
+    def unit(self) -> str: ...
+    @property
+    def help(self) -> str: ...
+    @property
+    def labels(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def bounds(self) -> tuple[float, ...]: ...
+
+
+class Row(TypedDict):
+    """The metadata of one metric of one actor."""
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    labels: dict[str, str]  # those of the metric, and "actor"
+    type: str  # "i64" | "f64" | "histogram"
+    offset: int
+    bounds: list[float]
+
+
+class Counters:
+    """The file as one process sees it. Each process writes what is its own (see the module)."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        header = StructView("CountersHeader", segment.buffer, COUNTERS_OFFSET)
+        begin, num_bytes = header.word("metadata_offset"), header.word("metadata_bytes")
+        self.rows: list[Row] = json.loads(bytes(segment.buffer[begin : begin + num_bytes]))
+        actors_offset = header.word("actors_offset")
+        rows = (ActorRow(segment.buffer, actors_offset + index * ROW_BYTES) for index in range(header.word("num_actors")))
+        self._actors = {row.name: row for row in rows}
+        self.errors = ErrorLog(segment.buffer, header.word("errors_offset"), list(self._actors))
+        self._row_of: dict[tuple[str, frozenset[tuple[str, str]]], Row] = {_key(row["name"], row["labels"]): row for row in self.rows}
+        self._cells: list[Cell | Histogram] | None = None
+
+    @classmethod
+    def create(cls, run_id: str, actors: Sequence[str], metrics_of: Callable[[str], Iterable[MetricLike]]) -> Counters:
+        """A new file with the rows `metrics_of(role)` for each actor. By the supervisor."""
+        rows, values_bytes = _lay_out({actor: metrics_of(role_of(actor)) for actor in actors})
+        metadata_offset = ACTORS_OFFSET + len(actors) * ROW_BYTES
+        values_offset = metadata_offset
+        while True:  # the offsets are part of the metadata's own length
+            metadata = json.dumps([{**row, "offset": row["offset"] + values_offset} for row in rows]).encode()
+            end = round_up(metadata_offset + len(metadata), LINE)
+            if end == values_offset:
+                break
+            values_offset = end
+        errors_offset = values_offset + values_bytes
+
+        def initialise(buffer: memoryview) -> None:
+            header = StructView("CountersHeader", buffer, COUNTERS_OFFSET)
+            header.set_word("num_actors", len(actors))
+            header.set_word("errors_per_actor", ENTRIES_PER_ACTOR)
+            header.set_word("actors_offset", ACTORS_OFFSET)
+            header.set_word("metadata_offset", metadata_offset)
+            header.set_word("metadata_bytes", len(metadata))
+            header.set_word("values_offset", values_offset)
+            header.set_word("values_bytes", values_bytes)
+            header.set_word("errors_offset", errors_offset)
+            for index, actor in enumerate(actors):
+                write_row(buffer, ACTORS_OFFSET + index * ROW_BYTES, actor)
+            buffer[metadata_offset : metadata_offset + len(metadata)] = metadata
+
+        num_bytes = errors_offset + len(actors) * ENTRIES_PER_ACTOR * ENTRY_BYTES
+        return cls(Segment.create(segment_name(run_id, KIND, NAME), num_bytes, initialise))
+
+    @classmethod
+    def attach(cls, run_id: str) -> Counters:
+        """For an actor of the run."""
+        return cls(Segment.attach(segment_name(run_id, KIND, NAME)))
+
+    @classmethod
+    def attach_readonly(cls, run: str | Path) -> Counters:
+        """For whoever wants to look, by run id or by path: needs neither the engine's help nor a living engine."""
+        if isinstance(run, Path) or "/" in run:
+            return cls(Segment.attach_file(Path(run), is_readonly=True, timeout_s=1.0))
+        return cls(Segment.attach(segment_name(run, KIND, NAME), is_readonly=True, timeout_s=1.0))
+
+    @property
+    def run_id(self) -> str:
+        return self.segment.run_id
+
+    def counter(self, name: str, actor: str, **labels: str) -> Cell:
+        """The cell of a counter or gauge, on which whatever was counted before goes on. To write it is the actor's privilege."""
+        row = self._row(name, actor, labels)
+        if row["kind"] == "histogram":
+            raise SharedMemoryError(f"{name} of {actor} is a histogram; ask for histogram(...)")
+        return Cell(self.segment.buffer, row["offset"], row["type"] == "f64")
+
+    def histogram(self, name: str, actor: str, **labels: str) -> HistogramCells:
+        row = self._row(name, actor, labels)
+        if row["kind"] != "histogram":
+            raise SharedMemoryError(f"{name} of {actor} is a {row['kind']}; ask for counter(...)")
+        return Histogram(self.segment.buffer, row["offset"], row["bounds"])
+
+    def actor(self, name: str) -> ActorRow:
+        """The live row of one actor."""
+        try:
+            return self._actors[name]
+        except KeyError:
+            raise SharedMemoryError(f"no actor {name!r} in this run; it has {', '.join(self._actors)}") from None
+
+    def actors(self) -> list[ActorSnapshot]:
+        """All rows of the actor table as they are now."""
+        return [row.snapshot() for row in self._actors.values()]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything as plain data: "run_id", "created_ns", "actors", "errors" and "metrics"; of these each has "name", "kind",
+        "unit", "help", "labels" (with "actor") and either "value" or "bounds", "buckets" (one more than bounds, not cumulated),
+        "sum" and "count"."""
+        return {
+            "run_id": self.run_id,
+            "created_ns": self.segment.header.word("created_ns"),
+            "actors": [{**asdict(actor), "state": actor.state.name} for actor in self.actors()],
+            "metrics": self._metrics(),
+            "errors": [asdict(error) for error in self.errors.entries()],
+        }
+
+    def close(self) -> None:
+        self._cells = None
+        self.segment.close()
+
+    def unlink(self) -> None:
+        self.segment.unlink()
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        if self._cells is None:
+            self._cells = [self._open(row) for row in self.rows]
+        metrics = []
+        for row, cell in zip(self.rows, self._cells, strict=True):
+            metric: dict[str, Any] = {key: row[key] for key in ("name", "kind", "unit", "help", "labels")}
+            if isinstance(cell, Histogram):
+                buckets = cell.buckets
+                metric |= {"bounds": row["bounds"], "buckets": buckets, "sum": cell.sum, "count": sum(buckets)}
+            else:
+                metric["value"] = cell.value
+            metrics.append(metric)
+        return metrics
+
+    def _open(self, row: Row) -> Cell | Histogram:
+        if row["kind"] == "histogram":
+            return Histogram(self.segment.buffer, row["offset"], row["bounds"])
+        return Cell(self.segment.buffer, row["offset"], row["type"] == "f64")
+
+    def _row(self, name: str, actor: str, labels: dict[str, str]) -> Row:
+        try:
+            return self._row_of[_key(name, {**labels, "actor": actor})]
+        except KeyError:
+            raise SharedMemoryError(f"{actor} has no metric {name} with labels {labels}; add it to its role's rows") from None
+
+
+def _key(name: str, labels: dict[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+def _lay_out(metrics_of_actor: dict[str, Iterable[MetricLike]]) -> tuple[list[Row], int]:
+    """The metadata rows with offsets from the beginning of the values, and the size of the values."""
+    rows: list[Row] = []
+    end = 0
+    for actor, metrics in metrics_of_actor.items():
+        for metric in metrics:
+            is_histogram = metric.kind == "histogram"
+            rows.append(
+                Row(
+                    name=metric.name,
+                    kind=metric.kind,
+                    unit=metric.unit,
+                    help=metric.help,
+                    labels={**dict(metric.labels), "actor": actor},
+                    type="histogram" if is_histogram else "f64" if metric.unit in FLOAT_UNITS else "i64",
+                    offset=end,
+                    bounds=[float(bound) for bound in metric.bounds],
+                )
+            )
+            num_bytes = size_of("HistogramHeader") + 8 * (len(metric.bounds) + 1) if is_histogram else size_of("CellLine")
+            end += round_up(num_bytes, LINE)
+    return rows, end

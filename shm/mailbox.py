@@ -1,0 +1,138 @@
+"""Mailboxes: how actors send each other records.
+
+A mailbox belongs to one receiver and has one SPSC ring for each sender, so that a sender that dies can wedge nobody, and one doorbell
+that all of them ring. The supervisor creates all mailboxes; the receiver attaches a `Mailbox`, each sender a `MailboxSender`.
+Nothing here blocks a sender: a full ring is a refused send.
+
+A record arrives whole or not at all. Killed while sending, the writer never sent it; killed while receiving, the reader finds it
+again in its next life.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from shm import _native
+from shm.errors import SharedMemoryError
+from shm.layout import LINE, StructView, round_up, size_of
+from shm.segment import Segment, segment_name
+
+KIND = "mailbox"
+MAILBOX_OFFSET = size_of("SegmentHeader")
+RINGS_OFFSET = MAILBOX_OFFSET + size_of("MailboxHeader") + size_of("DoorbellLine")
+READER_OFFSET = size_of("WriterLine")  # of the ReaderLine in a ring
+RING_HEADER_BYTES = size_of("WriterLine") + size_of("ReaderLine")
+MIN_RING_BYTES = 1024
+
+
+class Mailbox:
+    """The receiver's end (and, from `create`, the supervisor's handle to unlink it)."""
+
+    def __init__(self, segment: Segment, epoch: int) -> None:
+        self.segment = segment
+        self.senders = ring_senders(segment.buffer)
+        self.spin_ns = 0  # how long to spin before sleeping, when a record came within the last millisecond
+        self._reader = _native.MailboxReader(segment.buffer, self.senders, epoch)
+
+    @classmethod
+    def create(cls, run_id: str, receiver: str, senders: Sequence[str], ring_bytes: int) -> Mailbox:
+        """A mailbox with a ring of at least `ring_bytes` for each sender; the first is the control ring."""
+        if not senders or len(set(senders)) != len(senders):
+            raise SharedMemoryError(f"mailbox of {receiver}: senders {list(senders)} are none or not distinct")
+        capacity = round_up(max(ring_bytes, MIN_RING_BYTES), LINE)
+        stride = RING_HEADER_BYTES + capacity
+
+        def initialise(buffer: memoryview) -> None:
+            header = StructView("MailboxHeader", buffer, MAILBOX_OFFSET)
+            header.set_word("capacity_bytes", capacity)
+            header.set_word("rings_offset", RINGS_OFFSET)
+            header.set_word("ring_stride", stride)
+            header.set_word("num_rings", len(senders))
+            for index, sender in enumerate(senders):
+                offset = RINGS_OFFSET + index * stride
+                StructView("WriterLine", buffer, offset).set_text("owner", sender)
+                StructView("ReaderLine", buffer, offset + READER_OFFSET).set_text("owner", receiver)
+
+        name = segment_name(run_id, KIND, receiver)
+        return cls(Segment.create(name, RINGS_OFFSET + len(senders) * stride, initialise), epoch=0)
+
+    @classmethod
+    def attach(cls, run_id: str, receiver: str, epoch: int) -> Mailbox:
+        """The receiver's end for its incarnation `epoch`, which goes on where the last one stopped."""
+        return cls(Segment.attach(segment_name(run_id, KIND, receiver)), epoch)
+
+    def receive(self, max_records: int = 256) -> list[tuple[str, bytes]]:
+        """What has come, as (sender, payload): the control ring first, then the others in turn, a record each. In the order of
+        sending for one sender. SharedMemoryError: a ring is corrupt."""
+        return self._reader.receive(max_records)
+
+    def wait(self, timeout_ns: int) -> bool:
+        """Sleep until something is there (True) or the time is over. The GIL is released; Python's signal handlers run at once,
+        or, in a narrow race, within 100 ms."""
+        return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
+
+    def close(self) -> None:
+        del self._reader
+        self.segment.close()
+
+    def unlink(self) -> None:
+        self.segment.unlink()
+
+
+class MailboxSender:
+    """One sender's end."""
+
+    def __init__(self, segment: Segment, ring: int, epoch: int) -> None:
+        self.segment = segment
+        self._writer = _native.MailboxWriter(segment.buffer, ring, epoch)
+        self.max_record_bytes = self._writer.max_record_bytes
+
+    @classmethod
+    def attach(cls, run_id: str, receiver: str, sender: str, epoch: int) -> MailboxSender:
+        """The end of `sender` in its incarnation `epoch`, which goes on after the last record that was published."""
+        segment = Segment.attach(segment_name(run_id, KIND, receiver))
+        senders = ring_senders(segment.buffer)
+        if sender not in senders:
+            raise SharedMemoryError(f"mailbox of {receiver} has no ring for {sender}, only for {', '.join(senders)}")
+        return cls(segment, senders.index(sender), epoch)
+
+    def try_send(self, payload: bytes) -> bool:
+        """Send a record, or refuse (False) where the ring has no room. SharedMemoryError: larger than `max_record_bytes`."""
+        return self._writer.try_send(payload)
+
+    @property
+    def fill_bytes(self) -> int:
+        """Bytes sent and not yet received, headers included."""
+        return self._writer.fill_bytes
+
+    @property
+    def num_full_waits(self) -> int:
+        """Sends refused because the ring was full, since the ring was made."""
+        return self._writer.num_full_waits
+
+    def close(self) -> None:
+        del self._writer
+        self.segment.close()
+
+
+def ring_offsets(buffer: memoryview) -> list[int]:
+    """Where the rings of a mailbox begin."""
+    header = StructView("MailboxHeader", buffer, MAILBOX_OFFSET)
+    rings, stride = header.word("rings_offset"), header.word("ring_stride")
+    return [rings + index * stride for index in range(header.word("num_rings"))]
+
+
+def ring_senders(buffer: memoryview) -> list[str]:
+    return [StructView("WriterLine", buffer, offset).text("owner") for offset in ring_offsets(buffer)]
+
+
+def wait_in_slices(reader: _native.MailboxReader | _native.BroadcastReader, timeout_ns: int, spin_ns: int) -> bool:
+    """Native waits end after 100 ms, or at a signal, so that its handler can run between two of them."""
+    deadline = time.monotonic_ns() + timeout_ns
+    while True:
+        if reader.wait(timeout_ns, spin_ns):
+            return True
+        timeout_ns = deadline - time.monotonic_ns()
+        if timeout_ns <= 0:
+            return False

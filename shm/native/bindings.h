@@ -1,0 +1,15 @@
+// One function for each noun of the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tokamak {
+
+void bind_layout(nanobind::module_ &module);
+void bind_words(nanobind::module_ &module);
+void bind_mailbox(nanobind::module_ &module);
+void bind_broadcast(nanobind::module_ &module);
+void bind_slab(nanobind::module_ &module);
+void bind_counters(nanobind::module_ &module);
+
+}  // namespace tokamak

@@ -1,0 +1,50 @@
+"""Who a process is, beyond its pid: pids are used again, (pid, start time, boot) is not.
+
+The supervisor writes identities into segment headers, the actor table and its lock file; whoever finds something left over asks
+`is_alive` before removing it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    pid: int
+    start_ticks: int  # clock ticks from boot to the start of the process
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int | None = None) -> ProcessIdentity:
+        """The identity of a living process (default: this one). ProcessLookupError if there is none."""
+        pid = os.getpid() if pid is None else pid
+        found = _state_and_start(pid)
+        if found is None:
+            raise ProcessLookupError(f"no process {pid}")
+        return cls(pid, found[1], boot_id())
+
+    def is_alive(self) -> bool:
+        """False only where the process provably ended: another boot, no such pid, a zombie, or the pid belongs to a later one."""
+        if self.boot_id != boot_id():
+            return False
+        found = _state_and_start(self.pid)
+        return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _state_and_start(pid: int) -> tuple[str, int] | None:
+    """Fields 3 (state) and 22 (start time) of /proc/<pid>/stat. Field 2, the command, may hold spaces and parentheses."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[19])

@@ -1,0 +1,267 @@
+"""Segments (POSIX shared memory with the common header) and memory files (memfds for large arenas).
+
+The supervisor creates both; actors attach. A segment is created exclusively, its space reserved, its contents initialised, and its
+magic written last; whoever attaches waits for the magic and then checks layout and run. Mapped memory goes when the last object
+that looks into it goes, so `close` is never a use after free.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import posix_ipc
+
+from shm.errors import SharedMemoryError
+from shm.layout import LAYOUT_HASH, LAYOUT_VERSION, MAGIC, MAX_NAME_BYTES, StructView, size_of
+from shm.process import ProcessIdentity
+
+DIRECTORY = Path("/dev/shm")
+HEADER_BYTES = size_of("SegmentHeader")
+_PREFIX = "/tokamak."
+_RUN_ID = re.compile(r"[0-9a-f]{8}")
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_READY_POLL_S = 0.001
+
+
+def segment_name(run_id: str, kind: str, name: str) -> str:
+    """`/tokamak.<run id>.<kind>.<name>`, checked."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise SharedMemoryError(f"run id {run_id!r} is not 8 hexadecimal characters")
+    for what, text in (("kind", kind), ("name", name)):
+        if not _NAME.fullmatch(text) or len(text) > MAX_NAME_BYTES:
+            raise SharedMemoryError(f"segment {what} {text!r} is not a lower-case word of up to {MAX_NAME_BYTES} characters")
+    return f"{_PREFIX}{run_id}.{kind}.{name}"
+
+
+def segment_names(run_id: str = "") -> list[str]:
+    """Names of all segments of a run, or of every run on this machine."""
+    return sorted(f"/{path.name}" for path in DIRECTORY.glob(f"{_PREFIX[1:]}{run_id or '*'}.*"))
+
+
+def unlink_segment(name: str) -> bool:
+    """Remove a segment's name; those who have it mapped keep it. False: there was none."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        return False
+    return True
+
+
+class Segment:
+    """A mapped segment: `name`, `buffer` (all of it, header included), `run_id`, `kind`, `owner` (who created it)."""
+
+    def __init__(self, name: str, mapping: mmap.mmap) -> None:
+        self.name = name
+        self.buffer = memoryview(mapping)
+        self.header = StructView("SegmentHeader", self.buffer)
+
+    @classmethod
+    def create(cls, name: str, num_bytes: int, initialise: Callable[[memoryview], None] | None = None, epoch: int = 0) -> Segment:
+        """A new segment of `num_bytes`: zeros behind the header, until `initialise(buffer)` has written what belongs there. The
+        magic is written after that; where anything fails, the name is removed again."""
+        _, run_id, kind, short_name = name.split(".", 3)
+        shared = _create_exclusively(name)
+        try:
+            reserve(shared.fd, num_bytes, f"segment {name}")
+            segment = cls(name, mmap.mmap(shared.fd, num_bytes))
+            write_header(segment.header, run_id, kind, short_name, num_bytes, epoch)
+            if initialise is not None:
+                initialise(segment.buffer)
+            publish(segment.header)
+        except BaseException:
+            shared.unlink()
+            raise
+        finally:
+            shared.close_fd()
+        return segment
+
+    @classmethod
+    def attach(cls, name: str, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
+        """Map a segment that somebody created, once it is ready. SharedMemoryError: there is none, or it is not ready within
+        `timeout_s`, or it belongs to another build or run."""
+        return cls.attach_file(DIRECTORY / name[1:], is_readonly=is_readonly, timeout_s=timeout_s)
+
+    @classmethod
+    def attach_file(cls, path: Path, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
+        """The same by path: also a copy of a segment elsewhere."""
+        try:
+            fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_readonly else os.O_RDWR))
+        except OSError as error:
+            raise SharedMemoryError(f"cannot attach to {path}: {error.strerror}; is the engine of that run alive?") from error
+        try:
+            mapping = _map_when_ready(fd, path, mmap.ACCESS_READ if is_readonly else mmap.ACCESS_WRITE, timeout_s)
+        finally:
+            os.close(fd)
+        return cls(f"/{path.name}", mapping)
+
+    @property
+    def owner(self) -> ProcessIdentity:
+        return owner_of(self.header)
+
+    @property
+    def run_id(self) -> str:
+        return self.header.text("run_id")
+
+    def close(self) -> None:
+        """Let go of the mapping. It is unmapped when the rings and cells made from it are gone too."""
+        self.buffer = memoryview(b"")
+        self.header = StructView("SegmentHeader", self.buffer)
+
+    def unlink(self) -> None:
+        """Remove the name; harmless where it is gone already."""
+        unlink_segment(self.name)
+
+
+class MemoryFile:
+    """A memfd, mapped: an arena without a name, which lives until the last process that has it open or mapped is gone. The
+    supervisor keeps `fd` and passes it to children."""
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        self.fd = fd
+        self.num_bytes = num_bytes
+        self.buffer = memoryview(mmap.mmap(fd, num_bytes))
+
+    @classmethod
+    def create(cls, name: str, num_bytes: int) -> MemoryFile:
+        """`num_bytes` zero bytes, reserved now. Nobody can shrink it under those who have it mapped."""
+        available = _available_memory_bytes()
+        if num_bytes > available:
+            raise SharedMemoryError(
+                f"arena {name} needs {num_bytes} bytes of memory, {available} are available; make it smaller "
+                "(--num-kv-blocks or --kv-cache-memory) or free memory"
+            )
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            reserve(fd, num_bytes, f"arena {name}")
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(fd, num_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def from_fd(cls, fd: int, num_bytes: int) -> MemoryFile:
+        """Map an inherited memfd, whose size must be `num_bytes`."""
+        try:
+            actual = os.fstat(fd).st_size
+        except OSError as error:
+            raise SharedMemoryError(f"no arena on file descriptor {fd}: {error.strerror}; was it passed to this process?") from error
+        if actual != num_bytes:
+            raise SharedMemoryError(f"the arena on file descriptor {fd} has {actual} bytes, {num_bytes} were expected")
+        return cls(fd, num_bytes)
+
+    def close(self) -> None:
+        """Close the descriptor. The memory is unmapped when the last view of it is gone."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+        self.buffer = memoryview(b"")
+
+
+def reserve(fd: int, num_bytes: int, what: str) -> None:
+    """Give a file its size and its pages: a clear error now instead of SIGBUS at some later store."""
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        volume = os.statvfs(fd)
+        raise SharedMemoryError(
+            f"no room for {what}: it needs {num_bytes} bytes, {DIRECTORY} has {volume.f_bavail * volume.f_frsize} bytes free; "
+            "remove what other programs left there, enlarge it (docker run --shm-size, mount -o remount,size=...), or make the "
+            "engine smaller (fewer --api-processes or --tokenizer-processes)"
+        ) from error
+
+
+def write_header(header: StructView, run_id: str, kind: str, name: str, num_bytes: int, epoch: int) -> None:
+    """All of the common header but its magic."""
+    creator = ProcessIdentity.of()
+    header.set_text("run_id", run_id)
+    header.set_text("kind", kind)
+    header.set_text("name", name)
+    header.set_text("boot_id", creator.boot_id)
+    header.set_word("creator_pid", creator.pid)
+    header.set_word("creator_start_ticks", creator.start_ticks)
+    header.set_word("created_ns", time.time_ns())
+    header.set_word("total_bytes", num_bytes)
+    header.set_word("epoch", epoch)
+    header.set_word("layout_version", LAYOUT_VERSION)
+    header.set_word("layout_hash", LAYOUT_HASH)
+
+
+def publish(header: StructView) -> None:
+    """Write the magic: from now on the segment may be attached to.
+
+    SYNC: the store-release pairs with the load-acquire of magic in _map_when_ready and Slab.attach."""
+    header.set_word("magic", MAGIC)
+
+
+def check_header(header: StructView, what: str, num_bytes: int) -> None:
+    """SharedMemoryError unless a header with magic is of this build's layout and of the size it claims."""
+    version, layout_hash = header.word("layout_version"), header.word("layout_hash")
+    if (version, layout_hash) != (LAYOUT_VERSION, LAYOUT_HASH):
+        raise SharedMemoryError(
+            f"{what} has layout version {version}, hash {layout_hash:016x}; this build has version {LAYOUT_VERSION}, hash "
+            f"{LAYOUT_HASH:016x}: the run was started by another build of tokamak, use that one or restart the engine"
+        )
+    if header.word("total_bytes") != num_bytes:
+        raise SharedMemoryError(f"{what} says that it has {header.word('total_bytes')} bytes, but it has {num_bytes}")
+
+
+def owner_of(header: StructView) -> ProcessIdentity:
+    return ProcessIdentity(header.word("creator_pid"), header.word("creator_start_ticks"), header.text("boot_id"))
+
+
+def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
+    try:
+        return posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600)
+    except posix_ipc.ExistentialError as error:
+        raise SharedMemoryError(f"segment {name} exists already; another engine uses this run id, or one died and left it") from error
+    except (posix_ipc.PermissionsError, OSError) as error:
+        raise SharedMemoryError(f"cannot create segment {name} in {DIRECTORY}: {error}") from error
+
+
+def _map_when_ready(fd: int, path: Path, access: int, timeout_s: float) -> mmap.mmap:
+    """The mapping, once the creator has sized the file and written the magic."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        num_bytes = os.fstat(fd).st_size
+        if num_bytes >= HEADER_BYTES:
+            mapping = mmap.mmap(fd, num_bytes, access=access)
+            header = StructView("SegmentHeader", memoryview(mapping))
+            # SYNC: the load-acquire pairs with the store-release in publish.
+            magic = header.word("magic")
+            if magic == MAGIC:
+                check_header(header, str(path), num_bytes)
+                return mapping
+            if magic != 0:
+                raise SharedMemoryError(f"{path} is not a tokamak segment: magic {magic:#x} instead of {MAGIC:#x}")
+        if time.monotonic() > deadline:
+            raise SharedMemoryError(f"{path} was not ready within {timeout_s} s: its creator died or hangs; restart the engine")
+        time.sleep(_READY_POLL_S)
+
+
+def _available_memory_bytes() -> int:
+    """What the machine, or this process's control group, can still give."""
+    available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        stat = _table(group / "memory.stat")
+    except OSError:
+        return available
+    reclaimable = stat["inactive_file"] + stat["active_file"]
+    return available if limit == "max" else min(available, max(0, int(limit) - used + reclaimable))
+
+
+def _table(path: Path) -> dict[str, int]:
+    """A file of lines "name value ..."."""
+    return {name: int(value) for name, value, *_ in (line.split() for line in path.read_text().splitlines())}
