@@ -1,0 +1,94 @@
+"""Weights and caches in the shape that ops take them: small named holders, filled by the loader, opaque to the models.
+
+Used by the models (which declare them), the loader (which fills them) and the op table (which reads them). What `weight` is inside
+(a Paddle tensor, a packed buffer) is the business of the op table that packed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
+
+
+@dataclass(slots=True)
+class Linear:
+    """y = x W (+ b). Stored as `names` one after another along the outputs, each [out, in] in the checkpoint."""
+
+    names: tuple[str, ...]
+    num_inputs: int
+    num_outputs: tuple[int, ...]  # of each name
+    has_bias: bool = False
+    weight: Tensor = None
+    bias: Tensor = None
+
+    @property
+    def width(self) -> int:
+        return sum(self.num_outputs)
+
+
+@dataclass(slots=True)
+class Embedding:
+    """One row of `width` per token."""
+
+    name: str
+    num_rows: int
+    width: int
+    weight: Tensor = None
+
+
+@dataclass(slots=True)
+class Norm:
+    """RMSNorm: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
+
+    name: str
+    width: int
+    epsilon: float
+    weight: Tensor = None
+
+
+@dataclass(slots=True)
+class Rotary:
+    """Cosines and signed sines per position, float32 [max_model_len, rotary_dim], in the order of the rotated elements."""
+
+    cosines: Tensor
+    sines: Tensor
+    is_interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int = 0
+
+    @property
+    def queries_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def keys_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """One layer's keys and values in the KV arena: [num_slots, num_kv_heads * head_dim] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True)
+class KvCache:
+    """The KV arena as tensors: float32 [layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim].
+
+    slot = block * block_size + offset. Block 0 is the dummy block: padded rows write there, and masked keys are read there.
+    """
+
+    block_size: int
+    layers: list[LayerCache] = field(default_factory=list)

@@ -1,0 +1,265 @@
+"""The reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the oracle of every test.
+
+Used by the worker where no native table fits the device. How the ops keep their promise (a row's bits depend on that row alone):
+
+- Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels end an array that is no multiple of the vector width with
+  scalar code, which rounds `exp` and `sqrt` differently; with full tiles no array has such an end.
+- A linear is one matrix product per tile, each [ROW_TILE, in] x [in, out] with `out` padded to a multiple of OUTPUT_MULTIPLE: a BLAS
+  chooses its order of summation by the shape, and handles an odd edge of the outputs with other code.
+- In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x [KEY_SPLIT,
+  head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is exact in any
+  order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+from paddle.nn import functional
+
+from ops.modules import AttentionShape, Embedding, KvCache, LayerCache, Linear, Norm, Rotary
+from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable
+
+OUTPUT_MULTIPLE = 16
+MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
+
+
+# -------------------------------------------------------------------------------------------------------- weights
+
+
+def pack_linear(module: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    """[out, in] -> [in, out padded]."""
+    padding = -weight.shape[0] % OUTPUT_MULTIPLE
+    module.weight = paddle.to_tensor(np.ascontiguousarray(np.pad(weight, ((0, padding), (0, 0))).T))
+    module.bias = None if bias is None else paddle.to_tensor(np.pad(bias, (0, padding)))
+
+
+def pack_embedding(module: Embedding, weight: np.ndarray) -> None:
+    module.weight = paddle.to_tensor(weight)
+
+
+def pack_norm(module: Norm, weight: np.ndarray) -> None:
+    module.weight = paddle.to_tensor(weight)
+
+
+def make_rotary(cosines: np.ndarray, sines: np.ndarray, is_interleaved: bool) -> Rotary:
+    return Rotary(paddle.to_tensor(cosines), paddle.to_tensor(sines), is_interleaved)
+
+
+# ------------------------------------------------------------------------------------------------- a step's metadata
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """What attention needs of a step, the same for every layer: T tiles of Q queries, S splits of KEY_SPLIT keys."""
+
+    inputs: Inputs
+    key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
+    query_positions: paddle.Tensor  # int32 [T, Q, 1, 1, 1, 1]
+    head_slots: dict[int, paddle.Tensor] = field(default_factory=dict)  # by kv heads: int32 [T, S * heads * KEY_SPLIT]
+    masks: dict[int, paddle.Tensor] = field(default_factory=dict)  # by window: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
+
+
+def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
+    """slot = block_table[seq, pos // block_size] * block_size + pos % block_size, on the device."""
+    size = cache.block_size
+    positions, tables = inputs.positions, inputs.block_tables
+    blocks = paddle.gather(tables.flatten(), inputs.row_slots * tables.shape[1] + positions // size)
+    paddle.assign(blocks * size + positions % size, output=inputs.slot_mapping)
+
+    tiles, num_keys = inputs.num_tiles, inputs.num_key_splits * KEY_SPLIT
+    num_blocks = -(-num_keys // size)
+    tile_tables = paddle.gather(tables, inputs.tile_slots[:tiles])[:, :num_blocks]
+    offsets = paddle.arange(size, dtype="int32")
+    slots = (tile_tables.unsqueeze(-1) * size + offsets).reshape([tiles, num_blocks * size])[:, :num_keys]
+    is_key = paddle.arange(num_keys, dtype="int32") < inputs.tile_contexts[:tiles].unsqueeze(-1)
+    query_positions = paddle.gather(positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
+    return AttentionStep(
+        inputs=inputs,
+        key_slots=slots * is_key.astype("int32"),
+        query_positions=query_positions.reshape([tiles, inputs.tile_rows, 1, 1, 1, 1]),
+    )
+
+
+def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
+    """Rows of the cache seen as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
+    rows = step.head_slots.get(num_kv_heads)
+    if rows is None:
+        tiles, splits = step.inputs.num_tiles, step.inputs.num_key_splits
+        heads = paddle.arange(num_kv_heads, dtype="int32").unsqueeze(-1)
+        rows = step.key_slots.reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads + heads
+        rows = step.head_slots[num_kv_heads] = rows.reshape([tiles, splits * num_kv_heads * KEY_SPLIT])
+    return rows
+
+
+def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
+    mask = step.masks.get(window)
+    if mask is None:
+        splits = step.inputs.num_key_splits
+        keys = paddle.arange(splits * KEY_SPLIT, dtype="int32").reshape([1, 1, splits, 1, 1, KEY_SPLIT])
+        is_hidden = keys > step.query_positions
+        if window:
+            is_hidden = paddle.logical_or(is_hidden, keys <= step.query_positions - window)
+        hidden = paddle.full([1], -math.inf)
+        mask = step.masks[window] = paddle.where(is_hidden, hidden, paddle.zeros([1]))
+    return mask
+
+
+# ------------------------------------------------------------------------------------------------------------- ops
+
+
+def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
+    return paddle.gather(module.weight, inputs.token_ids[: inputs.num_rows])
+
+
+def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
+    rows = x.shape[0]
+    if rows == ROW_TILE:
+        y = paddle.matmul(x, module.weight)
+    else:
+        tiles = paddle.split(x, rows // ROW_TILE)
+        y = paddle.concat([paddle.matmul(tile, module.weight) for tile in tiles])
+    if module.bias is not None:
+        y = y + module.bias
+    return y if y.shape[1] == module.width else y[:, : module.width]
+
+
+def rms_norm(x: paddle.Tensor, module: Norm) -> paddle.Tensor:
+    return _normalize(x, module.weight, module.epsilon)
+
+
+def add_rms_norm(x: paddle.Tensor, residual: paddle.Tensor, module: Norm) -> tuple[paddle.Tensor, paddle.Tensor]:
+    total = x + residual
+    return _normalize(total, module.weight, module.epsilon), total
+
+
+def _normalize(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + epsilon) * weight
+
+
+def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle.Tensor, bool]:
+    """Cosines and signed sines of each row [R, 1, rotary_dim], and whether pairs are interleaved."""
+    positions = inputs.positions[: inputs.num_rows]
+    cosines, sines = paddle.gather(module.cosines, positions), paddle.gather(module.sines, positions)
+    return cosines.unsqueeze(1), sines.unsqueeze(1), module.is_interleaved
+
+
+def rotate_and_store(
+    inputs: Inputs,
+    qkv: paddle.Tensor,
+    angles: tuple[paddle.Tensor, paddle.Tensor, bool],
+    norms: tuple[Norm, Norm] | None,
+    shape: AttentionShape,
+    cache: LayerCache,
+) -> paddle.Tensor:
+    queries, keys, values = paddle.split(qkv, [shape.queries_width, shape.keys_width, shape.keys_width], axis=-1)
+    queries = queries.reshape([-1, shape.num_heads, shape.head_dim])
+    keys = keys.reshape([-1, shape.num_kv_heads, shape.head_dim])
+    if norms is not None:
+        queries, keys = rms_norm(queries, norms[0]), rms_norm(keys, norms[1])
+    queries, keys = _rotate(queries, *angles), _rotate(keys, *angles)
+    slots = inputs.slot_mapping[: inputs.num_rows]
+    paddle.scatter_(cache.keys, slots, keys.reshape([-1, shape.keys_width]))
+    paddle.scatter_(cache.values, slots, values)
+    return queries.reshape([-1, shape.queries_width])
+
+
+def _rotate(x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor, is_interleaved: bool) -> paddle.Tensor:
+    """(a, b) -> (a cos - b sin, b cos + a sin) for each pair; the minus is in `sines` (Su et al. 2021)."""
+    rotary_dim, rest = cosines.shape[-1], None
+    if x.shape[-1] != rotary_dim:
+        x, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    if is_interleaved:
+        pairs = x.reshape([x.shape[0], x.shape[1], rotary_dim // 2, 2])
+        partners = paddle.flip(pairs, axis=[-1]).reshape(x.shape)
+    else:
+        first, second = paddle.split(x, 2, axis=-1)
+        partners = paddle.concat([second, first], axis=-1)
+    rotated = x * cosines + partners * sines
+    return rotated if rest is None else paddle.concat([rotated, rest], axis=-1)
+
+
+def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor:
+    inputs = step.inputs
+    heads, group, dim = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, shape.head_dim
+    queries = queries * (1.0 / math.sqrt(dim))
+    if inputs.tile_rows > 1:
+        queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
+    queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, heads, group, dim])
+    keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
+    rows, mask = _head_slots(step, heads), _mask(step, shape.sliding_window)
+    scores_per_tile = inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * shape.num_heads
+    tiles_per_pass = max(1, MAX_SCORES // scores_per_tile)
+    outputs = []
+    for start in range(0, inputs.num_tiles, tiles_per_pass):
+        tiles = slice(start, start + tiles_per_pass)
+        kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT, dim]
+        pass_rows = rows[tiles].flatten()
+        outputs.append(
+            _attend(
+                queries[tiles],
+                paddle.gather(keys, pass_rows).reshape(kv_shape),
+                paddle.gather(values, pass_rows).reshape(kv_shape),
+                mask[tiles],
+            )
+        )
+    output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
+    output = output.reshape([-1, shape.queries_width])
+    return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])
+
+
+def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
+    """[T, Q, 1, H, G, D] against [T, 1, S, H, KEY_SPLIT, D] -> [T, Q, H, G, D]."""
+    scores = paddle.matmul(queries, keys, transpose_y=True) + mask
+    largest = paddle.max(scores, axis=-1, keepdim=True)
+    if scores.shape[2] > 1:
+        largest = paddle.max(largest, axis=2, keepdim=True)
+    weights = paddle.exp(scores - largest)
+    sums, sums_of_values = paddle.sum(weights, axis=-1, keepdim=True), paddle.matmul(weights, values)
+    return _add_splits(sums_of_values) / _add_splits(sums)
+
+
+def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
+    """The sum over axis 2, one split after another."""
+    splits = paddle.unbind(x, axis=2)
+    return splits[0] if len(splits) == 1 else paddle.add_n(splits)
+
+
+def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
+    gate, up = paddle.split(x, 2, axis=-1)
+    return _ACTIVATIONS[activation](gate) * up
+
+
+def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
+    return paddle.gather(x, row_ids)
+
+
+_ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate=True),
+    "quick_gelu": lambda x: x * functional.sigmoid(x * 1.702),
+    "relu": functional.relu,
+    "relu2": lambda x: paddle.square(functional.relu(x)),
+}
+
+TABLE = OpTable(
+    name="reference",
+    pack_linear=pack_linear,
+    pack_embedding=pack_embedding,
+    pack_norm=pack_norm,
+    make_rotary=make_rotary,
+    begin=begin,
+    embedding=embedding,
+    linear=linear,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    rotary_angles=rotary_angles,
+    rotate_and_store=rotate_and_store,
+    attention=attention,
+    activate_and_multiply=activate_and_multiply,
+    take_rows=take_rows,
+)

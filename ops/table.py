@@ -1,0 +1,68 @@
+"""The op table: what a model may call. One field per op; a backend fills them with its own functions.
+
+A model is written once, straight-line, as `k.linear(...)`, `k.attention(...)`; the worker chooses the table. `R` below is the number of rows
+of a step, padded to a multiple of `ROW_TILE`; padded rows hold token 0 at position 0 of the dummy block and mean nothing.
+
+Every op is batch- and chunk-invariant: a row's bits depend on that row (and the keys it sees) alone. The order of each reduction is
+fixed by the operand's shape, never by the number of rows, their place, the chunk or the thread. `tests/ops/test_invariance.py` asks
+every table for that, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ops.modules import AttentionShape, Embedding, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
+
+ROW_TILE = 16  # rows of a step are computed in tiles of this many
+KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
+
+
+class Inputs(Protocol):
+    """What ops read of a step. The tensors have fixed addresses and their full sizes; the counts say how much of them is in use.
+    `workers/inputs.py` makes them."""
+
+    num_rows: int  # R, a multiple of ROW_TILE
+    num_tiles: int
+    tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
+    num_key_splits: int  # covers the longest context of the step
+    token_ids: Tensor  # int32 [max_rows]
+    positions: Tensor  # int32 [max_rows]
+    row_slots: Tensor  # int32 [max_rows]: batch slot of each row
+    slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
+    block_tables: Tensor  # int32 [max_num_seqs + 1, max_blocks]; the last is the padded rows' and all zero
+    tile_slots: Tensor  # int32 [max_tiles]: batch slot of each tile
+    tile_contexts: Tensor  # int32 [max_tiles]: keys of the tile's sequence, this step's included
+    tile_row_ids: Tensor  # int32 [max_tiles * ROW_TILE]: row of each query of each tile
+    row_queries: Tensor  # int32 [max_rows]: where each row's query is among the tiles'
+
+
+@dataclass(frozen=True, slots=True)
+class OpTable:
+    """The ops of one backend."""
+
+    name: str
+
+    # weights, float32 numpy as the checkpoint has them -> the backend's layout, set on the module
+    pack_linear: Callable[[Linear, np.ndarray, np.ndarray | None], None]  # [out, in], [out]
+    pack_embedding: Callable[[Embedding, np.ndarray], None]  # [rows, width]
+    pack_norm: Callable[[Norm, np.ndarray], None]  # [width]
+    make_rotary: Callable[[np.ndarray, np.ndarray, bool], Rotary]  # cosines, signed sines [positions, rotary_dim]
+
+    # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
+    begin: Callable[[Inputs, KvCache], Any]
+
+    embedding: Callable[[Inputs, Embedding], Tensor]  # -> [R, width]
+    linear: Callable[[Tensor, Linear], Tensor]  # [R, in] -> [R, out]
+    rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
+    add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
+    rotary_angles: Callable[[Inputs, Rotary], Tensor]  # of each row, for `rotate_and_store`
+    # [R, q + k + v], angles, (query norm, key norm) or None: rotates, writes keys and values at slot_mapping -> queries [R, q]
+    rotate_and_store: Callable[[Inputs, Tensor, Tensor, tuple[Norm, Norm] | None, AttentionShape, LayerCache], Tensor]
+    attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
+    activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
+    take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]

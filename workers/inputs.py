@@ -1,0 +1,156 @@
+"""What one step reads on the device: metadata in tensors that are allocated once and never move.
+
+Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inputs`). `set_rows` writes every tensor to its full length, so
+that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step is run.
+
+    sequence 0, 3 rows | sequence 1, 1 row | padding to ROW_TILE
+    token_ids           5 7 9 | 4 | 0 0 ...
+    positions           0 1 2 | 8 | 0 0 ...
+    row_slots           2 2 2 | 6 | n n ...      n = max_num_seqs: a block table of zeros, so the dummy block
+    sequence_offsets    [0, 3, 4, 4, ...]        LoD
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import paddle
+
+from ops.table import KEY_SPLIT, ROW_TILE
+from workers.device import Device
+
+
+def padded(num_rows: int) -> int:
+    """`num_rows` rounded up to whole tiles."""
+    return -(-num_rows // ROW_TILE) * ROW_TILE
+
+
+class StepInputs:
+    """The tensors, and how much of them this step uses. Attributes without `host_` are the device's."""
+
+    token_ids: paddle.Tensor
+    positions: paddle.Tensor
+    row_slots: paddle.Tensor
+    slot_mapping: paddle.Tensor
+    block_tables: paddle.Tensor
+    sequence_slots: paddle.Tensor
+    sequence_offsets: paddle.Tensor
+    sequence_starts: paddle.Tensor
+    context_lengths: paddle.Tensor
+    tile_slots: paddle.Tensor
+    tile_contexts: paddle.Tensor
+    tile_row_ids: paddle.Tensor
+    row_queries: paddle.Tensor
+    logit_row_ids: paddle.Tensor
+
+    def __init__(self, device: Device, max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> None:
+        self._device = device
+        self._dummy_slot = max_num_seqs
+        self._host: dict[str, np.ndarray] = {}
+        max_rows = padded(max(max_num_tokens, max_num_seqs))
+        max_tiles = max(max_rows, max_rows // ROW_TILE + max_num_seqs + 1)
+        max_keys = -(-max_model_len // KEY_SPLIT) * KEY_SPLIT
+        for name, shape in (
+            ("token_ids", (max_rows,)),
+            ("positions", (max_rows,)),
+            ("row_slots", (max_rows,)),
+            ("slot_mapping", (max_rows,)),  # the device's alone
+            ("block_tables", (max_num_seqs + 1, -(-max_keys // block_size))),
+            ("sequence_slots", (max_num_seqs,)),
+            ("sequence_offsets", (max_num_seqs + 1,)),
+            ("sequence_starts", (max_num_seqs,)),
+            ("context_lengths", (max_num_seqs,)),
+            ("tile_slots", (max_tiles,)),
+            ("tile_contexts", (max_tiles,)),
+            ("tile_row_ids", (max_tiles * ROW_TILE,)),
+            ("row_queries", (max_rows,)),
+            ("logit_row_ids", (max_rows,)),
+        ):
+            self._host[name] = np.zeros(shape, np.int32)
+            setattr(self, name, device.tensor(self._host[name]))
+        self.host_block_tables = self._host["block_tables"]
+        self.num_rows = 0
+        self.num_tokens = 0
+        self.num_tiles = 0
+        self.tile_rows = 1
+        self.num_key_splits = 0
+        self.num_logit_rows = 0
+
+    def tensors(self) -> Iterator[tuple[str, paddle.Tensor]]:
+        """Every tensor, by name."""
+        return ((name, getattr(self, name)) for name in self._host)
+
+    def set_rows(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray) -> None:
+        """Sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]`; its tokens are in
+        `slot_token_ids` [slots, tokens]. Sequences without rows may be among them."""
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        self.num_tokens = int(offsets[-1])
+        self.num_rows = padded(self.num_tokens)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        row_slots = slots[rows]
+        positions = starts[rows] + np.arange(self.num_tokens) - offsets[rows]
+        self._set("row_slots", row_slots, self._dummy_slot)
+        self._set("positions", positions)
+        self._set("token_ids", slot_token_ids[row_slots, positions])
+        self._set("sequence_slots", slots, self._dummy_slot)
+        self._set("sequence_offsets", offsets, self.num_tokens)
+        self._set("sequence_starts", starts)
+        self._set("context_lengths", starts + counts)
+        self.num_key_splits = -(-int((starts + counts).max(initial=1)) // KEY_SPLIT)
+        if counts.max(initial=0) <= 1:
+            self._set_single_rows()
+        else:
+            self._set_tiles(slots, starts, counts, offsets)
+        self._upload()
+
+    def set_logit_rows(self, row_ids: np.ndarray) -> None:
+        """The rows whose logits are wanted, in this order."""
+        self.num_logit_rows = len(row_ids)
+        self._set("logit_row_ids", row_ids)
+        self._upload("logit_row_ids")
+
+    def set_block_tables_changed(self) -> None:
+        """The host's block tables were written."""
+        self._upload("block_tables")
+
+    def _set_single_rows(self) -> None:
+        """One row a sequence: each row is its own tile."""
+        self.tile_rows, self.num_tiles = 1, self.num_rows
+        row_ids = np.arange(self.num_rows)
+        self._set("tile_slots", self._host["row_slots"][: self.num_rows], self._dummy_slot)
+        self._set("tile_contexts", self._host["positions"][: self.num_rows] + 1, 1)
+        self._set("tile_row_ids", row_ids)
+        self._set("row_queries", row_ids)
+
+    def _set_tiles(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> None:
+        """Tiles of ROW_TILE queries of one sequence; a place without a query repeats the tile's first. The padded rows are one
+        more sequence, of the dummy slot."""
+        slots = np.append(slots, self._dummy_slot)
+        contexts = np.append(starts + counts, 1)
+        counts = np.append(counts, self.num_rows - self.num_tokens)
+        num_tiles = -(-counts // ROW_TILE)
+        sequences = np.repeat(np.arange(len(counts)), num_tiles)
+        tile_index = np.arange(len(sequences)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        first_rows = offsets[sequences] + tile_index * ROW_TILE
+        last_rows = offsets + counts
+        row_ids = first_rows[:, None] + np.arange(ROW_TILE)
+        is_query = row_ids < last_rows[sequences, None]
+        row_queries = np.empty(self.num_rows, np.int32)
+        row_queries[row_ids[is_query]] = np.flatnonzero(is_query)
+        self.tile_rows, self.num_tiles = ROW_TILE, len(sequences)
+        self._set("tile_slots", slots[sequences], self._dummy_slot)
+        self._set("tile_contexts", contexts[sequences], 1)
+        self._set("tile_row_ids", np.where(is_query, row_ids, first_rows[:, None]).ravel())
+        self._set("row_queries", row_queries)
+
+    def _set(self, name: str, values: np.ndarray, filler: int = 0) -> None:
+        host = self._host[name]
+        assert len(values) <= len(host), f"{name}: {len(values)} values, room for {len(host)}"
+        host[: len(values)] = values
+        host[len(values) :] = filler
+
+    def _upload(self, *names: str) -> None:
+        for name in names or self._host:
+            if name != "slot_mapping":
+                self._device.upload(self._host[name], getattr(self, name))

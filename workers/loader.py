@@ -1,0 +1,218 @@
+"""From a checkpoint directory to a model with its weights, or an error that names everything that is wrong with it.
+
+Called by the runner at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards) in either
+layout:
+
+- Hugging Face: linear weights [out, in], names `model.layers.0.self_attn.q_proj.weight`.
+- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj` holds q, k and v
+  side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
+
+One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence is, in this
+order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import CheckpointError
+from engine.model_config import ModelConfig
+from ops.modules import Linear
+from ops.table import OpTable
+from workers.models import Model, declare_model
+from workers.rotary import rotary_tables
+from workers.safetensors import SafetensorsFile, StoredTensor
+from workers.weights import Weights
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Source = Callable[[str], np.ndarray]  # name -> float32 values, linear weights as [out, in]
+
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_")
+_MAX_LISTED = 20
+_RANDOM_SCALE = 0.02
+
+
+def load_model(
+    path: Path, config: ModelConfig, ops: OpTable, num_positions: int, on_progress: Progress, random_seed: int | None = None
+) -> tuple[Model, int]:
+    """The model of the checkpoint at `path`, which must have the shape of `config`, and the bytes of its weights. With
+    `random_seed`, nothing but the config is used and the weights are random. Raises CheckpointError."""
+    model, weights = declare_model(config)
+    if random_seed is not None:
+        source: Source = _random_source(weights, random_seed)
+    else:
+        source = Checkpoint(path, config, weights).read
+    return model, _fill(weights, source, ops, num_positions, on_progress)
+
+
+def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on_progress: Progress) -> int:
+    """Read and pack every module; the bytes (as float32) that were packed."""
+    total = 4 * sum(int(np.prod(shape)) for shape in weights.shapes().values())
+    done = 0
+
+    def read(name: str) -> np.ndarray:
+        nonlocal done
+        values = source(name)
+        done += values.size * 4
+        on_progress(min(done, total), total)  # a tied embedding is read twice
+        return values
+
+    for embedding in weights.embeddings:
+        ops.pack_embedding(embedding, read(f"{embedding.name}.weight"))
+    for norm in weights.norms:
+        ops.pack_norm(norm, read(f"{norm.name}.weight"))
+    for linear in weights.linears:
+        biases = [read(f"{name}.bias") for name in linear.names] if linear.has_bias else []
+        ops.pack_linear(linear, _join([read(f"{name}.weight") for name in linear.names]), _join(biases) if biases else None)
+    for rope, module in weights.rotaries:
+        made = ops.make_rotary(*rotary_tables(rope, num_positions), rope.is_interleaved)
+        module.cosines, module.sines = made.cosines, made.sines
+    on_progress(total, total)
+    return done
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _random_source(weights: Weights, seed: int) -> Source:
+    """Values that depend on the seed and the tensor's name alone."""
+    shapes = weights.shapes()
+    norms = {f"{norm.name}.weight" for norm in weights.norms}
+
+    def read(name: str) -> np.ndarray:
+        if name in norms:
+            return np.ones(shapes[name], np.float32)
+        generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        return generator.standard_normal(shapes[name], np.float32) * np.float32(_RANDOM_SCALE)
+
+    return read
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stored tensor, or some columns of a fused one."""
+
+    tensor: StoredTensor
+    shape: tuple[int, ...]
+    columns: np.ndarray | None = None
+
+    def read(self) -> np.ndarray:
+        values = self.tensor.read()
+        return values if self.columns is None else values[..., self.columns]
+
+
+class Checkpoint:
+    """The files of a checkpoint, checked against what a model declared. `read` gives any declared tensor, [out, in]."""
+
+    def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
+        self._path = path
+        self._files = list(_open_files(path))
+        self._has_paddle_names = False
+        self._parts = dict(self._name_parts(config))
+        self._is_linear = {f"{name}.weight" for linear in weights.linears for name in linear.names}
+        self._is_linear -= {f"{embedding.name}.weight" for embedding in weights.embeddings}  # tied: stored as an embedding
+        self.is_paddle_layout = self._find_layout(config, weights.linears)
+        self._check(weights.shapes(), config)
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor with the Hugging Face name `name`, float32, linear weights as [out, in]."""
+        values = self._parts[name].read()
+        return values.T if self.is_paddle_layout and name in self._is_linear else values
+
+    def _name_parts(self, config: ModelConfig) -> Iterator[tuple[str, _Part]]:
+        """Stored tensors under their Hugging Face names, fused ones as their parts."""
+        for file in self._files:
+            for name, tensor in file.tensors.items():
+                plain_name = re.sub(r"^ernie\.", "model.", name)
+                self._has_paddle_names |= plain_name != name
+                fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
+                self._has_paddle_names |= bool(fused)
+                for part_name, columns in fused.items():
+                    yield part_name, _Part(tensor, (*tensor.shape[:-1], len(columns)), columns)
+                if not fused:
+                    yield plain_name, _Part(tensor, tensor.shape)
+
+    def _find_layout(self, config: ModelConfig, linears: list[Linear]) -> bool:
+        num_plain, num_transposed = 0, 0
+        for linear in linears:
+            for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
+                part = self._parts.get(f"{name}.weight")
+                if part is None or f"{name}.weight" not in self._is_linear or num_outputs == linear.num_inputs:
+                    continue
+                num_plain += part.shape == (num_outputs, linear.num_inputs)
+                num_transposed += part.shape == (linear.num_inputs, num_outputs)
+        if num_plain != num_transposed:
+            return num_transposed > num_plain
+        formats = {file.metadata.get("format") for file in self._files} & {"pd", "pt"}
+        if len(formats) == 1:
+            return formats == {"pd"}
+        return self._has_paddle_names or not config.is_transformers
+
+    def _check(self, shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> None:
+        problems = []
+        for name, shape in shapes.items():
+            is_transposed = self.is_paddle_layout and name in self._is_linear
+            expected = shape[::-1] if is_transposed else shape
+            part = self._parts.get(name)
+            if part is None:
+                problems.append(f"{name} {list(expected)} is missing")
+            elif part.shape != expected:
+                problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
+        tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        unexpected = [name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)]
+        problems += [f"{name} {list(self._parts[name].shape)} is not expected" for name in sorted(unexpected)]
+        if problems:
+            listed = problems[:_MAX_LISTED]
+            if len(problems) > len(listed):
+                listed.append(f"and {len(problems) - len(listed)} more")
+            raise CheckpointError(
+                f"{self._path} does not hold the weights of the {config.architecture} model in its config.json: "
+                + "; ".join(listed)
+            )
+
+
+def _open_files(path: Path) -> Iterator[SafetensorsFile]:
+    index_path = path / "model.safetensors.index.json"
+    if index_path.is_file():
+        try:
+            names = sorted(set(json.loads(index_path.read_bytes())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index_path} cannot be read: {error!r}") from error
+        paths = [path / name for name in names]
+    else:
+        paths = [path / "model.safetensors"]
+        if not paths[0].is_file():
+            paths = sorted(path.glob("*.safetensors"))
+    if not paths:
+        raise CheckpointError(f"{path} has no safetensors file; other formats are not read (--load-format dummy needs none)")
+    return map(SafetensorsFile, paths)
+
+
+def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:
+    """The separate projections within a fused Paddle tensor of `width` columns: name -> its columns."""
+    match = re.fullmatch(r"(.*\.)(qkv_proj|up_gate_proj)\.(weight|bias)", name)
+    if match is None:
+        return {}
+    prefix, kind, suffix = match.groups()
+    columns = np.arange(width)
+    if kind == "up_gate_proj":
+        gate, up = np.array_split(columns, 2)
+        return {f"{prefix}gate_proj.{suffix}": gate, f"{prefix}up_proj.{suffix}": up}
+    heads, kv_heads = config.num_attention_heads, config.num_kv_heads
+    if heads == kv_heads and width % (3 * heads) == 0:
+        q, k, v = columns.reshape(heads, 3, -1).transpose(1, 0, 2).reshape(3, -1)
+    else:
+        keys = width * kv_heads // (heads + 2 * kv_heads)
+        q, k, v = np.split(columns, [width - 2 * keys, width - keys])
+    return {f"{prefix}{part}_proj.{suffix}": indexes for part, indexes in (("q", q), ("k", k), ("v", v))}

@@ -1,0 +1,73 @@
+"""Llama (Touvron et al. 2023): the decoder that the other dense architectures vary.
+
+Made by the loader, run by a plan. `k` is the op table, R the padded number of rows of the step (`ops/table.py`). Which projections
+have biases, the window of each layer and the rotary variant are the config's.
+"""
+
+from __future__ import annotations
+
+from engine.model_config import ModelConfig
+from ops.modules import AttentionShape, KvCache, Norm, Tensor
+from ops.table import Inputs, OpTable
+from workers.weights import Weights
+
+
+class LlamaLayer:
+    """One decoder layer's weights."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
+        prefix = f"model.layers.{index}"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.shape = AttentionShape(
+            config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index]
+        )
+        queries, keys = self.shape.queries_width, self.shape.keys_width
+        self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.rms_norm_eps)
+        self.qkv = weights.linear(
+            [f"{prefix}.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")],
+            hidden,
+            [queries, keys, keys],
+            config.has_qkv_bias,
+        )
+        self.query_key_norms: tuple[Norm, Norm] | None = None
+        self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
+        self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
+        self.gate_up = weights.linear(
+            [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], hidden, [inner, inner], config.has_mlp_bias
+        )
+        self.down = weights.linear([f"{prefix}.mlp.down_proj"], inner, [hidden], config.has_mlp_bias)
+
+
+class Llama:
+    """The whole model."""
+
+    layer_class: type[LlamaLayer] = LlamaLayer
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.layers = [self.layer_class(config, index, weights) for index in range(config.num_layers)]
+        self.norm = weights.norm("model.norm", config.hidden_size, config.rms_norm_eps)
+        head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+        self.head = weights.linear([head], config.hidden_size, [config.vocab_size])
+        self.rotary = weights.rotary(config.rope)
+
+    def hidden(self, k: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
+        """The last hidden states of this step's tokens, normalized [R, hidden]; their keys and values are in the cache."""
+        step = k.begin(inputs, cache)
+        angles = k.rotary_angles(inputs, self.rotary)
+        residual = k.embedding(inputs, self.embedding)
+        h = k.rms_norm(residual, self.layers[0].input_norm)
+        for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            if index:
+                h, residual = k.add_rms_norm(h, residual, layer.input_norm)
+            qkv = k.linear(h, layer.qkv)
+            queries = k.rotate_and_store(inputs, qkv, angles, layer.query_key_norms, layer.shape, layer_cache)
+            h = k.linear(k.attention(step, queries, layer.shape, layer_cache), layer.output)
+            h, residual = k.add_rms_norm(h, residual, layer.inner_norm)
+            h = k.linear(k.activate_and_multiply(k.linear(h, layer.gate_up), self.config.activation), layer.down)
+        return k.add_rms_norm(h, residual, self.norm)[0]
+
+    def logits(self, k: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
+        """Logits of the rows `row_ids` [m] (m a multiple of ROW_TILE): [m, vocab]."""
+        return k.linear(k.take_rows(hidden, row_ids), self.head)

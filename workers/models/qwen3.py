@@ -1,0 +1,25 @@
+"""Qwen3 (Yang et al. 2025): llama with an RMSNorm on each query and key head before it is rotated."""
+
+from __future__ import annotations
+
+from engine.model_config import ModelConfig
+from workers.models.llama import Llama, LlamaLayer
+from workers.weights import Weights
+
+
+class Qwen3Layer(LlamaLayer):
+    """One decoder layer's weights."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
+        super().__init__(config, index, weights)
+        prefix = f"model.layers.{index}.self_attn"
+        self.query_key_norms = (
+            weights.norm(f"{prefix}.q_norm", config.head_dim, config.rms_norm_eps),
+            weights.norm(f"{prefix}.k_norm", config.head_dim, config.rms_norm_eps),
+        )
+
+
+class Qwen3(Llama):
+    """The whole model."""
+
+    layer_class = Qwen3Layer
