@@ -1,0 +1,109 @@
+"""One HTTP request on its way through a route handler: its id, its time, its body, and the services it may use.
+
+Made by `app.Gate` for every request of the api process; handlers get it by `Exchange.of(request)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive
+
+from api import protocol
+from api.client import EdgeClient
+from api.generation import ClientGone, Generation
+from api.model import ServedModel
+from engine.actor import ActorContext
+from engine.control import ControlClient
+from engine.errors import RequestError
+
+BODY_GRACE_S = 30.0
+LEAST_BODY_BYTES_PER_S = 64 << 10
+SCOPE_KEY = "tokamak.exchange"
+ABORT_KEY = "tokamak.abort_connection"
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the handlers of one api process share."""
+
+    context: ActorContext
+    client: EdgeClient
+    model: ServedModel
+    control: ControlClient
+
+
+class Exchange:
+    def __init__(self, services: Services, request_id: str, key: str) -> None:
+        self.services = services
+        self.request_id = request_id  # as the client sees it
+        self.key = key  # unique in the run
+        self.arrival_ns = time.monotonic_ns()
+
+    @staticmethod
+    def of(request: Request) -> Exchange:
+        return cast(Exchange, request.scope[SCOPE_KEY])
+
+    async def body(self, request: Request) -> bytes:
+        """The whole body. 413 above the limit, before it is read to its end; 408 for one that comes too slowly;
+        `ClientGone`."""
+        limit = self.services.context.config.max_body_bytes
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        num_bytes = 0
+        is_last = False
+        while not is_last:
+            deadline_ns = self.arrival_ns + int((BODY_GRACE_S + num_bytes / LEAST_BODY_BYTES_PER_S) * 1e9)
+            part, is_last = await _next_part(request.receive, (deadline_ns - time.monotonic_ns()) / 1e9)
+            parts.append(part)
+            num_bytes += len(part)
+            if num_bytes > limit:
+                raise _too_large(limit)
+        return b"".join(parts)
+
+    async def parse(self, request: Request, type_: type[T]) -> T:
+        return protocol.parse(await self.body(request), type_)
+
+
+async def _next_part(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:
+    try:
+        message = await asyncio.wait_for(receive(), timeout_s)
+    except asyncio.TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {BODY_GRACE_S:.0f} s and {LEAST_BODY_BYTES_PER_S} bytes/s",
+            status=408,
+            code="timeout",
+        ) from None
+    if message["type"] == "http.disconnect":
+        raise ClientGone("the client left before its body was here")
+    return message.get("body", b""), not message.get("more_body", False)
+
+
+async def leave_with_client(generation: Generation, receive: Receive) -> None:
+    """Abort a generation as soon as its client disconnects. Run as a task, after the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.leave()
+
+
+async def until_finished(generation: Generation, receive: Receive) -> None:
+    """Wait for a whole answer. Raises `RequestError` where the engine refused it, `ClientGone` where nobody waits any more."""
+    watch = asyncio.create_task(leave_with_client(generation, receive))
+    try:
+        await generation.wait()
+    finally:
+        watch.cancel()
+        generation.close()
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body is longer than the limit of {limit} bytes", status=413, code="body_too_large")

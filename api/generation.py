@@ -1,0 +1,179 @@
+"""One HTTP request at the edge: its open samples, and the wait for what they bring.
+
+Lives in the event loop of the api process. Made by `client.EdgeClient.open`, waited on by the route handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable
+
+import msgspec
+
+from engine.errors import TokamakError
+from engine.messages import DecodedLogprobs, Delta, Submit
+
+STALLED_CLIENT_NS = 60_000_000_000
+
+
+class ClientGone(TokamakError):
+    """The client closed its connection before its answer ended."""
+
+
+class OpenSample:
+    """One sample of a request: what was asked, what came, and what of that its response has not taken yet."""
+
+    __slots__ = (
+        "cumulative_logprob",
+        "delivered",
+        "finish_reason",
+        "first_token_ns",
+        "generation",
+        "is_scoring",
+        "last_token_ns",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "pending",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "prompt_tokens",
+        "stop_reason",
+        "submit",
+        "tokenizer",
+        "weight_versions",
+    )
+
+    def __init__(self, submit: Submit, tokenizer: str, generation: Generation, is_scoring: bool) -> None:
+        self.submit = submit
+        self.tokenizer = tokenizer
+        self.generation = generation
+        self.is_scoring = is_scoring  # only the prompt is wanted: the one token that the engine must draw is dropped
+        self.delivered = array("i")
+        self.pending: list[Delta] = []
+        self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: list[DecodedLogprobs] | None = None
+        self.prompt_tokens: list[bytes] = []
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.weight_versions: list[int] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason = ""
+        self.stop_reason: int | str | None = None
+        self.first_token_ns = 0
+        self.last_token_ns = 0
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.finish_reason)
+
+    @property
+    def weight_version(self) -> str:
+        """The weight versions that made it, in order: "1", or "1,2" where they changed meanwhile."""
+        return ",".join(map(str, self.weight_versions))
+
+    def accept(self, delta: Delta) -> None:
+        """Take in what one delta of the present attempt brings."""
+        if not self.num_prompt_tokens:  # a later attempt finds its own prompt in the cache, which the user need not know
+            self.num_prompt_tokens, self.num_cached_tokens = delta.num_prompt_tokens, delta.num_cached_tokens
+        if delta.prompt_token_ids and not self.prompt_token_ids:
+            self.prompt_token_ids = array("i", delta.prompt_token_ids).tolist()
+        if delta.prompt_logprobs is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs, self.prompt_tokens = delta.prompt_logprobs, delta.prompt_tokens or []
+        if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
+            self.weight_versions.append(delta.weight_version)
+        if self.is_scoring and delta.token_ids:
+            delta = Delta(delta.request_id, delta.attempt, [], "", "length")
+        self.delivered.extend(delta.token_ids)
+        self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.pending.append(delta)
+
+    def take(self) -> Delta:
+        """Everything since the last `take` as one delta: a piece of a stream, or a whole answer."""
+        pending, self.pending = self.pending, []
+        if len(pending) == 1:
+            return pending[0]
+        return Delta(
+            self.submit.request_id,
+            self.submit.attempt,
+            token_ids=[token_id for delta in pending for token_id in delta.token_ids],
+            text="".join(delta.text for delta in pending),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=[logprobs for delta in pending for logprobs in delta.logprobs],
+        )
+
+    def next_attempt(self) -> Submit:
+        """The sample as it must be submitted after a crash. A new object: an older one may still wait in a backlog."""
+        self.submit = msgspec.structs.replace(
+            self.submit,
+            attempt=self.submit.attempt + 1,
+            resume_token_ids=self.delivered.tobytes(),
+            has_prompt_logprobs=self.prompt_logprobs is not None,
+        )
+        return self.submit
+
+
+class Generation:
+    """The samples of one HTTP request, prompt by prompt, and the wait for them."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        samples_per_prompt: int,
+        is_streaming: bool,
+        abort_connection: Callable[[], None],
+        close: Callable[[Generation], None],
+    ) -> None:
+        self.key = key  # unique in the run
+        self.samples: list[OpenSample] = []
+        self.samples_per_prompt = samples_per_prompt
+        self.num_unfinished = 0
+        self.writing_since_ns = 0  # not 0 while a write to the client is under way
+        self._is_streaming = is_streaming
+        self._abort_connection = abort_connection
+        self._close = close
+        self._changed = asyncio.Event()
+        self._error: TokamakError | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_unfinished == 0
+
+    @property
+    def weight_version(self) -> str:
+        """The weight versions that made any of its samples, ascending: "1", or "1,2" where they changed meanwhile."""
+        return ",".join(map(str, sorted({version for sample in self.samples for version in sample.weight_versions})))
+
+    async def wait(self) -> None:
+        """Until a stream has something to take, or every sample has ended. Raises why the request failed."""
+        await self._changed.wait()
+        self._changed.clear()
+        if self._error is not None:
+            raise self._error
+
+    def wake(self) -> None:
+        if self._is_streaming or self.is_finished:
+            self._changed.set()
+
+    def fail(self, error: TokamakError) -> None:
+        """End the request with an error; what the engine still does for it is aborted."""
+        if self._error is None and not self.is_finished:
+            self._error = error
+            self._changed.set()
+            self.close()
+
+    def leave(self) -> None:
+        """The client closed its connection."""
+        self.fail(ClientGone(f"request {self.key}: the client left"))
+
+    def close(self) -> None:
+        """Abort what has not finished. Does nothing where all has."""
+        self._close(self)
+
+    def drop_stalled_client(self, now_ns: int) -> None:
+        """Cut a client that has not read for a minute: what waits for it must not grow for ever."""
+        if self.writing_since_ns and now_ns - self.writing_since_ns > STALLED_CLIENT_NS:
+            self._abort_connection()

@@ -1,0 +1,78 @@
+"""The served model as the edge knows it: names, limits, and the sampling defaults that its authors ship.
+
+Made once by the api actor at its start; route handlers read it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from api import responses
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, RequestError
+from engine.model_config import ModelConfig
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What a request that says nothing gets: the checkpoint's generation_config.json, as in vLLM, else the neutral values."""
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+
+    @staticmethod
+    def read(checkpoint: Path) -> SamplingDefaults:
+        path = checkpoint / "generation_config.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=SamplingDefaults)
+        except FileNotFoundError:
+            return SamplingDefaults()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    names: tuple[str, ...]  # the first is the one that answers carry
+    path: str
+    max_model_len: int
+    vocab_size: int
+    max_samples: int  # of one HTTP request: more could never be taken in
+    request_timeout_s: float  # 0: none
+    defaults: SamplingDefaults
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @staticmethod
+    def of(config: EngineConfig) -> ServedModel:
+        path = Path(config.model)
+        return ServedModel(
+            names=config.served_model_name,
+            path=config.model,
+            max_model_len=config.max_model_len,
+            vocab_size=ModelConfig.read(path).vocab_size,
+            max_samples=config.max_waiting + config.max_num_seqs,
+            request_timeout_s=config.request_timeout_s,
+            defaults=SamplingDefaults.read(path),
+        )
+
+    def resolve(self, name: str | None) -> str:
+        """The name that the answer carries. 404 for a model that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            served = ", ".join(self.names)
+            raise RequestError(
+                f"the model {name!r} does not exist; served here: {served}", status=404, code="model_not_found", param="model"
+            )
+        return name
+
+    def card(self, name: str) -> responses.Model:
+        return responses.Model(id=name, created=self.created, root=self.path, max_model_len=self.max_model_len)

@@ -1,0 +1,251 @@
+"""Request bodies: what the HTTP API accepts, with every range, once.
+
+Used by the api process's route handlers (`parse`) and by the OpenAPI document, which is made from the same structs. Unknown
+fields are ignored, as vLLM does; `null` means "not given" wherever a field has a default. Every error is a 400 that names the
+parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from engine.errors import RequestError
+
+MAX_TOP_LOGPROBS = 20
+MAX_SAMPLES_PER_PROMPT = 128
+_INT32_MAX = 2**31 - 1
+
+TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+NumTokens = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+NumSamples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT)]
+NumTopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Word = Annotated[str, Meta(min_length=1, max_length=1024)]
+Words = Annotated[list[Word], Meta(max_length=64)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[dict[TokenId, Bias], Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}})]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What `/v1/completions` and `/v1/chat/completions` have in common."""
+
+    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: NumTokens | None = None
+    min_tokens: NumTokens | None = None
+    n: NumSamples | None = None
+    best_of: (
+        Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Draw so many, return the n likeliest.")] | None
+    ) = None
+    temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy.")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX, description="-1 or 0: all.")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Words | None = None
+    stop: Word | Words | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    prompt_logprobs: NumTopLogprobs | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-_INT32_MAX, le=_INT32_MAX, description="Lower runs first.")] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the last token.")] | None = None
+    user: str | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: Annotated[
+        str | Annotated[list[TokenId | str | TokenIds], Meta(min_length=1)],
+        Meta(description="Text, token ids, a list of texts, or a list of lists of token ids."),
+    ]
+    logprobs: NumTopLogprobs | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    suffix: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal"], Meta(description="This engine takes text only.")]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: Annotated[str | dict[str, Any] | None, Meta(description="JSON text, or the object itself.")] = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One turn. Fields not named here go to the chat template as they are."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: Annotated[str | list[str | ContentPart] | None, Meta(description="Only an assistant's may be missing.")] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: Annotated[Literal["text"], Meta(description="Structured output is not supported.")]
+
+
+class ChatFields(msgspec.Struct, kw_only=True):
+    """How a conversation becomes a prompt: `/v1/chat/completions` and `/tokenize`."""
+
+    messages: Messages
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Annotated[Literal["none", "auto"], Meta(description="Forced calls are not supported.")] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(GenerationRequest, ChatFields, kw_only=True):
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumTopLogprobs | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeTextRequest(msgspec.Struct, kw_only=True):
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatFields, kw_only=True):
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+WeightMode = Literal["abort", "wait", "requeue", "keep"]
+
+
+class PauseRequest(msgspec.Struct, kw_only=True):
+    mode: WeightMode = "abort"
+
+
+class ReloadRequest(msgspec.Struct, kw_only=True):
+    path: Annotated[str, Meta(max_length=4096, description="Empty: the weights in use, read anew.")] = ""
+    mode: WeightMode = "requeue"
+    ranks: Annotated[list[Annotated[int, Meta(ge=0, le=65535)]], Meta(description="Empty: the whole engine.")] = []
+
+
+class AbortRequestBody(msgspec.Struct, kw_only=True):
+    request_id: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class EmptyRequest(msgspec.Struct, kw_only=True):
+    pass
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+
+
+def load(body: bytes) -> dict[str, Any]:
+    """A body as a JSON object. Not a number, unpaired surrogates, invalid UTF-8 and deep nesting are refused here."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, not {_shown(value)}", code="invalid_json")
+    return value
+
+
+def convert(fields: dict[str, Any], type_: type[T]) -> T:
+    """A JSON object as a request; the first field that does not fit is named in the error."""
+    try:
+        return msgspec.convert(fields, type_, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), fields) from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", code="invalid_json") from None
+
+
+def parse(body: bytes, type_: type[T]) -> T:
+    return convert(load(body), type_)
+
+
+def dump(value: object, param: str) -> bytes:
+    """A part of a body back as JSON text, for the ring."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # orjson writes at most 254 levels
+        raise RequestError(f"{param} is nested too deeply", param=param) from None
+
+
+def invalid(param: str, message: str) -> RequestError:
+    """A value that its neighbours or the model forbid."""
+    return RequestError(f"{param}: {message}", code="invalid_value", param=param)
+
+
+def _named(text: str, fields: dict[str, Any]) -> RequestError:
+    match = _ERROR.fullmatch(text)
+    assert match is not None
+    path, what = (match["path"] or "").lstrip("."), match["what"]
+    missing = _MISSING.fullmatch(what)
+    if missing is not None:
+        param = f"{path}.{missing['name']}" if path else missing["name"]
+        return RequestError(f"{param} is required", code="missing_required_parameter", param=param)
+    got = "" if ", got" in what or match["key"] else _got(fields, match["path"] or "")
+    where = f"a key of {path}" if match["key"] else path
+    return RequestError(f"{where}: {what[0].lower()}{what[1:]}{got}", code="invalid_value", param=path)
+
+
+def _got(fields: object, path: str) -> str:
+    """The offending value, found again by msgspec's path; nothing where a path leads through a mapping of unnamed keys."""
+    value: Any = fields
+    for step in _STEP.finditer(path):
+        if step["name"] is not None and isinstance(value, dict) and step["name"] in value:
+            value = value[step["name"]]
+        elif step["index"] not in (None, "...") and isinstance(value, list):
+            value = value[int(step["index"])]
+        else:
+            return ""
+    return f", got {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return f"an {'object' if isinstance(value, dict) else 'array'} of {len(value)}"
+    text = repr(value) if isinstance(value, str) else orjson.dumps(value).decode()
+    return text if len(text) <= 64 else f"{text[:61]}..."

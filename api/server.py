@@ -1,0 +1,207 @@
+"""The api actor: an event loop with a listening socket on one side and the mailbox on the other.
+
+One process per `--api-processes`, all listening on one port (SO_REUSEPORT). Owns the sockets and, through `client.EdgeClient`,
+the truth about its open requests. A thread sleeps on the mailbox's futex and wakes the event loop; everything else happens in
+the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+
+from api.app import Gate
+from api.client import EdgeClient
+from api.connection import Connection
+from api.exchange import Services
+from api.model import ServedModel
+from engine.actor import LOOK_INTERVAL_NS, Actor, ActorContext, ActorLoop
+from engine.control import ControlClient
+from engine.errors import StartError
+from engine.messages import AbortRequest, Command, Message, Reply
+from shm.counters import State
+from shm.mailbox import Mailbox
+
+KEEP_ALIVE_S = 30
+BACKLOG = 2048
+MAX_GRACE_S = 3.0  # for open streams after SIGTERM; then they end with an error
+SPARE_DESCRIPTORS = 256
+MAIL_TIMEOUT_S = 1.0  # the waiter never waits for ever, not even for a busy event loop
+
+
+class ApiActor(Actor):
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        self.client = EdgeClient(context)
+        self._turns = ActorLoop(self)
+        self._stop_ns = 0
+
+    # ----------------------------------------------------------------------------------------------------------- hooks
+
+    def on_start(self) -> None:
+        config = self.context.config
+        services = Services(self.context, self.client, ServedModel.of(config), ControlClient(self.context.run))
+        allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
+        self._sockets = [listening_socket(config.host, config.port)]
+        Connection.max_connections = config.max_connections
+        self._server = _Server(
+            uvicorn.Config(
+                Gate(services),
+                http=Connection,
+                ws="none",
+                loop="uvloop",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                backlog=BACKLOG,
+            ),
+            self.context.announce_ready,
+        )
+
+    def on_message(self, sender: str, message: Message) -> None:
+        self.client.on_message(message)
+
+    def on_command(self, command: Command) -> Reply | None:
+        if not isinstance(command.order, AbortRequest):
+            return super().on_command(command)
+        if self.client.abort(command.order.request_id):
+            return Reply(command.command_id)
+        return Reply(command.command_id, 404, f"{self.context.name} has no open request {command.order.request_id}")
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        self.client.on_peer(name)
+
+    # ------------------------------------------------------------------------------------------------------------ life
+
+    def run(self) -> None:
+        self.context.row.set_state(State.LOADING)
+        self.on_start()
+        loop = uvloop.new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+        finally:
+            loop.close()
+
+    async def _serve(self) -> None:
+        """Until the server has ended: every 100 ms heartbeat, a look at the peers, and what is due."""
+        self._failure = asyncio.get_running_loop().create_future()
+        with _MailboxWaiter(self.context.mailbox, self._on_mail):
+            server = asyncio.create_task(self._server.serve(self._sockets))
+            while not server.done():
+                self._turns.turn()
+                now_ns = time.monotonic_ns()
+                self.client.on_tick(now_ns)
+                if self.context.is_stopping:
+                    self._end(now_ns)
+                await asyncio.wait({server, self._failure}, timeout=LOOK_INTERVAL_NS / 1e9, return_when=asyncio.FIRST_COMPLETED)
+                if self._failure.done():
+                    self._failure.result()
+            server.result()
+
+    def _on_mail(self) -> None:
+        """One bounded turn; the waiter comes again at once where more is there, and requests get their turn between."""
+        try:
+            self._turns.turn()
+        except Exception as error:
+            if not self._failure.done():
+                self._failure.set_exception(error)
+
+    def _end(self, now_ns: int) -> None:
+        """SIGTERM came. No new connections and requests; open streams may end shortly, then they end with an error, and a
+        client that does not even read that is cut."""
+        if not self._stop_ns:
+            self._stop_ns = now_ns
+            self.context.row.set_state(State.DRAINING)
+            self.client.stop(grace=True)
+            self._server.should_exit = True
+        grace_ns = int(min(MAX_GRACE_S, self.context.config.stop_timeout_s / 3) * 1e9)
+        if now_ns - self._stop_ns > grace_ns:
+            self.client.stop(grace=False)
+        if now_ns - self._stop_ns > 2 * grace_ns:
+            self._server.cut_connections()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: an actor's signals are `engine.child`'s."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def cut_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, Connection)
+            connection.transport.abort()
+
+
+class _MailboxWaiter:
+    """A thread that sleeps on the mailbox and has `on_mail` called in the event loop, once per awakening."""
+
+    def __init__(self, mailbox: Mailbox, on_mail: Callable[[], None]) -> None:
+        self._mailbox = mailbox
+        self._on_mail = on_mail
+        self._loop = asyncio.get_running_loop()
+        self._is_taken = threading.Event()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._wait, name="mailbox", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopping = True
+        self._is_taken.set()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        while not self._is_stopping:
+            if self._mailbox.wait(LOOK_INTERVAL_NS):
+                self._is_taken.clear()
+                self._loop.call_soon_threadsafe(self._take)
+                self._is_taken.wait(MAIL_TIMEOUT_S)
+
+    def _take(self) -> None:
+        self._on_mail()
+        self._is_taken.set()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket bound to the port that all api processes share; the supervisor holds the port, so nobody else can have it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may be in TIME_WAIT
+        bound.bind(address)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
+    return bound
+
+
+def allow_descriptors(wanted: int) -> None:
+    """Raise the soft limit of open files as far as that is needed and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,48 @@
+"""`POST /tokenize` and `POST /detokenize`: a tokenizer actor's work, in vLLM's shapes. Runs in the api process."""
+
+from __future__ import annotations
+
+from array import array
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import protocol
+from api.chat import chat_prompt
+from api.errors import json_response
+from api.exchange import Exchange
+from api.logprobs import token_text
+from api.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from api.responses import Detokenization, Tokenization
+from api.submission import check_vocabulary, int32
+from engine.messages import Prompt, TextPrompt
+
+
+async def tokenize(request: Request) -> Response:
+    """The route: a text (`prompt`) or a conversation (`messages`) as token ids."""
+    exchange = Exchange.of(request)
+    fields = protocol.load(await exchange.body(request))
+    body: TokenizeChatRequest | TokenizeTextRequest
+    prompt: Prompt
+    if "messages" in fields:
+        body = protocol.convert(fields, TokenizeChatRequest)
+        prompt = chat_prompt(body, fields)
+    else:
+        body = protocol.convert(fields, TokenizeTextRequest)
+        prompt = TextPrompt(body.prompt, body.add_special_tokens is not False)
+    exchange.services.model.resolve(body.model)
+    tokenized = await exchange.services.client.tokenize(prompt)
+    token_ids = array("i", tokenized.token_ids).tolist()
+    answer = Tokenization(count=len(token_ids), max_model_len=tokenized.max_model_len, tokens=token_ids)
+    if body.return_token_strs:
+        answer.token_strs = [token_text(token) for token in tokenized.tokens]
+    return json_response(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """The route: token ids as text."""
+    exchange = Exchange.of(request)
+    body = await exchange.parse(request, DetokenizeRequest)
+    exchange.services.model.resolve(body.model)
+    check_vocabulary("tokens", body.tokens, exchange.services.model)
+    return json_response(Detokenization(await exchange.services.client.detokenize(int32(body.tokens))))
