@@ -1,6 +1,8 @@
-"""The native module (shm/native/*.cpp). A `memory` is anything with the buffer protocol over mapped memory; offsets are in bytes.
+"""The native module (shm/native/*.cpp). A `memory` is anything with the buffer protocol over mapped memory; offsets are
+in bytes.
 
-Every function raises SharedMemoryError where an offset lies outside the memory or the memory is read-only and would be written.
+Every function raises SharedMemoryError where an offset lies outside the memory or the memory is read-only and would be
+written.
 """
 
 from typing import SupportsFloat, SupportsIndex

@@ -1,7 +1,7 @@
 """The actor table in the counters file: who is who, in which epoch and state, and when it last got round its work loop.
 
-The supervisor writes an actor's identity, SPAWNED before the process exists and DEAD after it has ended; in between the actor writes
-its own state, heartbeat and step. Everybody else reads.
+The supervisor writes an actor's identity, SPAWNED before the process exists and DEAD after it has ended; in between the
+actor writes its own state, heartbeat and step. Everybody else reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The broadcast ring: one writer (the scheduler), a position for each reader (the ranks).
 
-The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer waits for the
-slowest active reader and for nobody else. A newcomer joins at the tail: it is sent the first record after the writer noticed it,
-which is before the writer's next send.
+The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer
+waits for the slowest active reader and for nobody else. A newcomer joins at the tail: it is sent the first record after
+the writer noticed it, which is before the writer's next send.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The counters file: everything that is counted, in one segment that anybody may map read-only, while the engine runs, when it hangs
-and after it died.
+"""The counters file: everything that is counted, in one segment that anybody may map read-only, while the engine runs,
+when it hangs and after it died.
 
-The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row of the actor
-table and its section of the error log, also after a restart, so that counters go on. The file describes itself: its metadata is JSON
-that says which metric of which actor is where. `/metrics`, `tokamak top` and `tokamak ctl` print what they find there.
+The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row
+of the actor table and its section of the error log, also after a restart, so that counters go on. The file describes
+itself: its metadata is JSON that says which metric of which actor is where. `/metrics`, `tokamak top` and `tokamak ctl`
+print what they find there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from shm.errors import SharedMemoryError
 from shm.layout import LINE, StructView, round_up, size_of
 from shm.segment import Segment, segment_name
 
-__all__ = ["ActorRow", "ActorSnapshot", "Cell", "Counters", "ErrorLog", "ErrorSnapshot", "HistogramCells", "MetricLike", "State"]
+__all__ = [
+    "ActorRow",
+    "ActorSnapshot",
+    "Cell",
+    "Counters",
+    "ErrorLog",
+    "ErrorSnapshot",
+    "HistogramCells",
+    "MetricLike",
+    "State",
+]
 
 HistogramCells = Histogram
 KIND = "counters"
@@ -73,7 +84,9 @@ class Counters:
         rows = (ActorRow(segment.buffer, actors_offset + index * ROW_BYTES) for index in range(header.word("num_actors")))
         self._actors = {row.name: row for row in rows}
         self.errors = ErrorLog(segment.buffer, header.word("errors_offset"), list(self._actors))
-        self._row_of: dict[tuple[str, frozenset[tuple[str, str]]], Row] = {_key(row["name"], row["labels"]): row for row in self.rows}
+        self._row_of: dict[tuple[str, frozenset[tuple[str, str]]], Row] = {
+            _key(row["name"], row["labels"]): row for row in self.rows
+        }
         self._cells: list[Cell | Histogram] | None = None
 
     @classmethod
@@ -124,7 +137,8 @@ class Counters:
         return self.segment.run_id
 
     def counter(self, name: str, actor: str, **labels: str) -> Cell:
-        """The cell of a counter or gauge, on which whatever was counted before goes on. To write it is the actor's privilege."""
+        """The cell of a counter or gauge, on which whatever was counted before goes on. To write it is the actor's
+        privilege."""
         row = self._row(name, actor, labels)
         if row["kind"] == "histogram":
             raise SharedMemoryError(f"{name} of {actor} is a histogram; ask for histogram(...)")

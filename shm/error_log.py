@@ -1,7 +1,7 @@
 """The distinct-error log in the counters file: what went wrong, how often, first and last when.
 
-Each actor has a section of its own, so each entry has one writer. An error that comes again costs two stores, so an error in a loop can
-neither flood anything nor get lost.
+Each actor has a section of its own, so each entry has one writer. An error that comes again costs two stores, so an error
+in a loop can neither flood anything nor get lost.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The root of the engine's exception tree and the errors of shared memory. `engine.errors` takes both from here, so that imports
-point one way and there is one tree."""
+"""The root of the engine's exception tree and the errors of shared memory. `engine.errors` takes both from here, so that
+imports point one way and there is one tree."""
 
 from __future__ import annotations
 

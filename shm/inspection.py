@@ -1,4 +1,5 @@
-"""Reading the rings of a run from outside: `tokamak top` and `tokamak ctl`, without the engine's help and without writing a word."""
+"""Reading the rings of a run from outside: `tokamak top` and `tokamak ctl`, without the engine's help and without writing
+a word."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class StructView:
-    """One struct at an offset of a mapped buffer: words as integers (load-acquire, store-release), text as UTF-8 up to a zero."""
+    """One struct at an offset of a mapped buffer: words as integers (load-acquire, store-release), text as UTF-8 up to a
+    zero."""
 
     __slots__ = ("_buffer", "_fields", "offset")
 

@@ -1,11 +1,11 @@
 """Mailboxes: how actors send each other records.
 
-A mailbox belongs to one receiver and has one SPSC ring for each sender, so that a sender that dies can wedge nobody, and one doorbell
-that all of them ring. The supervisor creates all mailboxes; the receiver attaches a `Mailbox`, each sender a `MailboxSender`.
-Nothing here blocks a sender: a full ring is a refused send.
+A mailbox belongs to one receiver and has one SPSC ring for each sender, so that a sender that dies can wedge nobody, and
+one doorbell that all of them ring. The supervisor creates all mailboxes; the receiver attaches a `Mailbox`, each sender a
+`MailboxSender`. Nothing here blocks a sender: a full ring is a refused send.
 
-A record arrives whole or not at all. Killed while sending, the writer never sent it; killed while receiving, the reader finds it
-again in its next life.
+A record arrives whole or not at all. Killed while sending, the writer never sent it; killed while receiving, the reader
+finds it again in its next life.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class ProcessIdentity:
         return cls(pid, found[1], boot_id())
 
     def is_alive(self) -> bool:
-        """False only where the process provably ended: another boot, no such pid, a zombie, or the pid belongs to a later one."""
+        """False only where the process provably ended: another boot, no such pid, a zombie, or the pid belongs to a later
+        one."""
         if self.boot_id != boot_id():
             return False
         found = _state_and_start(self.pid)

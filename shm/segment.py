@@ -1,8 +1,8 @@
 """Segments (POSIX shared memory with the common header) and memory files (memfds for large arenas).
 
-The supervisor creates both; actors attach. A segment is created exclusively, its space reserved, its contents initialised, and its
-magic written last; whoever attaches waits for the magic and then checks layout and run. Mapped memory goes when the last object
-that looks into it goes, so `close` is never a use after free.
+The supervisor creates both; actors attach. A segment is created exclusively, its space reserved, its contents
+initialised, and its magic written last; whoever attaches waits for the magic and then checks layout and run. Mapped
+memory goes when the last object that looks into it goes, so `close` is never a use after free.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Segment:
         self.header = StructView("SegmentHeader", self.buffer)
 
     @classmethod
-    def create(cls, name: str, num_bytes: int, initialise: Callable[[memoryview], None] | None = None, epoch: int = 0) -> Segment:
+    def create(
+        cls, name: str, num_bytes: int, initialise: Callable[[memoryview], None] | None = None, epoch: int = 0
+    ) -> Segment:
         """A new segment of `num_bytes`: zeros behind the header, until `initialise(buffer)` has written what belongs there. The
         magic is written after that; where anything fails, the name is removed again."""
         _, run_id, kind, short_name = name.split(".", 3)
@@ -152,7 +154,9 @@ class MemoryFile:
         try:
             actual = os.fstat(fd).st_size
         except OSError as error:
-            raise SharedMemoryError(f"no arena on file descriptor {fd}: {error.strerror}; was it passed to this process?") from error
+            raise SharedMemoryError(
+                f"no arena on file descriptor {fd}: {error.strerror}; was it passed to this process?"
+            ) from error
         if actual != num_bytes:
             raise SharedMemoryError(f"the arena on file descriptor {fd} has {actual} bytes, {num_bytes} were expected")
         return cls(fd, num_bytes)
@@ -223,7 +227,9 @@ def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
     try:
         return posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600)
     except posix_ipc.ExistentialError as error:
-        raise SharedMemoryError(f"segment {name} exists already; another engine uses this run id, or one died and left it") from error
+        raise SharedMemoryError(
+            f"segment {name} exists already; another engine uses this run id, or one died and left it"
+        ) from error
     except (posix_ipc.PermissionsError, OSError) as error:
         raise SharedMemoryError(f"cannot create segment {name} in {DIRECTORY}: {error}") from error
 

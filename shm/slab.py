@@ -1,12 +1,13 @@
 """The tensor slab: large arrays between actors without a copy on the reader's side.
 
-One producer allocates slots from a memfd that the supervisor created and passed on; a small `SlabHandle` travels in a message; each
-consumer maps the same memfd and looks at the payload in place. A slot has a mask with a bit for every consumer that has yet to
-release it and one for its producer, so that whoever outlives a dead process can take its bit away. A slot is free when no bit is left.
+One producer allocates slots from a memfd that the supervisor created and passed on; a small `SlabHandle` travels in a
+message; each consumer maps the same memfd and looks at the payload in place. A slot has a mask with a bit for every
+consumer that has yet to release it and one for its producer, so that whoever outlives a dead process can take its bit
+away. A slot is free when no bit is left.
 
-Of the producer's bit: set by `allocate`, taken back by `release` once the handle is sent. If the producer dies in between,
-`clear_consumer(PRODUCER)` (its next incarnation's `attach` does it) frees the slot for everybody, because nobody can tell whether the
-handle got out; one that did is then refused as stale.
+Of the producer's bit: set by `allocate`, taken back by `release` once the handle is sent. If the producer dies in
+between, `clear_consumer(PRODUCER)` (its next incarnation's `attach` does it) frees the slot for everybody, because nobody
+can tell whether the handle got out; one that did is then refused as stale.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Slab:
 
     @classmethod
     def create(cls, memory: MemoryFile, run_id: str, slab_id: int, slots: Mapping[int, int]) -> Slab:
-        """Lay a slab out in a new memory file of `num_bytes_of(slots)`. By the supervisor, before it starts those who attach."""
+        """Lay a slab out in a new memory file of `num_bytes_of(slots)`. By the supervisor, before it starts those who
+        attach."""
         offsets, num_bytes = _class_offsets(slots)
         if memory.num_bytes < num_bytes:
             raise SharedMemoryError(f"slab {slab_id} needs {num_bytes} bytes, its memory file has {memory.num_bytes}")
@@ -92,8 +94,8 @@ class Slab:
         return slab
 
     def allocate(self, num_bytes: int, consumers: Iterable[int]) -> SlabHandle | None:
-        """A slot of at least `num_bytes` for these consumers to read, held by the producer too until it calls `release`. None: no
-        free slot that is large enough. Only the producer may call this."""
+        """A slot of at least `num_bytes` for these consumers to read, held by the producer too until it calls `release`.
+        None: no free slot that is large enough. Only the producer may call this."""
         mask = 0
         for consumer in consumers:
             mask |= 1 << check_bit(consumer)
