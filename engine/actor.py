@@ -1,8 +1,9 @@
 """What an actor is: a process with a mailbox, a row in the actor table and a work loop.
 
-Every process of the engine but the supervisor runs one `Actor`; `engine/child.py` makes its `ActorContext` (everything it shares
-with the others) and calls `run`. A subclass says what a message, a command and a step mean; the loop here adds the rest: it drains
-the mailbox, notices peers that were started again, writes the heartbeat, counts, and sleeps when there is nothing to do.
+Every process of the engine but the supervisor runs one `Actor`; `engine/child.py` makes its `ActorContext` (everything it
+shares with the others) and calls `run`. A subclass says what a message, a command and a step mean; the loop here adds the
+rest: it drains the mailbox, notices peers that were started again, writes the heartbeat, counts, and sleeps when there is
+nothing to do.
 
     class Echo(Actor):
         def on_message(self, sender: str, message: Message) -> None:
@@ -238,8 +239,8 @@ class Actor:
 
 
 class ActorLoop:
-    """One actor's turns: mailbox, peers, step, heartbeat. An actor with its own event loop calls `turn` from there, whenever its
-    mailbox has something and at least every 100 ms."""
+    """One actor's turns: mailbox, peers, step, heartbeat. An actor with its own event loop calls `turn` from there, whenever
+    its mailbox has something and at least every 100 ms."""
 
     def __init__(self, actor: Actor) -> None:
         context = actor.context

@@ -23,7 +23,6 @@ import fcntl
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from engine.topology import ActorPlan
 from shm.process import ProcessIdentity
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its terminating zero
-LONGEST_SOCKET_NAME = "kv-events.ipc"
+FILE_NAMES = ("manifest.json", "weights.json", "control.ipc", "events.ipc", "kv-events.ipc", "lock")  # and the logs
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -95,6 +94,15 @@ class Run:
             return msgspec.json.decode(self.manifest_path.read_bytes(), type=Manifest)
         except (OSError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable manifest in {self.directory}: {error}; is it the directory of a run?") from error
+
+    def check_path(self) -> None:
+        """StartError where a socket in the directory would have too long a path."""
+        longest = max(len(os.fsencode(self.directory / name)) for name in FILE_NAMES if name.endswith(".ipc"))
+        if longest > MAX_SOCKET_PATH_BYTES:
+            raise StartError(
+                f"the run directory {self.directory} makes socket paths of {longest} bytes, the limit is "
+                f"{MAX_SOCKET_PATH_BYTES}; give a shorter one with --run-dir"
+            )
 
     def write_manifest(self, manifest: Manifest) -> None:
         _write_atomically(self.manifest_path, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
@@ -211,18 +219,13 @@ def lock_run(run: Run) -> int:
             f"{run.directory} is in use by another engine (process {owner.pid if owner else 'unknown'}); stop it or give "
             "another directory with --run-dir"
         ) from error
-    identity = ProcessIdentity.of(os.getpid())
+    identity = ProcessIdentity.of()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{identity.pid} {identity.start_ticks} {identity.boot_id}\n".encode(), 0)
     return descriptor
 
 
-def now_unix() -> float:
-    """Wall-clock time, for people."""
-    return time.time()
-
-
 def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(data)
     os.replace(temporary, path)

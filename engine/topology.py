@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.config import EngineConfig
+from shm.actor_table import role_of as role_of
 
 SUPERVISOR = "supervisor"
 SCHEDULER = "scheduler"
@@ -56,11 +57,6 @@ class RingSizes(msgspec.Struct, frozen=True):
 
     mailbox: dict[str, int]
     broadcast: int
-
-
-def role_of(name: str) -> str:
-    """`worker` of `worker0`."""
-    return name.rstrip("0123456789")
 
 
 def index_of(name: str) -> int:

@@ -1,0 +1,94 @@
+"""`tokamak serve`: options to configuration, configuration to a run, a run to its supervisor, and what the user sees of it.
+
+Called by `tools/cli.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import OptionError, TokamakError
+from engine.options import read_options
+from engine.port import reserve_port
+from engine.progress import Progress, terminal_progress
+from engine.reaper import create_run, remove_run
+from engine.resolution import resolve
+from engine.run import Manifest, Run
+from engine.segments import RunSegments
+from engine.signals import SignalCatcher
+from engine.supervisor import Supervisor
+from engine.topology import SUPERVISOR, ActorPlan, default_plan
+
+EXIT_FAILED = 1
+EXIT_BAD_OPTIONS = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until asked to stop. The exit code."""
+    start_s = time.monotonic()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        options = read_options(arguments, os.environ)
+        config = resolve(options)
+    except OptionError as error:
+        print(f"tokamak serve: error: {error}", file=sys.stderr)
+        return EXIT_BAD_OPTIONS
+    for note in options.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return serve(config, default_plan(config), terminal_progress(), start_s)
+
+
+def serve(config: EngineConfig, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
+    """Run an engine of `plan`: make everything it needs, supervise it, and remove everything again. The exit code."""
+    with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
+        try:
+            port = open_until_end.enter_context(reserve_port(config.host, config.port))
+            config = msgspec.structs.replace(config, port=port.getsockname()[1])
+            run = _open_run(config, plan, open_until_end)
+            segments = RunSegments.of(config, [actor.name for actor in plan])
+            open_until_end.callback(segments.close)
+            started = Supervisor(run, config, plan, segments, progress, lambda: _announce(config, segments, start_s))
+            return started.live(signals)
+        except TokamakError as error:
+            progress.end()
+            print(f"tokamak: error: {error}", file=sys.stderr)
+            return EXIT_FAILED
+
+
+def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack) -> Run:
+    """The run's directory with lock and manifest, removed at the end with all segments of the run."""
+    Run(config.run_id, Path(config.run_dir)).check_path()
+    run, lock = create_run(config.run_id, Path(config.run_dir))
+    open_until_end.callback(os.close, lock)
+    open_until_end.callback(remove_run, run)
+    run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
+    return run
+
+
+def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> None:
+    """The ready line, and what to try. Tools wait for the first line exactly as it is."""
+    seconds = time.monotonic() - start_s
+    segments.counters.counter("start_seconds", SUPERVISOR).set(seconds)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    url = f"http://{host}:{config.port}"
+    near = f"http://127.0.0.1:{config.port}" if config.host in ("0.0.0.0", "::") else url
+    name = config.served_model_name[0]
+    key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What are you?"}}]}}'
+    print(f"ready {url}")
+    print(f"  model {name}, {config.device}, {config.max_model_len} tokens, ready after {seconds:.1f} s; try:")
+    print(f"    curl {near}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+    print(
+        f"    python -c \"from openai import OpenAI; c = OpenAI(base_url='{near}/v1', api_key='{'KEY' if key else '-'}'); "
+        f"print(c.chat.completions.create(model='{name}', messages=[dict(role='user', content='What are you?')])"
+        '.choices[0].message.content)"'
+    )
+    print("    tokamak top", flush=True)

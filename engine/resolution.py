@@ -1,0 +1,199 @@
+"""From the values asked for to the frozen EngineConfig: checks options against the model, the machine and each other.
+
+Called once by `engine/launch.py`. Nothing is "auto" or missing afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, OptionError
+from engine.model_config import ModelConfig
+from engine.options import OptionValues
+from engine.run import new_run_id, runs_root
+
+EMBEDDED_MODEL_NAME = "tokamak-demo"
+MAX_DEFAULT_CACHE_BYTES = 1 << 30
+_DISTRIBUTIONS = {
+    "cpu": ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu"),
+    "gpu": ("paddlepaddle-gpu",),
+    "xpu": ("paddlepaddle-xpu", "paddle-custom-device-xpu"),
+}
+_SECONDS = ("request_timeout", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
+_SAME: tuple[str, ...] = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "max_waiting",
+    "api_processes",
+)
+_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "admin_key", "max_body_bytes", "max_connections")
+_SAME += ("kv_events_endpoint", "log_level", "seed")
+
+
+def resolve(options: OptionValues) -> EngineConfig:
+    """The configuration that `options` ask for. OptionError where they contradict each other, the model or the machine; what
+    was chosen for the user and may surprise is added to `options.notes`."""
+    values = options.values
+    model_path = _model_path(values["model"])
+    try:
+        model = ModelConfig.read(model_path)
+    except CheckpointError as error:
+        raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
+    dtype = "float32" if values["dtype"] == "auto" else values["dtype"]
+    block_bytes = model.kv_bytes_per_block(values["block_size"], dtype)
+    limit = _model_length(values["max_model_len"], model.max_position_embeddings)
+    num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
+    run_id = new_run_id()
+    return EngineConfig(
+        model=str(model_path),
+        served_model_name=values["served_model_name"] or (_model_name(values["model"], model_path),),
+        dtype=dtype,
+        max_model_len=_fitting_length(options, limit, num_kv_blocks),
+        load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
+        chat_template=_template(values["chat_template"]),
+        num_kv_blocks=num_kv_blocks,
+        kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write
+        device=_device(values["device"]),
+        threads=values["threads"] or available_cores(),
+        run_id=run_id,
+        run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
+        **{key: values[key] for key in _SAME},
+        **{f"{key}_s": values[key] for key in _SECONDS},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- model
+
+
+def embedded_model() -> Path:
+    """The small model that comes with the package."""
+    import tools
+
+    return Path(next(iter(tools.__path__))) / "demo" / "model"
+
+
+def _model_path(name: str | None) -> Path:
+    if name is None:
+        return embedded_model()
+    from engine.checkpoint import resolve_model  # the hub's client is large
+
+    try:
+        return resolve_model(name)
+    except CheckpointError as error:
+        raise OptionError(f"--model {name}: {error}") from error
+
+
+def _model_name(given: str | None, path: Path) -> str:
+    if given is None or path == embedded_model():
+        return EMBEDDED_MODEL_NAME
+    return path.name if Path(given).expanduser().exists() else given
+
+
+def _model_length(asked: int | None, limit: int) -> int:
+    if asked is not None and asked > limit:
+        raise OptionError(f"--max-model-len {asked}: the model's limit (max_position_embeddings) is {limit}; give at most that")
+    return asked or limit
+
+
+def _template(given: str) -> str:
+    """The template's text, where a file is given its content."""
+    if not given or "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--chat-template {given}: no template text, and no readable file: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int) -> int:
+    """Usable blocks: as asked for, else enough for a full batch of the longest samples within the default limits."""
+    if values["num_kv_blocks"] is not None:
+        return int(values["num_kv_blocks"])
+    if values["kv_cache_memory"] is not None:
+        num_blocks = values["kv_cache_memory"] // block_bytes - 1
+        if num_blocks < 1:
+            raise OptionError(
+                f"--kv-cache-memory {values['kv_cache_memory']}: room for {num_blocks + 1} blocks of {block_bytes} bytes, "
+                f"expected at least 2 (one is reserved); give at least {2 * block_bytes}"
+            )
+        return int(num_blocks)
+    wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])
+    affordable = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4) // block_bytes - 1
+    return max(1, min(wanted, affordable))
+
+
+def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> int:
+    """The longest sample, which must fit into the cache alone: a limit that was asked for is an error where it does not, the
+    model's own is lowered."""
+    block_size = options.values["block_size"]
+    room = num_kv_blocks * block_size
+    if limit <= room:
+        return limit
+    needed = math.ceil(limit / block_size)
+    if "max_model_len" in options.given:
+        raise OptionError(
+            f"the KV cache has {num_kv_blocks} blocks of {block_size} tokens, --max-model-len {limit} needs {needed}; give "
+            f"--num-kv-blocks {needed} or more, more --kv-cache-memory, or --max-model-len {room} or less"
+        )
+    options.notes.append(
+        f"max-model-len is {room}, what {num_kv_blocks} KV blocks hold; the model's limit {limit} needs "
+        f"--num-kv-blocks {needed}"
+    )
+    return int(room)
+
+
+# ----------------------------------------------------------------------------------------------------------- machine
+
+
+def _device(asked: str) -> str:
+    """The device, for which a build of Paddle must be installed."""
+    if asked == "auto":
+        asked = "gpu" if _has_build("gpu") and Path("/dev/nvidiactl").exists() else "cpu"
+    if not _has_build(asked):
+        raise OptionError(
+            f"--device {asked} needs {' or '.join(_DISTRIBUTIONS[asked][:1])}, which is not installed; "
+            f"run pip install 'tokamak[{asked}]' or TOKAMAK_EXTRA={asked} tools/serve"
+        )
+    return asked
+
+
+def _has_build(device: str) -> bool:
+    for name in _DISTRIBUTIONS[device]:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return True
+    return False
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, and its control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had now: the machine's, and within the control group's limit."""
+    meminfo = Path("/proc/meminfo").read_text()
+    available = int(meminfo.split("MemAvailable:")[1].split()[0]) << 10
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - used))

@@ -1,0 +1,64 @@
+"""The console script `tokamak`: picks a subcommand and imports only that.
+
+Each subcommand is a module with `main(arguments) -> exit code`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+COMMANDS = {
+    "serve": ("engine.launch", "start the engine and serve a model over HTTP"),
+    "top": ("tools.top", "watch a running, hung or dead engine"),
+    "ctl": ("tools.ctl", "look at an engine and give it orders"),
+    "chat": ("tools.chat", "talk to the model in the terminal"),
+    "bench": ("", "measure"),
+}
+BENCHES = {
+    "serve": ("tools.bench.serve", "load on an OpenAI-compatible server"),
+    "shm": ("tools.bench.shm", "latency and throughput of the shared-memory queues"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the subcommand that the arguments name; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = _take(arguments, COMMANDS, "tokamak")
+    if command == "bench":
+        command, rest = _take(rest, BENCHES, "tokamak bench")
+        module = BENCHES[command][0]
+    else:
+        module = COMMANDS[command][0]
+    try:
+        code: int = importlib.import_module(module).main(rest)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: str) -> tuple[str, list[str]]:
+    """The subcommand and what follows it; prints the list and exits where there is none."""
+    if arguments and arguments[0] in commands:
+        return arguments[0], arguments[1:]
+    lines = [f"usage: {program} COMMAND ...", ""]
+    lines += [f"  {name:<8} {text}" for name, (_, text) in commands.items()]
+    lines += ["", f"{program} COMMAND --help shows the options of one."]
+    if arguments and arguments[0] in ("-h", "--help"):
+        print("\n".join(lines))
+        raise SystemExit(0)
+    if arguments == ["--version"] and program == "tokamak":
+        from importlib.metadata import version
+
+        print(f"tokamak {version('tokamak')}")
+        raise SystemExit(0)
+    cause = f"unknown command {arguments[0]!r}" if arguments else "no command"
+    print(f"{program}: error: {cause}", *lines, sep="\n", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
