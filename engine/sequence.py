@@ -1,0 +1,109 @@
+"""A sample on its way through the scheduler: its tokens, how far they are computed, and what it holds.
+
+Used by the scheduler process alone. Tokens that a dispatched step will sample, but whose result is not back yet, are counted
+without being known ("one step ahead"); three positions tell how far a sample is:
+
+    0 <= num_confirmed <= num_computed <= num_tokens <= max_total_tokens
+         results back     dispatched      known tokens and num_unknown sampled ones under way
+
+The one scheduling rule is that `num_computed` chases `num_tokens`; prefill, its chunks, decode and the recompute after a
+preemption are all that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from engine.messages import Output, PromptLogprobs, Request
+
+NO_SLOT = -1
+
+
+class SampleState(Enum):
+    WAITING = "waiting"  # holds nothing
+    RUNNING = "running"  # holds a slot and blocks, gets tokens
+    LEAVING = "leaving"  # preempted: back to waiting once no step in flight has it
+    FINISHED = "finished"  # slot and blocks are given back once no step in flight has it
+
+
+class Reader(Protocol):
+    """Where a sample's outputs go."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Outputs are waiting for room in the reader's ring."""
+
+    def add(self, output: Output) -> None:
+        """Take an output; never refused."""
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One sample of a request; `token_ids` is its prompt, then all outputs known so far."""
+
+    request: Request
+    reader: Reader
+    token_ids: array[int]
+    num_prompt_tokens: int
+    max_total_tokens: int  # the sample ends here, whatever it samples
+    rank: tuple[int, int, int]  # priority, arrival, order of intake: lower runs first, the highest is preempted first
+    num_start_bytes: int = 0  # what a SlotStart of it takes at most
+    tokenizer_epoch: int = 0
+    state: SampleState = SampleState.WAITING
+
+    num_computed: int = 0
+    num_confirmed: int = 0
+    num_unknown: int = 0
+    num_in_flight: int = 0  # dispatched steps that have a row of it
+
+    slot: int = NO_SLOT
+    is_started: bool = False  # the worker knows what is in the slot
+    block_ids: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)  # of the full blocks of known tokens, as far as they were needed
+    num_indexed_blocks: int = 0
+    generation: int = 0  # of the prefix index when the block table was begun
+
+    num_cached_tokens: int = -1  # prompt tokens found at the first admission; -1 before it
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    has_prompt_logprobs: bool = False  # delivered already, now or in an earlier attempt
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_unknown
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Its prompt must be computed, not found in the cache."""
+        return self.request.sampling.num_prompt_logprobs >= 0 and not self.has_prompt_logprobs
+
+    @property
+    def is_computing_prompt(self) -> bool:
+        """It runs, and the KV of its prompt is not yet there for others to share."""
+        return self.state is SampleState.RUNNING and self.num_confirmed < self.num_prompt_tokens
+
+    def forget_flight(self) -> None:
+        """Back to what results have confirmed: the steps in flight are lost, and so is the worker's memory of the slot."""
+        self.num_in_flight = 0
+        self.num_unknown = 0
+        self.num_computed = self.num_confirmed
+        self.is_started = False
+
+    def forget_blocks(self) -> list[int]:
+        """Back to nothing computed; the block table that was held, for the pool."""
+        assert self.num_in_flight == 0
+        block_ids, self.block_ids = self.block_ids, []
+        self.num_computed = self.num_confirmed = self.num_unknown = self.num_indexed_blocks = 0
+        self.slot = NO_SLOT
+        self.is_started = False
+        if not self.has_prompt_logprobs:
+            self.prompt_logprobs.clear()
+        return block_ids
