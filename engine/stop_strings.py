@@ -1,0 +1,77 @@
+"""Finding stop strings in a text that arrives in pieces, and holding back what may become one.
+
+Used by `detokenizer.py`. One automaton (Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977) per stop string takes
+the text character by character: a match does not depend on where the pieces were cut, the cost per character is constant, and
+the longest automaton state is exactly the text that must be held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The match that is complete first wins; of two that end together, the longer one (it began earlier)."""
+
+    __slots__ = ("_first_characters", "_held", "_is_included", "_searches", "found")
+
+    def __init__(self, stops: Sequence[str], *, is_included: bool) -> None:
+        """`stops` are not empty strings; `is_included`: the stop string itself is part of the text."""
+        self.found: str | None = None
+        self._searches = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._first_characters = frozenset(stop[0] for stop in stops)
+        self._is_included = is_included
+        self._held = ""
+
+    def feed(self, text: str, may_stop: bool) -> str:
+        """The text that `text` releases. Where it completes a stop string and `may_stop`, `found` is set and the text ends."""
+        if not self._held and self._first_characters.isdisjoint(text):
+            return text
+        whole = self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            complete = [search.stop for search in self._searches if search.advance(character)]
+            if complete and may_stop:
+                self.found = complete[0]
+                self._held = ""
+                return whole[: end if self._is_included else end - len(self.found)]
+        num_released = len(whole) - max(search.num_matched for search in self._searches)
+        self._held = whole[num_released:]
+        return whole[:num_released]
+
+    def release(self) -> str:
+        """What is held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Search:
+    """How much of `stop` the text ends with: its first `num_matched` characters, always fewer than all."""
+
+    __slots__ = ("_fallbacks", "num_matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        self._fallbacks = _fallbacks(stop)
+
+    def advance(self, character: str) -> bool:
+        """Take the next character; True when it completes the stop string."""
+        matched = self.num_matched
+        while matched and self.stop[matched] != character:
+            matched = self._fallbacks[matched]
+        matched += self.stop[matched] == character
+        is_complete = matched == len(self.stop)
+        self.num_matched = self._fallbacks[matched] if is_complete else matched
+        return is_complete
+
+
+def _fallbacks(pattern: str) -> list[int]:
+    """For each n: the length of the longest proper prefix of `pattern[:n]` that it also ends with."""
+    table = [0, 0]
+    matched = 0
+    for character in pattern[1:]:
+        while matched and pattern[matched] != character:
+            matched = table[matched]
+        matched += pattern[matched] == character
+        table.append(matched)
+    return table
