@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from engine.weights import WeightsState
 from tools.snapshot import Snapshot
 
 WINDOW_NS = 10_000_000_000  # distributions are over about this long
-ENGINE_STATES = ("normal", "paused", "cleared", "loading")  # values of the gauge engine_state
 STEP_PARTS = ("schedule", "dispatch", "run", "sample", "return")
 LATENCIES = {
     "ttft": "time_to_first_token_seconds",
@@ -80,11 +80,10 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
     step = {part: _distribution(f"step_{part}_seconds", now, window) for part in STEP_PARTS}
     step_mean_s = sum(time.mean or 0.0 for time in step.values()) or None
     num_kv_blocks = int(now.total("num_kv_blocks"))
-    state = int(now.total("engine_state"))
     return Figures(
         interval_s=interval_s,
         window_s=(now.taken_ns - window.taken_ns) / 1e9 if window else 0.0,
-        engine_state=ENGINE_STATES[state] if state < len(ENGINE_STATES) else str(state),
+        engine_state=WeightsState(int(now.total("engine_state"))).name.lower(),
         weight_version=int(now.total("weight_version")),
         num_running=int(now.total("num_requests_running")),
         num_waiting=int(now.total("num_requests_waiting")),
