@@ -1,7 +1,7 @@
 """Where a model's files are: a local directory as it is, or a hub name whose snapshot is downloaded first.
 
-Called once by the launcher, before any actor starts; actors see only the absolute path. The hub's endpoint, cache directory, token and
-offline switch are huggingface_hub's own (`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`).
+Called once by the launcher, before any actor starts; actors see only the absolute path. The hub's endpoint, cache directory,
+token and offline switch are huggingface_hub's own (`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A checkpoint's `config.json` as one checked, frozen value.
 
-Read by every process that must know the model's shape: the supervisor (arena size), the tokenizer (limits, end tokens) and the workers
-(everything). Imports no Paddle. Both styles of the file are read: `rope_theta` with `rope_scaling`, and `rope_parameters`; `torch_dtype` and
-`dtype`. An option whose value is not known here is an error, never ignored: a wrong answer would follow.
+Read by every process that must know the model's shape: the supervisor (arena size), the tokenizer (limits, end tokens) and
+the workers (everything). Imports no Paddle. Both styles of the file are read: `rope_theta` with `rope_scaling`, and
+`rope_parameters`; `torch_dtype` and `dtype`. An option whose value is not known here is an error, never ignored: a wrong
+answer would follow.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ class ModelConfig:
         harmless = ("dtype", "is_transformers", "eos_token_ids")
         names = [field.name for field in fields(self) if field.name not in harmless]
         return [
-            f"{name}: {getattr(self, name)}, {getattr(other, name)}" for name in names if getattr(self, name) != getattr(other, name)
+            f"{name}: {getattr(self, name)}, {getattr(other, name)}"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
         ]
 
 
@@ -225,7 +228,9 @@ def _rope(options: _Options, architecture: Architecture, head_dim: int, max_posi
     share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * share)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-        raise rope.error("partial_rotary_factor", f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements; need an even number")
+        raise rope.error(
+            "partial_rotary_factor", f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements; need an even number"
+        )
     original = options.count("original_max_position_embeddings", 0) or rope.count(
         "original_max_position_embeddings", max_positions
     )
@@ -265,9 +270,7 @@ class _Options:
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         value = self._get(name, default)
-        if value is default and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or (value < least and value != default):
             raise self.error(name, f"{value!r} should be an integer of at least {least}")
         return value
 

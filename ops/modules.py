@@ -1,7 +1,7 @@
 """Weights and caches in the shape that ops take them: small named holders, filled by the loader, opaque to the models.
 
-Used by the models (which declare them), the loader (which fills them) and the op table (which reads them). What `weight` is inside
-(a Paddle tensor, a packed buffer) is the business of the op table that packed it.
+Used by the models (which declare them), the loader (which fills them) and the op table (which reads them). What `weight` is
+inside (a Paddle tensor, a packed buffer) is the business of the op table that packed it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the oracle of every test.
 
-Used by the worker where no native table fits the device. How the ops keep their promise (a row's bits depend on that row alone):
+Used by the worker where no native table fits the device. How the ops keep their promise (a row's bits depend on that row
+alone):
 
-- Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels end an array that is no multiple of the vector width with
-  scalar code, which rounds `exp` and `sqrt` differently; with full tiles no array has such an end.
-- A linear is one matrix product per tile, each [ROW_TILE, in] x [in, out] with `out` padded to a multiple of OUTPUT_MULTIPLE: a BLAS
-  chooses its order of summation by the shape, and handles an odd edge of the outputs with other code.
+- Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels end an array that is no multiple of the vector width
+  with scalar code, which rounds `exp` and `sqrt` differently; with full tiles no array has such an end.
+- A linear is one matrix product per tile, each [ROW_TILE, in] x [in, out] with `out` padded to a multiple of OUTPUT_MULTIPLE:
+  a BLAS chooses its order of summation by the shape, and handles an odd edge of the outputs with other code.
 - In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x [KEY_SPLIT,
   head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is exact in any
   order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.

@@ -1,11 +1,12 @@
 """The op table: what a model may call. One field per op; a backend fills them with its own functions.
 
-A model is written once, straight-line, as `k.linear(...)`, `k.attention(...)`; the worker chooses the table. `R` below is the number of rows
-of a step, padded to a multiple of `ROW_TILE`; padded rows hold token 0 at position 0 of the dummy block and mean nothing.
+A model is written once, straight-line, as `k.linear(...)`, `k.attention(...)`; the worker chooses the table. `R` below is the
+number of rows of a step, padded to a multiple of `ROW_TILE`; padded rows hold token 0 at position 0 of the dummy block and
+mean nothing.
 
-Every op is batch- and chunk-invariant: a row's bits depend on that row (and the keys it sees) alone. The order of each reduction is
-fixed by the operand's shape, never by the number of rows, their place, the chunk or the thread. `tests/ops/test_invariance.py` asks
-every table for that, bit for bit.
+Every op is batch- and chunk-invariant: a row's bits depend on that row (and the keys it sees) alone. The order of each
+reduction is fixed by the operand's shape, never by the number of rows, their place, the chunk or the thread.
+`tests/ops/test_invariance.py` asks every table for that, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position
 
 
 class Inputs(Protocol):
-    """What ops read of a step. The tensors have fixed addresses and their full sizes; the counts say how much of them is in use.
-    `workers/inputs.py` makes them."""
+    """What ops read of a step. The tensors have fixed addresses and their full sizes; the counts say how much of them is in
+    use. `workers/inputs.py` makes them."""
 
     num_rows: int  # R, a multiple of ROW_TILE
     num_tiles: int

@@ -1,6 +1,7 @@
 """The device of this rank: where tensors live, and how the host writes what a step reads.
 
-Used by the runner and the loader. On a CPU the host's arrays and the device's tensors are the same memory, so an upload is nothing.
+Used by the runner and the loader. On a CPU the host's arrays and the device's tensors are the same memory, so an upload is
+nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What one step reads on the device: metadata in tensors that are allocated once and never move.
 
-Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inputs`). `set_rows` writes every tensor to its full length, so
-that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step is run.
+Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inputs`). `set_rows` writes every tensor to its
+full length, so that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step
+is run.
 
     sequence 0, 3 rows | sequence 1, 1 row | padding to ROW_TILE
     token_ids           5 7 9 | 4 | 0 0 ...

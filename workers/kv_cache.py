@@ -20,7 +20,8 @@ def kv_cache_bytes(config: ModelConfig, num_blocks: int, block_size: int) -> int
 
 
 def map_kv_cache(arena: memoryview, config: ModelConfig, num_blocks: int, block_size: int, device: Device) -> KvCache:
-    """The tensors over `arena`, which may be larger than needed. Its contents stay: blocks that an earlier worker filled are valid."""
+    """The tensors over `arena`, which may be larger than needed. Its contents stay: blocks that an earlier worker filled are
+    valid."""
     num_slots, width = (num_blocks + 1) * block_size, config.num_kv_heads * config.head_dim
     needed = kv_cache_bytes(config, num_blocks, block_size)
     assert arena.nbytes >= needed, f"the arena has {arena.nbytes} bytes, {num_blocks} blocks need {needed}"

@@ -1,14 +1,15 @@
 """From a checkpoint directory to a model with its weights, or an error that names everything that is wrong with it.
 
-Called by the runner at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards) in either
-layout:
+Called by the runner at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards)
+in either layout:
 
 - Hugging Face: linear weights [out, in], names `model.layers.0.self_attn.q_proj.weight`.
-- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj` holds q, k and v
-  side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
+- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj`
+  holds q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
 
-One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence is, in this
-order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers wrote.
+One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence
+is, in this order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers
+wrote.
 """
 
 from __future__ import annotations
@@ -170,7 +171,9 @@ class Checkpoint:
             elif part.shape != expected:
                 problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        unexpected = [name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)]
+        unexpected = [
+            name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)
+        ]
         problems += [f"{name} {list(self._parts[name].shape)} is not expected" for name in sorted(unexpected)]
         if problems:
             listed = problems[:_MAX_LISTED]

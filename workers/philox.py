@@ -1,7 +1,8 @@
-"""Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): random numbers as a function of key and counter.
+"""Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): random numbers as a function of key and
+counter.
 
-Used by the sampler. The number for a token is a function of the request's seed, the token's position and the sample's index alone; so
-it is the same in any batch, after any crash, and needs no state.
+Used by the sampler. The number for a token is a function of the request's seed, the token's position and the sample's index
+alone; so it is the same in any batch, after any crash, and needs no state.
 """
 
 from __future__ import annotations

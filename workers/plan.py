@@ -1,7 +1,7 @@
 """How a model is run: a plan is a model bound to its inputs and cache, replayed once a step.
 
-Made by the runner (anew for new weights). `EagerPlan` calls op by op, for any number of rows; plans that record a tape or a device graph
-offer the same two properties: contents of the inputs change between replays, addresses never.
+Made by the runner (anew for new weights). `EagerPlan` calls op by op, for any number of rows; plans that record a tape or a
+device graph offer the same two properties: contents of the inputs change between replays, addresses never.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Plan(Protocol):
     """A bound model."""
 
     def replay(self) -> paddle.Tensor | None:
-        """Run the step that the inputs hold. Logits float32 [m, vocab], m >= inputs.num_logit_rows; None where no row wants any."""
+        """Run the step that the inputs hold. Logits float32 [m, vocab], m >= inputs.num_logit_rows; None where no row wants
+        any."""
 
 
 class EagerPlan:

@@ -4,9 +4,10 @@ Used by the loader. Rope types, with the same numbers as transformers gives:
 
 - default: Su et al. 2021, "RoFormer".
 - linear: frequencies divided by `factor` (Chen et al. 2023, "Position Interpolation").
-- dynamic: NTK-aware scaling whose base grows with the length beyond `max_position_embeddings`. Implementations that take the base from
-  the longest sequence of the moment give a token other keys when its neighbours change. Here position p always has the base of a
-  sequence of p + 1 tokens: what generation token by token gives there, and the same however prompts are cut or recomputed.
+- dynamic: NTK-aware scaling whose base grows with the length beyond `max_position_embeddings`. Implementations that take the
+  base from the longest sequence of the moment give a token other keys when its neighbours change. Here position p always has
+  the base of a sequence of p + 1 tokens: what generation token by token gives there, and the same however prompts are cut or
+  recomputed.
 - yarn: Peng et al. 2023, "YaRN": high frequencies kept, low ones interpolated, a ramp between, and attention scaled.
 - llama3: the wavelength bands of Llama 3.1.
 """

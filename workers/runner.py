@@ -1,7 +1,7 @@
 """One rank's step from message to result: slots, inputs, plan, sampling. No process, ring or clock of the engine in it.
 
-Owned by the worker actor (and by tests, directly). Steps are idempotent: a row's tokens, its keys and values and what it samples
-depend on the step and the slots alone, so a step that was lost with a worker is run again after its SlotStarts.
+Owned by the worker actor (and by tests, directly). Steps are idempotent: a row's tokens, its keys and values and what it
+samples depend on the step and the slots alone, so a step that was lost with a worker is run again after its SlotStarts.
 """
 
 from __future__ import annotations
@@ -182,13 +182,9 @@ class Runner:
         )
 
     def _draw(self, slot: int, position: int) -> Draw:
-        return Draw(
-            self.slots.sampling[slot], self.slots.token_ids[slot, :position], int(self.slots.num_prompt_tokens[slot])
-        )
+        return Draw(self.slots.sampling[slot], self.slots.token_ids[slot, :position], int(self.slots.num_prompt_tokens[slot]))
 
-    def _add_prompt_logprobs(
-        self, result: StepResult, rows: _Rows, prompt_rows: dict[int, int], logits: np.ndarray
-    ) -> None:
+    def _add_prompt_logprobs(self, result: StepResult, rows: _Rows, prompt_rows: dict[int, int], logits: np.ndarray) -> None:
         begin = 0
         for row, count in prompt_rows.items():
             slot, first = int(rows.slots[row]), int(rows.starts[row]) + 1

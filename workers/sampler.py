@@ -1,7 +1,7 @@
 """From logits to tokens and log-probabilities, row by row alike. Pure numpy on the host.
 
-Called by the runner once a step, for the rows that sample. Each row's outcome is a function of its logits, its own tokens and its
-parameters: reductions run along one contiguous row, and ties are broken by the lower token id. Order of the operations:
+Called by the runner once a step, for the rows that sample. Each row's outcome is a function of its logits, its own tokens and
+its parameters: reductions run along one contiguous row, and ties are broken by the lower token id. Order of the operations:
 
     logit_bias, allowed_token_ids, bad_words, min_tokens, penalties    change the logits (and what greedy takes)
     temperature, min_p, top_k, top_p                                   choose among them

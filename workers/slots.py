@@ -1,7 +1,8 @@
-"""The batch slots of a rank: what is kept of each running sample between steps. Everything in it can be rebuilt from a SlotStart.
+"""The batch slots of a rank: what is kept of each running sample between steps. Everything in it can be rebuilt from a
+SlotStart.
 
-Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, and takes part in swap, reset and resize;
-so none can be forgotten by one of them.
+Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, and takes part in swap, reset
+and resize; so none can be forgotten by one of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Slots:
         self.sampling = self._register("sampling", np.full(self._capacity, None, object), None)
 
     def _register(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
-        assert len(array) == self._capacity and name not in self._registered, name
+        assert len(array) == self._capacity, name
+        assert name not in self._registered, name
         self._registered[name] = (array, empty)
         return array
 

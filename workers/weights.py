@@ -1,7 +1,7 @@
 """What weights a model has: its modules, declared by name and shape, to be filled from a checkpoint or at random.
 
-A model declares its modules while it is made; the loader checks all of them against the checkpoint before it reads any, and then fills
-them. So a wrong checkpoint is reported whole, and costs no memory.
+A model declares its modules while it is made; the loader checks all of them against the checkpoint before it reads any, and
+then fills them. So a wrong checkpoint is reported whole, and costs no memory.
 """
 
 from __future__ import annotations

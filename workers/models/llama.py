@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): the decoder that the other dense architectures vary.
 
-Made by the loader, run by a plan. `k` is the op table, R the padded number of rows of the step (`ops/table.py`). Which projections
-have biases, the window of each layer and the rotary variant are the config's.
+Made by the loader, run by a plan. `k` is the op table, R the padded number of rows of the step (`ops/table.py`). Which
+projections have biases, the window of each layer and the rotary variant are the config's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Qwen2 (Yang et al. 2024): llama with biases on queries, keys and values, and sliding windows in the upper layers where the config
-asks for them. Both are in `ModelConfig` (`has_qkv_bias`, `sliding_windows`)."""
+"""Qwen2 (Yang et al. 2024): llama with biases on queries, keys and values, and sliding windows in the upper layers where the
+config asks for them. Both are in `ModelConfig` (`has_qkv_bias`, `sliding_windows`)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,206 @@
+"""The worker actor: one rank. Takes Steps from the scheduler's broadcast ring, runs them, sends the results back.
+
+Run by `engine.child` as `worker<rank>`. Owns the rank's weights, slots and plan; the KV arena that it maps outlives it. Its
+life: load the weights (LOADING, with progress), join the broadcast ring at its tail, say Hello to the scheduler, then one
+record a turn, so that the control ring and SIGTERM are seen between two steps. What the scheduler's ring has no room for
+waits here, in order.
+
+Imports no Paddle at the top: the threads must be set before (`threads.py`), and the actor must beat while Paddle is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.actor import Actor, ActorContext
+from engine.errors import CheckpointError
+from engine.messages import (
+    ActorState,
+    ClearWeights,
+    Hello,
+    LoadWeights,
+    Message,
+    Step,
+    StepResult,
+    WeightsChanged,
+    decode,
+)
+from engine.model_config import ModelConfig
+from engine.topology import SCHEDULER
+from shm.broadcast import BroadcastReader
+from shm.counters import State
+from workers.threads import limit_threads
+
+if TYPE_CHECKING:
+    from workers.runner import Runner
+
+_PROGRESS_PARTS = 20
+_MIB = 1 << 20
+
+
+class WorkerActor(Actor):
+    """One rank of the engine."""
+
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        self._unsent: deque[Message] = deque()
+        self._last_end_ns = 0
+        self._steps = context.counter("worker_steps_total")
+        self._tokens = context.counter("worker_tokens_total")
+        self._busy_seconds = context.counter("worker_busy_seconds_total")
+        self._idle_seconds = context.counter("worker_idle_seconds_total")
+        self._weights_bytes = context.counter("weights_bytes")
+        self._weights_version = context.counter("weights_version")
+        self._load_seconds = context.counter("weights_load_seconds")
+
+    # ---------------------------------------------------------------------------------------------------------- life
+
+    def on_start(self) -> None:
+        self._tell_progress("starting Paddle")
+        config = self.context.config
+        self._runner = self._make_runner()
+        path, version = self.context.weights_in_use()
+        try:
+            self._load(path, version)
+        except CheckpointError as error:
+            if path == config.model:
+                raise
+            # the checkpoint of a reload is gone: come back with the one of the start, and let the scheduler see that
+            self.context.log.error("weights %s cannot be loaded again: %s", path, error)
+            self.context.counters.errors.record(self.context.name, str(error))
+            self._load(config.model, 1)
+        self._reader = BroadcastReader.attach(self.context.run.run_id, SCHEDULER, self.context.index, self.context.epoch)
+        self._say_hello()
+
+    def on_stop(self) -> None:
+        self._reader.leave()
+        self._reader.close()
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        if name == SCHEDULER:
+            self._unsent.clear()  # meant for the one before
+            self._say_hello()
+
+    def step(self) -> int:
+        num_done = self._flush()
+        for payload in self._reader.receive(max_records=1):
+            self._take(decode(payload), time.monotonic_ns())
+            num_done += 1
+        return num_done
+
+    def wait(self, timeout_ns: int) -> None:
+        """The doorbell is the broadcast ring's; the loop looks at the control ring at least every 100 ms."""
+        self._reader.wait(timeout_ns)
+
+    def deadline_ns(self) -> int:
+        return time.monotonic_ns() + _MIB if self._unsent else 0  # about a millisecond
+
+    # ---------------------------------------------------------------------------------------------------------- work
+
+    def _take(self, message: Message, received_ns: int) -> None:
+        match message:
+            case Step():
+                self._send(self._run(message, received_ns))
+            case LoadWeights():
+                if not message.ranks or self.context.index in message.ranks:
+                    self._send(self._change_weights(message))
+            case ClearWeights():
+                self._runner.clear()
+                self._show_weights()
+                self._send(self._weights_changed(message.command_id))
+            case _:
+                raise AssertionError(f"{type(message).__name__} has no business on the broadcast ring")
+
+    def _run(self, step: Step, received_ns: int) -> StepResult:
+        result = self._runner.run(step)
+        result.received_ns = received_ns
+        end_ns = time.monotonic_ns()
+        if self._last_end_ns and _continues(step):
+            result.idle_ns = received_ns - self._last_end_ns
+            self._idle_seconds.add(result.idle_ns / 1e9)
+        self._last_end_ns = end_ns
+        self._steps.add(1)
+        self._tokens.add(result.num_tokens)
+        self._busy_seconds.add((end_ns - received_ns) / 1e9)
+        return result
+
+    def _change_weights(self, message: LoadWeights) -> WeightsChanged:
+        before = self.context.row.state
+        self.context.row.set_state(State.LOADING)
+        error_text = ""
+        try:
+            self._load(message.path, message.version)
+        except CheckpointError as error:
+            error_text = str(error)
+            self.context.log.error("weights %s were not loaded: %s", message.path, error_text)
+        self.context.row.set_state(before)
+        return self._weights_changed(message.command_id, error_text)
+
+    def _weights_changed(self, command_id: str, error: str = "") -> WeightsChanged:
+        weights = self._runner.weights
+        return WeightsChanged(command_id, self.context.index, weights.version, weights.path, error)
+
+    # ------------------------------------------------------------------------------------------------------- loading
+
+    def _make_runner(self) -> Runner:
+        config = self.context.config
+        limit_threads(config.threads)
+        from workers.runner import Runner
+
+        self.context.row.beat(time.monotonic_ns())
+        arena = self.context.arena()
+        return Runner(config, ModelConfig.read(config.model), arena.buffer, self.context.index)
+
+    def _load(self, path: str, version: int) -> None:
+        """Load weights; CheckpointError leaves the present ones."""
+        begin_ns = time.monotonic_ns()
+        shown_part = -1
+
+        def on_progress(num_done: int, num_bytes: int) -> None:
+            nonlocal shown_part
+            self.context.row.beat(time.monotonic_ns())
+            part = num_done * _PROGRESS_PARTS // max(num_bytes, 1)
+            if part != shown_part:
+                shown_part = part
+                bar = "#" * part + "." * (_PROGRESS_PARTS - part)
+                self._tell_progress(f"weights [{bar}] {num_done / _MIB:.0f} of {num_bytes / _MIB:.0f} MiB")
+
+        self._runner.load(path, version, on_progress)
+        self._load_seconds.set((time.monotonic_ns() - begin_ns) / 1e9)
+        self._show_weights()
+
+    def _show_weights(self) -> None:
+        self._weights_bytes.set(self._runner.weights.num_bytes)
+        self._weights_version.set(self._runner.weights.version)
+
+    def _tell_progress(self, text: str) -> None:
+        """The supervisor shows it on the terminal, beside this actor."""
+        self.context.row.beat(time.monotonic_ns())
+        self.context.events.send(ActorState(self.context.name, self.context.epoch, State.LOADING.name, text))
+
+    # ------------------------------------------------------------------------------------------------------- sending
+
+    def _say_hello(self) -> None:
+        weights = self._runner.weights
+        self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path))
+
+    def _send(self, message: Message) -> None:
+        self._unsent.append(message)
+        self._flush()
+
+    def _flush(self) -> int:
+        num_sent = 0
+        while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
+            self._unsent.popleft()
+            num_sent += 1
+        return num_sent
+
+
+def _continues(step: Step) -> bool:
+    """Whether a sample of an earlier step goes on: then the rank was waited for by someone while it was idle."""
+    started = {start.slot for start in step.starts}
+    return any(slot not in started for slot in np.frombuffer(step.slots, np.int32).tolist())
