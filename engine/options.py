@@ -126,6 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line, in groups. Values stay texts: they are checked like those of the other sources."""
     parser = argparse.ArgumentParser(
         prog="tokamak serve",
+        usage="tokamak serve [MODEL] [options]",
         description="Start the engine and serve a model over HTTP.",
         epilog="Every option can also be given as TOKAMAK_<NAME> in the environment or as a name in the --config file; "
         "the command line wins over the environment, the environment over the file.",

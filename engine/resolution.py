@@ -82,7 +82,10 @@ def embedded_model() -> Path:
 def _model_path(name: str | None) -> Path:
     if name is None:
         return embedded_model()
-    from engine.checkpoint import resolve_model  # the hub's client is large
+    path = Path(name).expanduser()
+    if (path / "config.json").is_file():
+        return path.resolve()
+    from engine.checkpoint import resolve_model  # imports the hub's client, which a local model does not need
 
     try:
         return resolve_model(name)

@@ -1,0 +1,102 @@
+"""Small real actors for the tests of supervision; `tests/engine/echo_engine.py` runs them under the real supervisor."""
+
+from __future__ import annotations
+
+import time
+
+from engine.actor import Actor, ActorContext
+from engine.errors import CheckpointError
+from engine.messages import Abort, AbortRequest, Command, Message, Pause, ReloadWeights, Reply, WeightsInUse
+
+PING_INTERVAL_NS = 10_000_000
+
+
+class EchoActor(Actor):
+    """Sends each message back."""
+
+    def on_message(self, sender: str, message: Message) -> None:
+        self.context.outbox(sender).send(message)
+
+
+class PingActor(Actor):
+    """Sends a message to every `echo*` each 10 ms; what comes back is in its counter `messages_received_total`."""
+
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        self.restarted: list[tuple[str, int]] = []
+        self._echoes = [name for name in context.peers() if name.startswith("echo")]
+        self._next_ns = 0
+        self._num_sent = 0
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        self.restarted.append((name, epoch))
+        self.context.counters.errors.record(self.context.name, f"saw {name} with epoch {epoch}")
+
+    def deadline_ns(self) -> int:
+        return self._next_ns
+
+    def step(self) -> int:
+        if time.monotonic_ns() < self._next_ns:
+            return 0
+        self._next_ns = time.monotonic_ns() + PING_INTERVAL_NS
+        self._num_sent += 1
+        for name in self._echoes:
+            self.context.outbox(name).send(Abort(str(self._num_sent), 0))
+        return 1
+
+
+class SchedulerStandIn(Actor):
+    """Named `scheduler`, so that it gets the operators' orders: answers some at once, some later, some never."""
+
+    def on_command(self, command: Command) -> Reply | None:
+        match command.order:
+            case AbortRequest(request_id):
+                return Reply(command.command_id, 200, f"aborted {request_id}", {"epoch": self.context.epoch})
+            case ReloadWeights(path):
+                self.context.events.send(WeightsInUse(path, 2))
+                self.context.events.send(Reply(command.command_id, 200, "later"))
+                return None
+            case Pause():
+                return None
+            case _:
+                return super().on_command(command)
+
+
+class FailingActor(Actor):
+    """Cannot start."""
+
+    def on_start(self) -> None:
+        raise CheckpointError("the weights are made of cheese; use others")
+
+
+class CrashingActor(Actor):
+    """Gets ready and then fails in its loop."""
+
+    def step(self) -> int:
+        raise RuntimeError("it broke")
+
+
+class SlowActor(Actor):
+    """Takes for ever to start."""
+
+    def on_start(self) -> None:
+        while True:
+            self.context.mailbox.wait(100_000_000)
+
+
+class StuckActor(Actor):
+    """Gets ready and then never comes back from a step."""
+
+    def step(self) -> int:
+        while True:
+            self.context.mailbox.wait(100_000_000)
+
+
+class StubbornActor(Actor):
+    """Never ends by itself."""
+
+    def run(self) -> None:
+        self.context.announce_ready()
+        while True:
+            self.context.row.beat(time.monotonic_ns())
+            self.context.mailbox.wait(100_000_000)

@@ -1,0 +1,192 @@
+"""An engine of small actors as a process of its own: `python -m tests.engine.echo_engine PLAN [FIELD=VALUE ...]`.
+
+PLAN is `name=Class,...` of `tests/engine/echo.py`; fields are those of EngineConfig. `EchoEngine` starts and watches one for a
+test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.control import ControlClient
+from engine.launch import serve
+from engine.progress import PlainProgress
+from engine.run import Run, new_run_id, open_run, runs_root
+from engine.topology import ActorPlan
+from shm.counters import ActorSnapshot, Counters, State
+from shm.segment import segment_names
+from tests.waiting import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ECHO_PLAN = "ping0=PingActor,echo0=EchoActor,echo1=EchoActor"
+
+
+def main(arguments: list[str]) -> int:
+    plan = [
+        ActorPlan(name, f"tests.engine.echo:{target}") for name, target in (part.split("=") for part in arguments[0].split(","))
+    ]
+    run_id = new_run_id()
+    fields = {
+        "model": "/none",
+        "served_model_name": ("echo",),
+        "max_model_len": 64,
+        "num_kv_blocks": 4,
+        "kv_cache_bytes": 4096,
+        "port": 0,
+        "run_id": run_id,
+        "run_dir": str(runs_root() / run_id),
+    }
+    fields |= dict(argument.split("=", 1) for argument in arguments[1:])
+    config = msgspec.convert(fields, EngineConfig, strict=False)
+    return serve(config, plan, PlainProgress(), time.monotonic())
+
+
+class EchoEngine:
+    """One engine under test, in `root` as its XDG_RUNTIME_DIR."""
+
+    def __init__(self, root: Path, plan: str = ECHO_PLAN, **fields: str | int | float) -> None:
+        self.root = root / "tokamak"
+        self.output: list[str] = []
+        settings = [f"{name}={value}" for name, value in fields.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.echo_engine", plan, *settings],
+            cwd=REPOSITORY,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._known_runs = set(self.run_directories())
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.output)
+
+    def run_directories(self) -> list[Path]:
+        """Run directories that are there now."""
+        with contextlib.suppress(FileNotFoundError):
+            return [entry for entry in self.root.iterdir() if not entry.name.startswith(".")]
+        return []
+
+    def run(self) -> Run:
+        """This engine's run, by the owner that its lock names."""
+
+        def own() -> Run | None:
+            assert self.process.poll() is None, self.text
+            for directory in self.run_directories():
+                owner = Run(directory.name, directory).owner()
+                if owner is not None and owner.pid == self.process.pid and (directory / "manifest.json").exists():
+                    return open_run(directory)
+            return None
+
+        return wait_until(own, 20, "run directory")
+
+    def wait_ready(self) -> EchoEngine:
+        wait_until(
+            lambda: self.process.poll() is not None or any(line.startswith("ready ") for line in self.output), 30, "ready"
+        )
+        assert self.process.poll() is None, self.text
+        return self
+
+    def wait_exit(self, timeout_s: float = 30) -> int:
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait_exit()
+
+    def control(self) -> ControlClient:
+        return ControlClient(self.run())
+
+    def counters(self) -> Counters:
+        return Counters.attach_readonly(self.run().run_id)
+
+    def actor(self, name: str) -> ActorSnapshot:
+        counters = self.counters()
+        try:
+            return counters.actor(name).snapshot()
+        finally:
+            counters.close()
+
+    def value(self, name: str, actor: str) -> float:
+        counters = self.counters()
+        try:
+            return counters.counter(name, actor).value
+        finally:
+            counters.close()
+
+    def pids(self) -> list[int]:
+        """Of all its processes, the supervisor's included."""
+        counters = self.counters()
+        try:
+            return [actor.pid for actor in counters.actors()]
+        finally:
+            counters.close()
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> ActorSnapshot:
+        """Signal one actor; its row as it was before."""
+        before = self.actor(name)
+        os.kill(before.pid, number)
+        return before
+
+    def wait_for_epoch(self, name: str, epoch: int) -> ActorSnapshot:
+        """Until the actor runs with at least this epoch."""
+
+        def is_back() -> ActorSnapshot | None:
+            assert self.process.poll() is None, self.text
+            row = self.actor(name)
+            return row if row.epoch >= epoch and row.state in (State.READY, State.RUNNING) else None
+
+        return wait_until(is_back, 30, f"{name} with epoch {epoch}")
+
+    def wait_for_traffic(self) -> None:
+        """Until messages come back to the ping actor (again)."""
+        before = self.value("messages_received_total", "ping0")
+        wait_until(lambda: self.value("messages_received_total", "ping0") >= before + 10, 20, "messages flow")
+
+    def __enter__(self) -> EchoEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait_exit()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie that nobody collects counts as ended)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def is_clean(run: Run) -> bool:
+    """Whether nothing of a run is left."""
+    return not run.directory.exists() and not segment_names(run.run_id)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
