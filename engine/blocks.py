@@ -9,7 +9,8 @@ A block is in exactly one of three places:
     vacant     no references and nothing worth keeping
 
 A full block's key is chained: `hash_block(parent key, its token ids)`, so that equal keys mean equal tokens all the way from
-the first position, and the longest cached prefix is found by walking down a prompt's keys.
+the first position, and the longest cached prefix is found by walking down a prompt's keys. Block ids start at 1: block 0 of the arena
+is the dummy block that padded rows write to, and is nobody's.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.generation = 0  # of the prefix index; a block table of an older one is not indexed any more
         self.evicted_keys: list[bytes] = []  # since the caller last took them
-        self._num_references = [0] * num_blocks
-        self._vacant = list(range(num_blocks - 1, -1, -1))
+        self._num_references = [0] * (num_blocks + 1)
+        self._vacant = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # unreferenced, oldest use first
         self._index: dict[bytes, CachedBlock] = {}
         self._entry_of: dict[int, CachedBlock] = {}
