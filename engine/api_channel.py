@@ -44,12 +44,10 @@ class ApiChannel:
 
     def flush(self) -> int:
         """Send what the ring takes. The number of records sent."""
-        if not self._records:
+        num_sent = self._send_records()
+        if not self._records:  # otherwise more may gather until there is room again
             self._pack_deltas()
-        num_sent = 0
-        while self._records and self._outbox.send_bytes(self._records[0]):
-            self._records.popleft()
-            num_sent += 1
+            num_sent += self._send_records()
         return num_sent
 
     def forget(self, epoch: int) -> None:
@@ -57,6 +55,13 @@ class ApiChannel:
         self.epoch = epoch
         self._deltas.clear()
         self._records.clear()
+
+    def _send_records(self) -> int:
+        num_sent = 0
+        while self._records and self._outbox.send_bytes(self._records[0]):
+            self._records.popleft()
+            num_sent += 1
+        return num_sent
 
     def _pack_deltas(self) -> None:
         if self._deltas:

@@ -74,7 +74,7 @@ class SamplingRules:
                 )
 
     def _encode_bad_words(self, words: list[str]) -> list[list[int]]:
-        """Each word as it begins a text and, where that is as many tokens but other ones, as it follows a space."""
+        """Each word as it begins a text and, where that is more than a space before the same tokens, as it follows a space."""
         sequences: list[list[int]] = []
         for word in words:
             bare = self._vocabulary.encode(word.lstrip(), False)
@@ -82,7 +82,7 @@ class SamplingRules:
                 raise RequestError(f"bad_words: {word!r} has no tokens", param="bad_words")
             spaced = self._vocabulary.encode(" " + word.lstrip(), False)
             sequences.append(bare)
-            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+            if spaced[-len(bare) :] != bare:
                 sequences.append(spaced)
         return sequences
 
