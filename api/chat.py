@@ -19,7 +19,7 @@ from api.errors import json_response
 from api.exchange import ABORT_KEY, Exchange, until_finished
 from api.generation import Generation, OpenSample
 from api.logprobs import chat_logprobs, prompt_logprobs
-from api.protocol import ChatFields, ChatRequest, invalid
+from api.protocol import ChatRequest, Conversation, invalid
 from api.responses import AssistantMessage, ChatChoice, ChatChunkChoice, ChatCompletion, ChatDelta, FinishReason
 from api.sse import ChunkWriter, EventStream
 from api.submission import check_samples, check_stream, make_submits, sampling_params
@@ -42,7 +42,7 @@ async def create_chat_completion(request: Request) -> Response:
     fields = protocol.load(await exchange.body(request))
     body = protocol.convert(fields, ChatRequest)
     name = model.resolve(body.model)
-    prompt = chat_prompt(body, fields)
+    prompt = chat_prompt(fields)
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
     num_logprobs = _num_logprobs(body)
@@ -70,8 +70,9 @@ async def create_chat_completion(request: Request) -> Response:
     return _answer(head, body, generation, n)
 
 
-def chat_prompt(body: ChatFields, fields: dict[str, Any]) -> ChatPrompt:
-    """The conversation of a body, with the fields as the client sent them."""
+def chat_prompt(fields: dict[str, Any]) -> ChatPrompt:
+    """The conversation of a body; the messages themselves go on as the client sent them."""
+    body = protocol.convert(fields, Conversation)
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(
             "continue_final_message", "not together with add_generation_prompt: the final message either goes on or is over"

@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
-        self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -16,7 +16,7 @@ from api.errors import json_response
 from api.exchange import Exchange
 from api.responses import Health, HealthProblem, Load, Version
 from engine.topology import SCHEDULER, role_of
-from engine.weights import EngineState
+from engine.weights import WeightsState
 from shm.counters import ActorSnapshot, Counters, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
@@ -32,7 +32,7 @@ async def health(request: Request) -> Response:
     return json_response(Health(status="unavailable", actor=first.actor, reason=first.reason, problems=found), 503)
 
 
-def problems(actors: Iterable[ActorSnapshot], state: EngineState, now_ns: int) -> list[HealthProblem]:
+def problems(actors: Iterable[ActorSnapshot], state: WeightsState, now_ns: int) -> list[HealthProblem]:
     """Why the engine cannot serve, one entry per actor that is not all right."""
     found = []
     for actor in actors:
@@ -41,13 +41,13 @@ def problems(actors: Iterable[ActorSnapshot], state: EngineState, now_ns: int) -
             found.append(HealthProblem(actor.name, f"is {State(actor.state).name}, not READY or RUNNING"))
         elif age_ns > STALE_HEARTBEAT_NS:
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
-        elif actor.name == SCHEDULER and state is EngineState.CLEARED:
+        elif actor.name == SCHEDULER and state is WeightsState.CLEARED:
             found.append(HealthProblem(actor.name, "has no weights: they were cleared; reload them"))
     return found
 
 
-def engine_state(counters: Counters) -> EngineState:
-    return EngineState(int(counters.counter("engine_state", SCHEDULER).value))
+def engine_state(counters: Counters) -> WeightsState:
+    return WeightsState(int(counters.counter("engine_state", SCHEDULER).value))
 
 
 async def live(request: Request) -> Response:

@@ -6,8 +6,6 @@ Runs in the api process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,13 +13,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import protocol, responses
+from api import responses
 from api.errors import json_response
 from api.exchange import Exchange
 from api.health import package_version
+from api.operations import JSON, OPERATIONS, Operation, Shapes
 
-JSON = "application/json"
 Schema = dict[str, Any]
+
+_REFERENCE = "#/components/schemas/{name}"
 
 _ERRORS = {
     400: "The request is wrong; the error names the parameter.",
@@ -35,91 +35,6 @@ _ERRORS = {
     500: "An error of the server.",
     503: "An actor behind the API does not answer, or the server is stopping.",
 }
-_ANY = (400, 500)  # a malformed request id, an error of ours
-_WITH_KEY = (*_ANY, 401)
-_WITH_BODY = (*_WITH_KEY, 404, 408, 413, 429, 503)
-_ORDERS = (*_ANY, 401, 403, 404, 408, 409, 413, 503)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    path: str
-    method: str
-    summary: str
-    answer: Any  # struct of the 200 answer; None: text
-    errors: Sequence[int] = _ANY
-    body: Any = None
-    is_body_required: bool = True
-    event: Any = None  # struct of an event, where the answer may be a stream
-    media_type: str = JSON
-    parameters: Sequence[str] = ()
-    security: str = ""  # "api_key" | "admin_key"
-    unavailable: Any = None  # struct of a 503 answer that is no error body
-
-
-def operations() -> list[Operation]:
-    key, admin = {"errors": _WITH_KEY, "security": "api_key"}, {"errors": _ORDERS, "security": "admin_key"}
-    body = {"errors": _WITH_BODY, "security": "api_key"}
-    order = {**admin, "is_body_required": False, "answer": responses.AdminAnswer}
-    tokenize = protocol.TokenizeTextRequest | protocol.TokenizeChatRequest
-    return [
-        Operation("/", "get", "A page to chat and watch", None, media_type="text/html"),
-        Operation("/v1/models", "get", "The served models", responses.ModelList, **key),
-        Operation(
-            "/v1/models/{id}",
-            "get",
-            "A served model",
-            responses.Model,
-            parameters=("id",),
-            errors=(*_WITH_KEY, 404),
-            security="api_key",
-        ),
-        Operation(
-            "/v1/completions",
-            "post",
-            "Continue prompts",
-            responses.Completion,
-            body=protocol.CompletionRequest,
-            event=responses.CompletionChunk,
-            **body,
-        ),
-        Operation(
-            "/v1/chat/completions",
-            "post",
-            "Answer a conversation",
-            responses.ChatCompletion,
-            body=protocol.ChatRequest,
-            event=responses.ChatChunk,
-            **body,
-        ),
-        Operation("/tokenize", "post", "A text or a conversation as token ids", responses.Tokenization, body=tokenize, **body),
-        Operation(
-            "/detokenize", "post", "Token ids as text", responses.Detokenization, body=protocol.DetokenizeRequest, **body
-        ),
-        Operation("/health", "get", "Whether the engine can serve", responses.Health, unavailable=responses.Health),
-        Operation("/health/live", "get", "Whether this process answers", responses.Health),
-        Operation("/load", "get", "Open, running and waiting samples", responses.Load),
-        Operation("/version", "get", "The version of the engine", responses.Version),
-        Operation("/metrics", "get", "All counters for Prometheus", None, media_type="text/plain"),
-        Operation("/openapi.json", "get", "This document", dict[str, Any]),
-        Operation("/admin/actors", "get", "The actor table", responses.AdminAnswer, **admin),
-        Operation(
-            "/admin/actors/{name}/restart",
-            "post",
-            "Restart an actor",
-            body=protocol.EmptyRequest,
-            parameters=("name",),
-            **order,
-        ),
-        Operation("/admin/pause", "post", "Stop running samples", body=protocol.PauseRequest, **order),
-        Operation("/admin/resume", "post", "Go on after a pause", body=protocol.EmptyRequest, **order),
-        Operation("/admin/sleep", "post", "Pause and drop the weights", body=protocol.PauseRequest, **order),
-        Operation("/admin/wake", "post", "Load the weights again and go on", body=protocol.EmptyRequest, **order),
-        Operation("/admin/reset_prefix_cache", "post", "Forget cached prefixes", body=protocol.EmptyRequest, **order),
-        Operation("/admin/reload", "post", "Change the weights in place", body=protocol.ReloadRequest, **order),
-        Operation("/admin/clear_weights", "post", "Drop the weights", body=protocol.PauseRequest, **order),
-        Operation("/admin/abort", "post", "End a request", responses.AdminAnswer, body=protocol.AbortRequestBody, **admin),
-    ]
 
 
 async def openapi(request: Request) -> Response:
@@ -129,15 +44,13 @@ async def openapi(request: Request) -> Response:
 
 @cache
 def document(model_names: tuple[str, ...]) -> Schema:
-    described = operations()
-    structs = [t for operation in described for t in (operation.answer, operation.body, operation.event) if t is not None]
-    structs.append(responses.ErrorBody)
-    schemas, components = msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
-    schema_of = dict(zip(map(repr, structs), schemas, strict=True))
+    bodies = [struct for operation in OPERATIONS for shape in operation.body for struct in shape]
+    answers = [t for operation in OPERATIONS for t in (operation.answer, operation.event) if t is not None]
+    _, components = msgspec.json.schema_components([*bodies, *answers, responses.ErrorBody], ref_template=_REFERENCE)
     _name_models(components, model_names)
     paths: dict[str, dict[str, Schema]] = {}
-    for operation in described:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation, schema_of)
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     keys = {"type": "http", "scheme": "bearer"}
     return {
         "openapi": "3.1.0",
@@ -151,11 +64,11 @@ def document(model_names: tuple[str, ...]) -> Schema:
     }
 
 
-def _described(operation: Operation, schema_of: dict[str, Schema]) -> Schema:
+def _described(operation: Operation) -> Schema:
     answers = {str(status): _error(status) for status in operation.errors}
-    answers["200"] = {"description": "Done", "headers": _headers(operation), "content": _content(operation, schema_of)}
+    answers["200"] = {"description": "Done", "headers": _headers(operation), "content": _content(operation)}
     if operation.unavailable is not None:
-        content = {JSON: {"schema": schema_of[repr(operation.unavailable)]}}
+        content = {JSON: {"schema": _reference(operation.unavailable)}}
         answers["503"] = {"description": "Not now, and why", "content": content}
     described: Schema = {
         "summary": operation.summary,
@@ -167,25 +80,38 @@ def _described(operation: Operation, schema_of: dict[str, Schema]) -> Schema:
         ],
         "responses": dict(sorted(answers.items())),
     }
-    if operation.body is not None:
+    if operation.body:
         described["requestBody"] = {
             "required": operation.is_body_required,
-            "content": {JSON: {"schema": schema_of[repr(operation.body)]}},
+            "content": {JSON: {"schema": _one_of_shapes(operation.body)}},
         }
     if operation.security:
         described["security"] = [{}, {operation.security: []}]  # a server without keys asks for none
     return described
 
 
-def _content(operation: Operation, schema_of: dict[str, Schema]) -> Schema:
-    schema = schema_of[repr(operation.answer)] if operation.answer is not None else {"type": "string"}
+def _content(operation: Operation) -> Schema:
+    schema = _reference(operation.answer) if operation.answer is not None else {"type": "string"}
     content: Schema = {operation.media_type: {"schema": schema}}
     if operation.event is not None:
-        event = schema_of[repr(operation.event)]["$ref"]
+        event = operation.event.__name__
         content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events `data: {event}`, at the end `data: [DONE]`."}
+            "schema": {"type": "string", "description": f"Events `data: {event}` (see the schemas), at the end `data: [DONE]`."}
         }
     return content
+
+
+def _one_of_shapes(shapes: Shapes) -> Schema:
+    alternatives: list[Schema] = [
+        {"allOf": [_reference(struct) for struct in shape]} if len(shape) > 1 else _reference(shape[0]) for shape in shapes
+    ]
+    return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
+
+
+def _reference(struct: Any) -> Schema:
+    if not isinstance(struct, type):
+        return {"type": "object"}
+    return {"$ref": _REFERENCE.format(name=struct.__name__)}
 
 
 def _headers(operation: Operation) -> Schema:

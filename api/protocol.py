@@ -116,8 +116,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Annotated[Literal["text"], Meta(description="Structured output is not supported.")]
 
 
-class ChatFields(msgspec.Struct, kw_only=True):
-    """How a conversation becomes a prompt: `/v1/chat/completions` and `/tokenize`."""
+class Conversation(msgspec.Struct, kw_only=True):
+    """How a conversation becomes a prompt: the other half of the bodies of `/v1/chat/completions` and `/tokenize`."""
 
     messages: Messages
     tools: list[dict[str, Any]] | None = None
@@ -128,23 +128,23 @@ class ChatFields(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ChatRequest(GenerationRequest, ChatFields, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
     response_format: ResponseFormat | None = None
 
 
-class TokenizeTextRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """What both forms of `/tokenize` have in common; a conversation comes beside it, as a `Conversation`."""
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeTextRequest(TokenizeRequest, kw_only=True):
     prompt: str
-    model: str | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class TokenizeChatRequest(ChatFields, kw_only=True):
-    model: str | None = None
-    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

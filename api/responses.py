@@ -204,6 +204,6 @@ class Load(msgspec.Struct):
 
 
 class AdminAnswer(msgspec.Struct):
-    status: int
+    """What was done; the fields beside it depend on the order (`actors` of the actor table)."""
+
     message: str
-    details: dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]

@@ -100,13 +100,14 @@ def make_submits(
     best_of: int,
     arrival_ns: int,
 ) -> list[Submit]:
-    """Every sample of every prompt, prompt by prompt. `key` is unique in the run; samples of one prompt share `group_id`."""
+    """Every sample of every prompt, prompt by prompt. `key` is unique in the run; samples of one prompt share `group_id`. What
+    comes before the first `~` of any of these ids is the request id that the client knows."""
     text = text_options(request)
     timeout_s = request.timeout or model.request_timeout_s
     samplings = [msgspec.structs.replace(sampling, sample_index=index) for index in range(best_of)]
     submits = []
     for number, prompt in enumerate(prompts):
-        group_id = key if len(prompts) == 1 else f"{key}-p{number}"
+        group_id = key if len(prompts) == 1 else f"{key}~p{number}"
         for index in range(best_of):
             submits.append(
                 Submit(

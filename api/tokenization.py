@@ -12,7 +12,7 @@ from api.chat import chat_prompt
 from api.errors import json_response
 from api.exchange import Exchange
 from api.logprobs import token_text
-from api.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from api.protocol import DetokenizeRequest, TokenizeRequest, TokenizeTextRequest
 from api.responses import Detokenization, Tokenization
 from api.submission import check_vocabulary, int32
 from engine.messages import Prompt, TextPrompt
@@ -22,14 +22,13 @@ async def tokenize(request: Request) -> Response:
     """The route: a text (`prompt`) or a conversation (`messages`) as token ids."""
     exchange = Exchange.of(request)
     fields = protocol.load(await exchange.body(request))
-    body: TokenizeChatRequest | TokenizeTextRequest
     prompt: Prompt
     if "messages" in fields:
-        body = protocol.convert(fields, TokenizeChatRequest)
-        prompt = chat_prompt(body, fields)
+        body: TokenizeRequest = protocol.convert(fields, TokenizeRequest)
+        prompt = chat_prompt(fields)
     else:
-        body = protocol.convert(fields, TokenizeTextRequest)
-        prompt = TextPrompt(body.prompt, body.add_special_tokens is not False)
+        body = text = protocol.convert(fields, TokenizeTextRequest)
+        prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)
     exchange.services.model.resolve(body.model)
     tokenized = await exchange.services.client.tokenize(prompt)
     token_ids = array("i", tokenized.token_ids).tolist()

@@ -1,0 +1,106 @@
+"""What the API can do, as data for its OpenAPI document: per route its bodies, answers and errors. Mirrors `app.routes`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from api import protocol, responses
+
+JSON = "application/json"
+
+_ANY = (400, 500)  # a malformed request id, an error of ours
+_WITH_KEY = (*_ANY, 401)
+_WITH_BODY = (*_WITH_KEY, 404, 408, 413, 429, 503)
+_ORDERS = (*_ANY, 401, 403, 404, 408, 409, 413, 503)
+
+
+Shapes = Sequence[Sequence[type[msgspec.Struct]]]  # a body has one of these shapes; a shape is all of these structs together
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: Literal["get", "post"]
+    path: str
+    summary: str
+    answer: Any  # struct of the 200 answer; None: text
+    body: Shapes = ()
+    event: Any = None  # struct of an event, where the answer may be a stream
+    errors: Sequence[int] = _ANY
+    security: Literal["", "api_key", "admin_key"] = ""
+    media_type: str = JSON
+    parameters: Sequence[str] = ()  # in the path
+    is_body_required: bool = True
+    unavailable: Any = None  # struct of a 503 answer that is no error body
+
+
+def _look(path: str, summary: str, answer: Any, media_type: str = JSON, unavailable: Any = None) -> Operation:
+    return Operation("get", path, summary, answer, media_type=media_type, unavailable=unavailable)
+
+
+def _model(path: str, summary: str, answer: Any, parameters: Sequence[str] = ()) -> Operation:
+    errors = (*_WITH_KEY, 404) if parameters else _WITH_KEY
+    return Operation("get", path, summary, answer, errors=errors, security="api_key", parameters=parameters)
+
+
+def _work(path: str, summary: str, answer: Any, body: Shapes, event: Any = None) -> Operation:
+    return Operation("post", path, summary, answer, body, event, errors=_WITH_BODY, security="api_key")
+
+
+def _order(
+    path: str, summary: str, body: type[msgspec.Struct] = protocol.EmptyRequest, parameters: Sequence[str] = ()
+) -> Operation:
+    return Operation(
+        "post",
+        f"/admin/{path}",
+        summary,
+        responses.AdminAnswer,
+        ((body,),),
+        errors=_ORDERS,
+        security="admin_key",
+        parameters=parameters,
+        is_body_required=body is protocol.AbortRequestBody,
+    )
+
+
+OPERATIONS = (
+    _look("/", "A page to chat and watch", None, "text/html"),
+    _look("/health", "Whether the engine can serve", responses.Health, unavailable=responses.Health),
+    _look("/health/live", "Whether this process answers", responses.Health),
+    _look("/load", "Open, running and waiting samples", responses.Load),
+    _look("/version", "The version of the engine", responses.Version),
+    _look("/metrics", "All counters for Prometheus", None, "text/plain"),
+    _look("/openapi.json", "This document", dict[str, Any]),
+    _model("/v1/models", "The served models", responses.ModelList),
+    _model("/v1/models/{id}", "A served model", responses.Model, ("id",)),
+    _work(
+        "/v1/completions", "Continue prompts", responses.Completion, ((protocol.CompletionRequest,),), responses.CompletionChunk
+    ),
+    _work(
+        "/v1/chat/completions",
+        "Answer a conversation",
+        responses.ChatCompletion,
+        ((protocol.ChatRequest, protocol.Conversation),),
+        responses.ChatChunk,
+    ),
+    _work(
+        "/tokenize",
+        "A text or a conversation as token ids",
+        responses.Tokenization,
+        ((protocol.TokenizeTextRequest,), (protocol.TokenizeRequest, protocol.Conversation)),
+    ),
+    _work("/detokenize", "Token ids as text", responses.Detokenization, ((protocol.DetokenizeRequest,),)),
+    Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
+    _order("actors/{name}/restart", "Restart an actor", parameters=("name",)),
+    _order("pause", "Stop what runs, hold what comes", protocol.PauseRequest),
+    _order("resume", "Go on after a pause"),
+    _order("sleep", "Pause and drop the weights", protocol.PauseRequest),
+    _order("wake", "Load the weights again and go on"),
+    _order("reset_prefix_cache", "Forget cached prefixes"),
+    _order("reload", "Change the weights in place", protocol.ReloadRequest),
+    _order("clear_weights", "Drop the weights", protocol.PauseRequest),
+    _order("abort", "End a request", protocol.AbortRequestBody),
+)

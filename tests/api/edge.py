@@ -1,0 +1,173 @@
+"""A real api process between a test that sits in front of it, as its client, and a test that sits behind it, as its engine.
+
+`Edge` makes a run's directory and segments as the supervisor does, starts `engine.child` for api0, answers at the control socket, keeps
+the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.config import EngineConfig
+from engine.control import ControlServer
+from engine.messages import Command, Control, Order, Reply
+from engine.port import reserve_port
+from engine.run import Manifest, Run, lock_run, new_run_id
+from engine.segments import RunSegments, unlink_segments
+from engine.topology import SUPERVISOR, default_plan
+from shm.counters import State
+from tests.api.tokenizer_peer import TokenizerPeer
+from tests.waiting import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL = REPOSITORY / "tests" / "golden" / "qwen3"
+CHILD = "api0"
+
+
+class Edge:
+    def __init__(self, directory: Path, **options: Any) -> None:
+        run_id = new_run_id()
+        self._port = reserve_port("127.0.0.1", 0)
+        self.port = int(self._port.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        fields: dict[str, Any] = {
+            "model": str(MODEL),
+            "served_model_name": ("tiny", "alias"),
+            "max_model_len": 256,
+            "num_kv_blocks": 16,
+            "kv_cache_bytes": 1 << 16,
+            "port": self.port,
+            "run_id": run_id,
+            "run_dir": str(directory),
+        }
+        self.config = EngineConfig(**(fields | options))
+        self.run = Run(run_id, directory)
+        self._lock = lock_run(self.run)
+        plan = default_plan(self.config)
+        self.run.write_manifest(Manifest(self.config, plan, os.getpid(), time.time()))
+        self._segments = RunSegments.of(self.config, [actor.name for actor in plan])
+        self.counters = self._segments.counters
+        self._others = [name for name in (SUPERVISOR, *(actor.name for actor in plan)) if name != CHILD]
+        self.peer = TokenizerPeer(run_id)
+        self.orders: list[Order] = []
+        self.events: list[Control] = []
+        self.answer: Callable[[Order], Reply] = lambda order: Reply("", 200, "done")
+        self.stuck: set[str] = set()  # actors whose heart does not beat
+        self._is_stopping = False
+
+    # ------------------------------------------------------------------------------------------------------------ life
+
+    def __enter__(self) -> Edge:
+        for name in self._others:
+            self.begin(name, 1)
+        self.peer.start(1)
+        self._control = ControlServer(self.run)
+        self._supervision = threading.Thread(target=self._supervise, name=SUPERVISOR)
+        self._supervision.start()
+        self.start_child(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end_child()
+        finally:
+            self._is_stopping = True
+            self._supervision.join()
+            self._control.close()
+            self.peer.stop()
+            self._segments.close()
+            unlink_segments(self.run.run_id)
+            self._port.close()
+            os.close(self._lock)
+
+    def start_child(self, epoch: int) -> None:
+        """Start api0 and wait until it serves."""
+        self.counters.actor(CHILD).begin_epoch(epoch, time.monotonic_ns())
+        arguments = ["--run-dir", self.config.run_dir, "--actor", CHILD, "--epoch", str(epoch), "--parent", str(os.getpid())]
+        with self.run.log_path(CHILD).open("ab") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "engine.child", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
+            )
+        wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), 30, "api0 ready")
+        assert self.child.poll() is None, self.log
+
+    def end_child(self) -> None:
+        """SIGTERM; it must end by itself, with nothing to complain of."""
+        if self.child.poll() is None:
+            self.child.terminate()
+        try:
+            code = self.child.wait(20)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+            raise
+        assert code == 0, self.log
+        assert self.log == ""
+
+    def is_child_ready(self) -> bool:
+        return self.counters.actor(CHILD).state in (State.READY, State.RUNNING)
+
+    @property
+    def log(self) -> str:
+        return self.run.log_path(CHILD).read_text()
+
+    def begin(self, name: str, epoch: int) -> None:
+        """An actor of the stand-in engine begins its life."""
+        row = self.counters.actor(name)
+        row.begin_epoch(epoch, time.monotonic_ns())
+        row.set_state(State.READY)
+
+    def restart_tokenizer(self) -> None:
+        """It dies with all that it had, and comes back with the next epoch."""
+        self.peer.stop()
+        epoch = self.counters.actor(self.peer.name).epoch + 1
+        self.peer.start(epoch)
+        self.begin(self.peer.name, epoch)
+
+    def _supervise(self) -> None:
+        while not self._is_stopping:
+            self._control.control.poll(10)
+            for command in self._control.commands():
+                self._control.reply(self._carry_out(command))
+            self.events += self._control.received_events()
+            for name in self._others:
+                if name not in self.stuck:
+                    self.counters.actor(name).beat(time.monotonic_ns())
+
+    def _carry_out(self, command: Command) -> Reply:
+        self.orders.append(command.order)
+        reply = self.answer(command.order)
+        return Reply(command.command_id, reply.status, reply.message, reply.details)
+
+    # ---------------------------------------------------------------------------------------------------------- clients
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=20, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20, **options) if body is not None else self._post(path, **options)
+
+    def _post(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, timeout=20, **options)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.counters.counter(name, CHILD, **labels).value
+
+    @contextlib.contextmanager
+    def paced(self, credits: int) -> Iterator[None]:
+        """The peer stops each sample after so many tokens, until the end of the block."""
+        self.peer.credits = credits
+        try:
+            yield
+        finally:
+            self.peer.credits = None

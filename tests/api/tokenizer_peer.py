@@ -1,0 +1,203 @@
+"""The engine as an api process sees it: a peer at the rings that answers as `tokenizer0` would, with a "model" of two lines.
+
+Token ids below 256 are bytes. Sample i of any prompt says `SAYING` from its i-th character on, over and over, one token per delta; the
+log-probability of each token is -1 / (i + 1). A text prompt `!reject STATUS` is refused with that status. While `credits` is not None,
+each sample gets no more than that many tokens in all, so that a test can stop time anywhere.
+"""
+
+from __future__ import annotations
+
+import codecs
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+
+import orjson
+
+from engine.messages import (
+    Abort,
+    ChatPrompt,
+    DecodedLogprobs,
+    Delta,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    Message,
+    Prompt,
+    Rejected,
+    Submit,
+    TextPrompt,
+    Tokenize,
+    Tokenized,
+    decode,
+    encode,
+)
+from shm.mailbox import Mailbox, MailboxSender
+
+SAYING = "Plasma glüht im Torus ⚛ "
+DEFAULT_NUM_TOKENS = 200
+
+
+def said(num_tokens: int, sample_index: int = 0) -> bytes:
+    """What sample `sample_index` says in its first tokens."""
+    text = (SAYING[sample_index:] + SAYING * (num_tokens // len(SAYING) + 2)).encode()
+    return text[:num_tokens]
+
+
+def said_text(num_tokens: int, sample_index: int = 0) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(said(num_tokens, sample_index), False)
+
+
+def prompt_ids(prompt: Prompt) -> list[int]:
+    if isinstance(prompt, TextPrompt):
+        return list(prompt.text.encode())
+    if isinstance(prompt, ChatPrompt):
+        return list(orjson.dumps([message.get("content") for message in orjson.loads(prompt.messages)]))
+    return array("i", prompt.token_ids).tolist()
+
+
+@dataclass
+class Stream:
+    """One open sample."""
+
+    submit: Submit
+    prompt: list[int]
+    num_sent: int
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    is_first: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        limit = self.submit.sampling.max_tokens
+        return DEFAULT_NUM_TOKENS if limit < 0 else limit
+
+    def next_delta(self, weight_version: int) -> Delta:
+        sampling = self.submit.sampling
+        token = said(self.num_sent + 1, sampling.sample_index)[-1]
+        self.num_sent += 1
+        is_stop = token in sampling.stop_token_ids
+        is_last = is_stop or self.num_sent >= self.num_tokens
+        delta = Delta(
+            self.submit.request_id,
+            self.submit.attempt,
+            [token],
+            self.decoder.decode(bytes([token]), is_last),
+            finish_reason="stop" if is_stop else "length" if is_last else "",
+            stop_reason=token if is_stop else None,
+            num_prompt_tokens=len(self.prompt),
+            num_cached_tokens=len(self.prompt) // 4 * 4,
+            weight_version=weight_version,
+            logprobs=[entry(token, -1 / (sampling.sample_index + 1), sampling.num_logprobs)],
+        )
+        if self.is_first:
+            self._add_prompt(delta)
+        return delta
+
+    def _add_prompt(self, delta: Delta) -> None:
+        self.is_first = False
+        if self.submit.text.return_prompt_token_ids:
+            delta.prompt_token_ids = array("i", self.prompt).tobytes()
+        num_top = self.submit.sampling.num_prompt_logprobs
+        if num_top >= 0 and not self.submit.has_prompt_logprobs:
+            delta.prompt_logprobs = [entry(token, -0.5, num_top) for token in self.prompt[1:]]
+            delta.prompt_tokens = [bytes([token % 256]) for token in self.prompt]
+
+
+def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:
+    """Rank 2 always: the best is another token, 0.1 likelier; the last of the others cannot be."""
+    if num_top < 0:
+        return DecodedLogprobs(token, logprob, 2, b"")
+    best = [token + 1, token, *(token + 1 + other for other in range(1, 19)), token + 40][:num_top]
+    top = [logprob + 0.1, logprob, *(logprob - other for other in range(1, 19)), float("-inf")][:num_top]
+    return DecodedLogprobs(token, logprob, 2, bytes([token % 256]), best, top, [bytes([token_id % 256]) for token_id in best])
+
+
+class TokenizerPeer:
+    """Runs in a thread of the test between `start` and `stop`; `received` is everything that came, in order."""
+
+    def __init__(self, run_id: str, name: str = "tokenizer0", api: str = "api0") -> None:
+        self.name = name
+        self.received: list[Message] = []
+        self.streams: dict[str, Stream] = {}
+        self.credits: int | None = None
+        self.is_answering_calls = True
+        self.is_reading = True
+        self.weight_version = 1
+        self._run_id = run_id
+        self._api = api
+        self._lock = threading.Lock()
+
+    def start(self, epoch: int) -> None:
+        self._mailbox = Mailbox.attach(self._run_id, self.name, epoch)
+        self._sender = MailboxSender.attach(self._run_id, self._api, self.name, epoch)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._live, name=self.name)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What it had open is forgotten, as when the process dies."""
+        self._is_stopping = True
+        self._thread.join()
+        self.streams.clear()
+        self._mailbox.close()
+        self._sender.close()
+
+    def submits(self, prefix: str = "") -> list[Submit]:
+        with self._lock:
+            found = [message for message in self.received if isinstance(message, Submit)]
+        return [submit for submit in found if submit.request_id.startswith(prefix)]
+
+    def aborts(self, prefix: str = "") -> list[Abort]:
+        with self._lock:
+            found = [message for message in self.received if isinstance(message, Abort)]
+        return [abort for abort in found if abort.request_id.startswith(prefix)]
+
+    def send(self, message: Message) -> None:
+        deadline = time.monotonic() + 10
+        payload = encode(message)
+        while not self._sender.try_send(payload):
+            assert time.monotonic() < deadline, "the api process does not read"
+
+    def _live(self) -> None:
+        while not self._is_stopping:
+            self._mailbox.wait(2_000_000)
+            if self.is_reading:
+                for _, payload in self._mailbox.receive():
+                    self._take(decode(payload))
+            deltas = [
+                stream.next_delta(self.weight_version)
+                for stream in list(self.streams.values())
+                if self.credits is None or stream.num_sent < self.credits
+            ]
+            for delta in deltas:
+                if delta.finish_reason:
+                    del self.streams[delta.request_id]
+            if deltas:
+                self.send(Deltas(deltas))
+
+    def _take(self, message: Message) -> None:
+        with self._lock:
+            self.received.append(message)
+        if isinstance(message, Submit):
+            self._open(message)
+        elif isinstance(message, Abort):
+            self.streams.pop(message.request_id, None)
+        elif isinstance(message, Tokenize) and self.is_answering_calls:
+            token_ids = prompt_ids(message.prompt)
+            self.send(Tokenized(message.call_id, array("i", token_ids).tobytes(), 256, [bytes([i]) for i in token_ids]))
+        elif isinstance(message, Detokenize) and self.is_answering_calls:
+            text = bytes(token_id % 256 for token_id in array("i", message.token_ids)).decode("utf-8", "replace")
+            self.send(Detokenized(message.call_id, text))
+
+    def _open(self, submit: Submit) -> None:
+        prompt = prompt_ids(submit.prompt)
+        command, _, status = bytes(token_id % 256 for token_id in prompt).decode("latin-1").partition(" ")
+        if command == "!reject":
+            self.send(
+                Rejected(submit.request_id, submit.attempt, submit.api, int(status), "refused", "some_code", "prompt", 7)
+            )
+            return
+        stream = Stream(submit, prompt, len(submit.resume_token_ids) // 4)
+        stream.decoder.decode(said(stream.num_sent, submit.sampling.sample_index))
+        self.streams[submit.request_id] = stream
