@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.model_config import RopeConfig
+
 Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
 
 
@@ -49,12 +51,28 @@ class Norm:
 
 
 @dataclass(slots=True)
-class Rotary:
-    """Cosines and signed sines per position, float32 [max_model_len, rotary_dim], in the order of the rotated elements."""
+class HeadNorm:
+    """RMSNorm of each query and key head, with one weight for all queries and one for all keys."""
 
-    cosines: Tensor
-    sines: Tensor
-    is_interleaved: bool
+    query_name: str
+    key_name: str
+    num_heads: int
+    num_kv_heads: int
+    width: int  # of a head
+    epsilon: float
+    weight: Tensor = None
+
+
+@dataclass(slots=True)
+class Rotary:
+    """x -> x * cosines[position] + x[partners] * sines[position] for a head x: float32 [max_model_len, head_dim] each, and
+    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines."""
+
+    rope: RopeConfig
+    head_dim: int
+    cosines: Tensor = None
+    sines: Tensor = None
+    partners: Tensor = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from ops.modules import AttentionShape, Embedding, KvCache, LayerCache, Linear, Norm, Rotary
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary
 from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable
 
 OUTPUT_MULTIPLE = 16
@@ -46,8 +46,15 @@ def pack_norm(module: Norm, weight: np.ndarray) -> None:
     module.weight = paddle.to_tensor(weight)
 
 
-def make_rotary(cosines: np.ndarray, sines: np.ndarray, is_interleaved: bool) -> Rotary:
-    return Rotary(paddle.to_tensor(cosines), paddle.to_tensor(sines), is_interleaved)
+def pack_head_norm(module: HeadNorm, queries: np.ndarray, keys: np.ndarray) -> None:
+    """[num_heads + num_kv_heads, width]."""
+    weights = np.repeat(np.stack([queries, keys]), [module.num_heads, module.num_kv_heads], axis=0)
+    module.weight = paddle.to_tensor(weights)
+
+
+def pack_rotary(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners: np.ndarray) -> None:
+    module.cosines, module.sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
+    module.partners = paddle.to_tensor(partners)
 
 
 # ------------------------------------------------------------------------------------------------- a step's metadata
@@ -59,7 +66,7 @@ class AttentionStep:
 
     inputs: Inputs
     key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
-    query_positions: paddle.Tensor  # int32 [T, Q, 1, 1, 1, 1]
+    query_positions: paddle.Tensor  # int32 [T, Q, 1]
     head_slots: dict[int, paddle.Tensor] = field(default_factory=dict)  # by kv heads: int32 [T, S * heads * KEY_SPLIT]
     masks: dict[int, paddle.Tensor] = field(default_factory=dict)  # by window: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
 
@@ -73,16 +80,14 @@ def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
 
     tiles, num_keys = inputs.num_tiles, inputs.num_key_splits * KEY_SPLIT
     num_blocks = -(-num_keys // size)
-    tile_tables = paddle.gather(tables, inputs.tile_slots[:tiles])[:, :num_blocks]
-    offsets = paddle.arange(size, dtype="int32")
-    slots = (tile_tables.unsqueeze(-1) * size + offsets).reshape([tiles, num_blocks * size])[:, :num_keys]
-    is_key = paddle.arange(num_keys, dtype="int32") < inputs.tile_contexts[:tiles].unsqueeze(-1)
-    query_positions = paddle.gather(positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
-    return AttentionStep(
-        inputs=inputs,
-        key_slots=slots * is_key.astype("int32"),
-        query_positions=query_positions.reshape([tiles, inputs.tile_rows, 1, 1, 1, 1]),
-    )
+    in_blocks = [tiles, num_blocks, size]
+    first_slots = (paddle.gather(tables, inputs.tile_slots[:tiles])[:, :num_blocks] * size).unsqueeze(-1)
+    slots = _expand(first_slots, in_blocks) + _expand(paddle.arange(size, dtype="int32"), in_blocks)
+    slots = slots.reshape([tiles, num_blocks * size])[:, :num_keys]
+    keys = _expand(paddle.arange(num_keys, dtype="int32"), [tiles, num_keys])
+    is_key = keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), [tiles, num_keys])
+    queries = paddle.gather(positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
+    return AttentionStep(inputs, slots * is_key.astype("int32"), queries.reshape([tiles, inputs.tile_rows, 1]))
 
 
 def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
@@ -90,8 +95,9 @@ def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
     rows = step.head_slots.get(num_kv_heads)
     if rows is None:
         tiles, splits = step.inputs.num_tiles, step.inputs.num_key_splits
-        heads = paddle.arange(num_kv_heads, dtype="int32").unsqueeze(-1)
-        rows = step.key_slots.reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads + heads
+        shape = [tiles, splits, num_kv_heads, KEY_SPLIT]
+        slots = step.key_slots.reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads
+        rows = _expand(slots, shape) + _expand(paddle.arange(num_kv_heads, dtype="int32").unsqueeze(-1), shape)
         rows = step.head_slots[num_kv_heads] = rows.reshape([tiles, splits * num_kv_heads * KEY_SPLIT])
     return rows
 
@@ -99,14 +105,22 @@ def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
 def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
     mask = step.masks.get(window)
     if mask is None:
-        splits = step.inputs.num_key_splits
-        keys = paddle.arange(splits * KEY_SPLIT, dtype="int32").reshape([1, 1, splits, 1, 1, KEY_SPLIT])
-        is_hidden = keys > step.query_positions
+        inputs = step.inputs
+        num_keys = inputs.num_key_splits * KEY_SPLIT
+        shape = [inputs.num_tiles, inputs.tile_rows, num_keys]
+        keys = _expand(paddle.arange(num_keys, dtype="int32"), shape)
+        queries = _expand(step.query_positions, shape)
+        is_hidden = keys > queries
         if window:
-            is_hidden = paddle.logical_or(is_hidden, keys <= step.query_positions - window)
-        hidden = paddle.full([1], -math.inf)
-        mask = step.masks[window] = paddle.where(is_hidden, hidden, paddle.zeros([1]))
+            is_hidden = paddle.logical_or(is_hidden, keys <= queries - window)
+        mask = paddle.where(is_hidden, paddle.full(shape, -math.inf), paddle.zeros(shape))
+        mask = step.masks[window] = mask.reshape([*shape[:2], inputs.num_key_splits, 1, 1, KEY_SPLIT])
     return mask
+
+
+def _expand(x: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
+    """Paddle's own broadcasting within an operation is many times slower than this and the operation on equal shapes."""
+    return paddle.expand(x, shape)
 
 
 # ------------------------------------------------------------------------------------------------------------- ops
@@ -141,46 +155,32 @@ def _normalize(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddl
     return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + epsilon) * weight
 
 
-def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle.Tensor, bool]:
-    """Cosines and signed sines of each row [R, 1, rotary_dim], and whether pairs are interleaved."""
+def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Cosines and sines of each row [R, 1, head_dim], and the partners."""
     positions = inputs.positions[: inputs.num_rows]
     cosines, sines = paddle.gather(module.cosines, positions), paddle.gather(module.sines, positions)
-    return cosines.unsqueeze(1), sines.unsqueeze(1), module.is_interleaved
+    return cosines.unsqueeze(1), sines.unsqueeze(1), module.partners
 
 
 def rotate_and_store(
     inputs: Inputs,
     qkv: paddle.Tensor,
-    angles: tuple[paddle.Tensor, paddle.Tensor, bool],
-    norms: tuple[Norm, Norm] | None,
+    angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor],
+    norm: HeadNorm | None,
     shape: AttentionShape,
     cache: LayerCache,
 ) -> paddle.Tensor:
-    queries, keys, values = paddle.split(qkv, [shape.queries_width, shape.keys_width, shape.keys_width], axis=-1)
-    queries = queries.reshape([-1, shape.num_heads, shape.head_dim])
-    keys = keys.reshape([-1, shape.num_kv_heads, shape.head_dim])
-    if norms is not None:
-        queries, keys = rms_norm(queries, norms[0]), rms_norm(keys, norms[1])
-    queries, keys = _rotate(queries, *angles), _rotate(keys, *angles)
+    num_rotated = shape.num_heads + shape.num_kv_heads
+    heads = qkv.reshape([inputs.num_rows, num_rotated + shape.num_kv_heads, shape.head_dim])
+    x = heads[:, :num_rotated]
+    if norm is not None:
+        x = _normalize(x, norm.weight, norm.epsilon)
+    cosines, sines, partners = angles
+    x = x * _expand(cosines, x.shape) + paddle.gather(x, partners, axis=-1) * _expand(sines, x.shape)
     slots = inputs.slot_mapping[: inputs.num_rows]
-    paddle.scatter_(cache.keys, slots, keys.reshape([-1, shape.keys_width]))
-    paddle.scatter_(cache.values, slots, values)
-    return queries.reshape([-1, shape.queries_width])
-
-
-def _rotate(x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor, is_interleaved: bool) -> paddle.Tensor:
-    """(a, b) -> (a cos - b sin, b cos + a sin) for each pair; the minus is in `sines` (Su et al. 2021)."""
-    rotary_dim, rest = cosines.shape[-1], None
-    if x.shape[-1] != rotary_dim:
-        x, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    if is_interleaved:
-        pairs = x.reshape([x.shape[0], x.shape[1], rotary_dim // 2, 2])
-        partners = paddle.flip(pairs, axis=[-1]).reshape(x.shape)
-    else:
-        first, second = paddle.split(x, 2, axis=-1)
-        partners = paddle.concat([second, first], axis=-1)
-    rotated = x * cosines + partners * sines
-    return rotated if rest is None else paddle.concat([rotated, rest], axis=-1)
+    paddle.scatter_(cache.keys, slots, x[:, shape.num_heads :].reshape([-1, shape.keys_width]))
+    paddle.scatter_(cache.values, slots, heads[:, num_rotated:].reshape([-1, shape.keys_width]))
+    return x[:, : shape.num_heads].reshape([-1, shape.queries_width])
 
 
 def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor:
@@ -194,19 +194,14 @@ def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape
     rows, mask = _head_slots(step, heads), _mask(step, shape.sliding_window)
     scores_per_tile = inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * shape.num_heads
     tiles_per_pass = max(1, MAX_SCORES // scores_per_tile)
+    kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT, dim]
     outputs = []
     for start in range(0, inputs.num_tiles, tiles_per_pass):
         tiles = slice(start, start + tiles_per_pass)
-        kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT, dim]
         pass_rows = rows[tiles].flatten()
-        outputs.append(
-            _attend(
-                queries[tiles],
-                paddle.gather(keys, pass_rows).reshape(kv_shape),
-                paddle.gather(values, pass_rows).reshape(kv_shape),
-                mask[tiles],
-            )
-        )
+        pass_keys = paddle.gather(keys, pass_rows).reshape(kv_shape)
+        pass_values = paddle.gather(values, pass_rows).reshape(kv_shape)
+        outputs.append(_attend(queries[tiles], pass_keys, pass_values, mask[tiles]))
     output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
     output = output.reshape([-1, shape.queries_width])
     return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])
@@ -214,19 +209,21 @@ def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape
 
 def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
     """[T, Q, 1, H, G, D] against [T, 1, S, H, KEY_SPLIT, D] -> [T, Q, H, G, D]."""
-    scores = paddle.matmul(queries, keys, transpose_y=True) + mask
+    scores = paddle.matmul(queries, keys, transpose_y=True)
+    scores = scores + _expand(mask, scores.shape)
     largest = paddle.max(scores, axis=-1, keepdim=True)
     if scores.shape[2] > 1:
         largest = paddle.max(largest, axis=2, keepdim=True)
-    weights = paddle.exp(scores - largest)
+    weights = paddle.exp(scores - _expand(largest, scores.shape))
     sums, sums_of_values = paddle.sum(weights, axis=-1, keepdim=True), paddle.matmul(weights, values)
     return _add_splits(sums_of_values) / _add_splits(sums)
 
 
 def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
     """The sum over axis 2, one split after another."""
-    splits = paddle.unbind(x, axis=2)
-    return splits[0] if len(splits) == 1 else paddle.add_n(splits)
+    if x.shape[2] == 1:
+        return x.squeeze(2)
+    return paddle.add_n(paddle.unbind(x, axis=2))
 
 
 def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
@@ -252,7 +249,8 @@ TABLE = OpTable(
     pack_linear=pack_linear,
     pack_embedding=pack_embedding,
     pack_norm=pack_norm,
-    make_rotary=make_rotary,
+    pack_head_norm=pack_head_norm,
+    pack_rotary=pack_rotary,
     begin=begin,
     embedding=embedding,
     linear=linear,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ops.modules import AttentionShape, Embedding, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 
 ROW_TILE = 16  # rows of a step are computed in tiles of this many
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
@@ -52,7 +52,8 @@ class OpTable:
     pack_linear: Callable[[Linear, np.ndarray, np.ndarray | None], None]  # [out, in], [out]
     pack_embedding: Callable[[Embedding, np.ndarray], None]  # [rows, width]
     pack_norm: Callable[[Norm, np.ndarray], None]  # [width]
-    make_rotary: Callable[[np.ndarray, np.ndarray, bool], Rotary]  # cosines, signed sines [positions, rotary_dim]
+    pack_head_norm: Callable[[HeadNorm, np.ndarray, np.ndarray], None]  # of queries, of keys [width]
+    pack_rotary: Callable[[Rotary, np.ndarray, np.ndarray, np.ndarray], None]  # cosines, sines, partners
 
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
@@ -61,9 +62,9 @@ class OpTable:
     linear: Callable[[Tensor, Linear], Tensor]  # [R, in] -> [R, out]
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
-    rotary_angles: Callable[[Inputs, Rotary], Tensor]  # of each row, for `rotate_and_store`
-    # [R, q + k + v], angles, (query norm, key norm) or None: rotates, writes keys and values at slot_mapping -> queries [R, q]
-    rotate_and_store: Callable[[Inputs, Tensor, Tensor, tuple[Norm, Norm] | None, AttentionShape, LayerCache], Tensor]
+    rotary_angles: Callable[[Inputs, Rotary], Any]  # of each row, for `rotate_and_store`
+    # [R, q + k + v] -> queries [R, q]: normalizes heads (where the model does), rotates, writes keys and values at slot_mapping
+    rotate_and_store: Callable[[Inputs, Tensor, Tensor, HeadNorm | None, AttentionShape, LayerCache], Tensor]
     attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]

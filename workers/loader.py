@@ -69,12 +69,13 @@ def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on
         ops.pack_embedding(embedding, read(f"{embedding.name}.weight"))
     for norm in weights.norms:
         ops.pack_norm(norm, read(f"{norm.name}.weight"))
+    for head_norm in weights.head_norms:
+        ops.pack_head_norm(head_norm, read(f"{head_norm.query_name}.weight"), read(f"{head_norm.key_name}.weight"))
     for linear in weights.linears:
         biases = [read(f"{name}.bias") for name in linear.names] if linear.has_bias else []
         ops.pack_linear(linear, _join([read(f"{name}.weight") for name in linear.names]), _join(biases) if biases else None)
-    for rope, module in weights.rotaries:
-        made = ops.make_rotary(*rotary_tables(rope, num_positions), rope.is_interleaved)
-        module.cosines, module.sines = made.cosines, made.sines
+    for rotary in weights.rotaries:
+        ops.pack_rotary(rotary, *rotary_tables(rotary.rope, rotary.head_dim, num_positions))
     on_progress(total, total)
     return done
 
@@ -87,6 +88,7 @@ def _random_source(weights: Weights, seed: int) -> Source:
     """Values that depend on the seed and the tensor's name alone."""
     shapes = weights.shapes()
     norms = {f"{norm.name}.weight" for norm in weights.norms}
+    norms |= {f"{name}.weight" for norm in weights.head_norms for name in (norm.query_name, norm.key_name)}
 
     def read(name: str) -> np.ndarray:
         if name in norms:

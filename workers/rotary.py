@@ -21,18 +21,20 @@ import numpy as np
 from engine.model_config import RopeConfig
 
 
-def rotary_tables(rope: RopeConfig, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and signed sines, float32 [num_positions, rotary_dim]: with x' the vector of each element's partner,
-    `x * cosines + x' * sines` is the rotated x. Angles are rounded to float32 as the published models' code does."""
+def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cosines and signed sines, float32 [num_positions, head_dim], and partners, int32 [head_dim]: the rotated x is
+    `x * cosines + x[partners] * sines`. Angles are rounded to float32 as the published models' code does."""
     positions = np.arange(num_positions, dtype=np.float32)[:, None]
     angles = (positions * _frequencies(rope, num_positions)).astype(np.float64)
-    scale = attention_scale(rope)
-    cosines, sines = np.cos(angles) * scale, np.sin(angles) * scale
-    if rope.is_interleaved:
-        tables = np.repeat(cosines, 2, axis=1), np.stack([-sines, sines], axis=-1).reshape(num_positions, rope.rotary_dim)
-    else:
-        tables = np.concatenate([cosines, cosines], axis=1), np.concatenate([-sines, sines], axis=1)
-    return tables[0].astype(np.float32), tables[1].astype(np.float32)
+    first = np.arange(rope.rotary_dim // 2) * 2 if rope.is_interleaved else np.arange(rope.rotary_dim // 2)
+    second = first + (1 if rope.is_interleaved else rope.rotary_dim // 2)
+    cosines, sines = np.ones((num_positions, head_dim)), np.zeros((num_positions, head_dim))
+    partners = np.arange(head_dim, dtype=np.int32)
+    cosines[:, first] = cosines[:, second] = np.cos(angles) * attention_scale(rope)
+    sines[:, second] = np.sin(angles) * attention_scale(rope)
+    sines[:, first] = -sines[:, second]
+    partners[first], partners[second] = second, first
+    return cosines.astype(np.float32), sines.astype(np.float32), partners
 
 
 def attention_scale(rope: RopeConfig) -> float:

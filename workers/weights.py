@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.model_config import RopeConfig
-from ops.modules import Embedding, Linear, Norm, Rotary
+from ops.modules import Embedding, HeadNorm, Linear, Norm, Rotary
 
 
 @dataclass(slots=True)
@@ -20,7 +20,8 @@ class Weights:
     linears: list[Linear] = field(default_factory=list)
     embeddings: list[Embedding] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
-    rotaries: list[tuple[RopeConfig, Rotary]] = field(default_factory=list)
+    head_norms: list[HeadNorm] = field(default_factory=list)
+    rotaries: list[Rotary] = field(default_factory=list)
 
     def linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int], has_bias: bool = False) -> Linear:
         """Projections of the same input, computed as one: outputs one after another."""
@@ -38,10 +39,17 @@ class Weights:
         self.norms.append(module)
         return module
 
-    def rotary(self, rope: RopeConfig) -> Rotary:
+    def head_norm(
+        self, query_name: str, key_name: str, num_heads: int, num_kv_heads: int, width: int, epsilon: float
+    ) -> HeadNorm:
+        module = HeadNorm(query_name, key_name, num_heads, num_kv_heads, width, epsilon)
+        self.head_norms.append(module)
+        return module
+
+    def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
         """Not in any checkpoint: computed for as many positions as the engine serves."""
-        module = Rotary(None, None, rope.is_interleaved)
-        self.rotaries.append((rope, module))
+        module = Rotary(rope, head_dim)
+        self.rotaries.append(module)
         return module
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -51,6 +59,8 @@ class Weights:
             shapes[f"{embedding.name}.weight"] = (embedding.num_rows, embedding.width)
         for norm in self.norms:
             shapes[f"{norm.name}.weight"] = (norm.width,)
+        for head_norm in self.head_norms:
+            shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
         for linear in self.linears:
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
                 shapes[f"{name}.weight"] = (num_outputs, linear.num_inputs)

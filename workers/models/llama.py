@@ -7,7 +7,7 @@ projections have biases, the window of each layer and the rotary variant are the
 from __future__ import annotations
 
 from engine.model_config import ModelConfig
-from ops.modules import AttentionShape, KvCache, Norm, Tensor
+from ops.modules import AttentionShape, HeadNorm, KvCache, Tensor
 from ops.table import Inputs, OpTable
 from workers.weights import Weights
 
@@ -29,7 +29,7 @@ class LlamaLayer:
             [queries, keys, keys],
             config.has_qkv_bias,
         )
-        self.query_key_norms: tuple[Norm, Norm] | None = None
+        self.head_norm: HeadNorm | None = None
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
         self.gate_up = weights.linear(
@@ -50,7 +50,7 @@ class Llama:
         self.norm = weights.norm("model.norm", config.hidden_size, config.rms_norm_eps)
         head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
         self.head = weights.linear([head], config.hidden_size, [config.vocab_size])
-        self.rotary = weights.rotary(config.rope)
+        self.rotary = weights.rotary(config.rope, config.head_dim)
 
     def hidden(self, k: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
         """The last hidden states of this step's tokens, normalized [R, hidden]; their keys and values are in the cache."""
@@ -62,7 +62,7 @@ class Llama:
             if index:
                 h, residual = k.add_rms_norm(h, residual, layer.input_norm)
             qkv = k.linear(h, layer.qkv)
-            queries = k.rotate_and_store(inputs, qkv, angles, layer.query_key_norms, layer.shape, layer_cache)
+            queries = k.rotate_and_store(inputs, qkv, angles, layer.head_norm, layer.shape, layer_cache)
             h = k.linear(k.attention(step, queries, layer.shape, layer_cache), layer.output)
             h, residual = k.add_rms_norm(h, residual, layer.inner_norm)
             h = k.linear(k.activate_and_multiply(k.linear(h, layer.gate_up), self.config.activation), layer.down)

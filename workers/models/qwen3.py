@@ -13,9 +13,13 @@ class Qwen3Layer(LlamaLayer):
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
         super().__init__(config, index, weights)
         prefix = f"model.layers.{index}.self_attn"
-        self.query_key_norms = (
-            weights.norm(f"{prefix}.q_norm", config.head_dim, config.rms_norm_eps),
-            weights.norm(f"{prefix}.k_norm", config.head_dim, config.rms_norm_eps),
+        self.head_norm = weights.head_norm(
+            f"{prefix}.q_norm",
+            f"{prefix}.k_norm",
+            config.num_attention_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.rms_norm_eps,
         )
 
 
