@@ -158,6 +158,18 @@ def find_runs() -> list[Run]:
     return [run for _, _, run in found]
 
 
+def choose_run(run_id: str = "", directory: Path | None = None) -> Run:
+    """The run in `directory`, or the one whose id begins with `run_id`, or the first of `find_runs`. TokamakError: there is
+    none."""
+    if directory is not None:
+        return open_run(directory)
+    runs = [run for run in find_runs() if run.run_id.startswith(run_id)]
+    if not runs:
+        which = f"no run {run_id}" if run_id else "no engine, running or dead,"
+        raise TokamakError(f"there is {which} of this user here; start one with `tokamak serve`, or name its --run-dir")
+    return runs[0]
+
+
 def run_entries(root: Path) -> list[Path]:
     """Directories and links under `root` that are named as a run id."""
     try:

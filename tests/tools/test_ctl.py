@@ -1,0 +1,124 @@
+"""`tokamak ctl` as a user runs it, on a living, a hung and a dead engine of small actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.echo_engine import REPOSITORY, EchoEngine, is_clean, is_gone
+from tests.waiting import wait_until
+
+PLAN = "scheduler=SchedulerStandIn,echo0=EchoActor,ping0=PingActor"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoEngine]:
+    with EchoEngine(tmp_path_factory.mktemp("runtime"), PLAN, hang_timeout_s=3600) as running:
+        yield running.wait_ready()
+
+
+def ctl(root: Path, *arguments: str, code: int = 0) -> str:
+    """Output of the tool (stderr where it must fail)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", "ctl", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr if code else done.stdout
+
+
+def root_of(engine: EchoEngine) -> Path:
+    return engine.root.parent
+
+
+def test_ps(engine: EchoEngine) -> None:
+    text = ctl(root_of(engine), "ps")
+    assert f"engine {engine.run().run_id} runs" in text
+    for name, pid in zip(("supervisor", "scheduler", "echo0", "ping0"), engine.pids(), strict=True):
+        assert any(line.split()[:2] == [name, str(pid)] for line in text.splitlines())
+    rows = json.loads(ctl(root_of(engine), "ps", "--json"))
+    assert [row["name"] for row in rows] == ["supervisor", "scheduler", "echo0", "ping0"]
+
+
+def test_counters_and_errors(engine: EchoEngine) -> None:
+    engine.wait_for_traffic()
+    lines = ctl(root_of(engine), "counters", "messages_received").splitlines()
+    assert len(lines) == 4
+    assert any(line.startswith('messages_received_total{actor="ping0"}') for line in lines)
+    rows = json.loads(ctl(root_of(engine), "counters", "--json"))
+    assert {"step_run_seconds", "actor_restarts_total"} <= {row["name"] for row in rows}
+    assert "step_run_seconds" in ctl(root_of(engine), "counters")
+    ctl(root_of(engine), "restart", "echo0")
+    wait_until(lambda: "saw echo0 with epoch" in ctl(root_of(engine), "errors"), 20, "the peer notes the restart")
+
+
+def test_orders(engine: EchoEngine) -> None:
+    root = root_of(engine)
+    assert "aborted r7" in ctl(root, "abort", "r7")
+    assert "there is no actor 'nobody'" in ctl(root, "restart", "nobody", code=1)
+    assert "does not take Resume" in ctl(root, "wake", code=1)
+    assert "did not answer Pause within 0.2 s" in ctl(root, "--timeout", "0.2", "sleep", "--mode", "keep", code=1)
+    assert "later" in ctl(root, "reload", "--rank", "0")
+    assert "/no/such/model" in ctl(root, "reload", "/no/such/model", code=1)
+    ctl(root, "restart", code=2)
+    ctl(root, "no-such-command", code=2)
+
+
+def test_which_engine(engine: EchoEngine, tmp_path: Path) -> None:
+    run = engine.run()
+    assert run.run_id in ctl(root_of(engine), "--run", run.run_id[:3], "ps")
+    assert run.run_id in ctl(tmp_path, "--run-dir", str(run.directory), "ps")
+    assert "no engine" in ctl(tmp_path, "ps", code=1)
+    assert "no run xyz" in ctl(root_of(engine), "--run", "xyz", "ps", code=1)
+    assert "manifest" in ctl(tmp_path, "--run-dir", str(tmp_path), "ps", code=1)
+
+
+def test_a_hung_engine_is_read(engine: EchoEngine) -> None:
+    """Every process is stopped, the supervisor too: nobody could answer."""
+    pids = engine.pids()
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        assert "scheduler" in ctl(root_of(engine), "ps")
+        assert "messages_sent_total" in ctl(root_of(engine), "counters")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    engine.wait_for_traffic()
+
+
+def test_a_dead_engine_is_read(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path) as engine:
+        pids = engine.wait_ready().pids()
+        engine.process.kill()
+        engine.wait_exit()
+        wait_until(lambda: all(map(is_gone, pids)), 10, "children die")
+        text = ctl(tmp_path, "ps")
+        assert "is dead" in text
+        assert sum("DEAD" in line for line in text.splitlines()) == 4
+        assert "messages_sent_total" in ctl(tmp_path, "counters")
+        ctl(tmp_path, "errors")
+        assert "does not run" in ctl(tmp_path, "restart", "echo0", code=1)
+        with EchoEngine(tmp_path) as successor:
+            successor.wait_ready()
+            assert successor.stop() == 0
+
+
+def test_stop_returns_when_the_engine_has_ended(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path) as engine:
+        run = engine.wait_ready().run()
+        ctl(tmp_path, "stop")
+        assert is_clean(run)
+        assert engine.wait_exit() == 0

@@ -1,0 +1,251 @@
+"""`tokamak ctl`: look at an engine, and give it orders, from the shell.
+
+`ps`, `counters` and `errors` map the engine's shared memory read-only, so they work on an engine that runs, hangs or is dead.
+All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not done, 2 bad
+arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from engine.control import DEFAULT_TIMEOUT_S, ControlClient
+from engine.errors import ControlError, TokamakError
+from engine.messages import (
+    AbortRequest,
+    DropWeights,
+    Order,
+    Pause,
+    ReloadWeights,
+    ResetPrefixCache,
+    RestartActor,
+    Resume,
+    Shutdown,
+)
+from engine.run import Run, choose_run
+from shm.counters import Counters
+from tools import units
+from tools.observer import Observer
+from tools.snapshot import Actor, Row
+
+MODES = ("abort", "wait", "requeue", "keep")
+_MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
+_STOP_POLL_S = 0.02
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        run = choose_run(options.run, options.run_dir)
+        code: int = options.act(run, options)
+        return code
+    except TokamakError as error:
+        print(f"tokamak ctl: error: {error}", file=sys.stderr)
+        return 1
+
+
+# -------------------------------------------------------------------------------------------------------------- looks
+
+
+def show_actors(run: Run, options: argparse.Namespace) -> int:
+    """A line per actor."""
+    observer = Observer(run.run_id)
+    snapshot = observer.snapshot()
+    observer.close()
+    if options.json:
+        _print_json([_actor_fields(actor) for actor in snapshot.actors])
+        return 0
+    config = run.manifest().config
+    state = "runs" if snapshot.is_alive else "is dead; what it left:"
+    print(f"engine {run.run_id} {state}  {config.served_model_name[0]}  http://{config.host}:{config.port}  {run.directory}")
+    rows = [("ACTOR", "PID", "STATE", "EPOCH", "RESTARTS", "BEAT", "STEPS", "CPU", "MEMORY")]
+    for actor in snapshot.actors:
+        rows.append(
+            (
+                actor.name,
+                str(actor.pid),
+                _state(actor),
+                str(actor.epoch),
+                str(actor.restarts),
+                units.seconds(actor.heartbeat_age_s),
+                units.count(actor.step),
+                units.seconds(actor.cpu_seconds),
+                units.size(actor.resident_bytes),
+            )
+        )
+    _print_table(rows)
+    return 0
+
+
+def _state(actor: Actor) -> str:
+    if actor.is_alive or actor.state == "DEAD":
+        return actor.state
+    return f"DEAD ({actor.state})"  # nobody was left to write it down
+
+
+def _actor_fields(actor: Actor) -> dict[str, Any]:
+    return {name: getattr(actor, name) for name in actor.__struct_fields__}
+
+
+def show_counters(run: Run, options: argparse.Namespace) -> int:
+    """A line per row of the counters file."""
+    observer = Observer(run.run_id)
+    rows = observer.snapshot().rows
+    observer.close()
+    rows = [row for row in rows if options.pattern in row.name]
+    if options.json:
+        counters = Counters.attach_readonly(run.run_id)
+        _print_json([metric for metric in counters.snapshot()["metrics"] if options.pattern in metric["name"]])
+        counters.close()
+        return 0
+    _print_table([(_labelled(row), *_value(row)) for row in rows])
+    return 0
+
+
+def _labelled(row: Row) -> str:
+    labels = ", ".join(f'{name}="{value}"' for name, value in row.labels.items())
+    return f"{row.name}{{{labels}}}"
+
+
+def _value(row: Row) -> tuple[str, str]:
+    histogram = row.histogram
+    if histogram is None:
+        return f"{row.value:.12g}", row.unit
+    if not histogram.count:
+        return "0", "observations"
+    quantiles = " ".join(f"p{share}={histogram.quantile(share / 100):.4g}" for share in (50, 90, 99))
+    return f"{histogram.count}", f"observations  mean={histogram.mean:.4g} {quantiles} {row.unit}"
+
+
+def show_errors(run: Run, options: argparse.Namespace) -> int:
+    """A line per distinct error, the latest first."""
+    observer = Observer(run.run_id)
+    errors = observer.snapshot().errors
+    observer.close()
+    if options.json:
+        _print_json([{name: getattr(error, name) for name in error.__struct_fields__} for error in errors])
+        return 0
+    if not errors:
+        print("no errors")
+    _print_table([(error.actor, f"{error.count}x", f"{units.seconds(error.last_age_s)} ago", error.text) for error in errors])
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- orders
+
+
+def _giving(make_order: Callable[[argparse.Namespace], Order]) -> Callable[[Run, argparse.Namespace], int]:
+    """An action that gives the order and prints the answer."""
+
+    def act(run: Run, options: argparse.Namespace) -> int:
+        reply = ControlClient(run).ask(make_order(options), options.timeout)
+        if reply.status >= 400:
+            raise ControlError(f"{reply.message} (status {reply.status})")
+        print(reply.message or "done")
+        return 0
+
+    return act
+
+
+def _reload_order(options: argparse.Namespace) -> ReloadWeights:
+    from engine.checkpoint import resolve_model  # imports the hub's client
+
+    path = str(resolve_model(options.path)) if options.path else ""
+    return ReloadWeights(path, options.mode, options.rank)
+
+
+def stop(run: Run, options: argparse.Namespace) -> int:
+    """Ask the engine to end and wait until it has."""
+    _giving(lambda _: Shutdown())(run, options)
+    deadline_s = time.monotonic() + options.timeout
+    while run.is_alive():
+        if time.monotonic() > deadline_s:
+            raise ControlError(f"engine {run.run_id} has not ended within {options.timeout:g} s")
+        time.sleep(_STOP_POLL_S)
+    return 0
+
+
+# -------------------------------------------------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokamak ctl", description="Look at an engine and give it orders.", allow_abbrev=False
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--run", default="", metavar="ID", help="run id or its beginning; default: the newest, living ones first"
+    )
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help="longest wait for an answer (default: %(default)g)",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, act: Callable[[Run, argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        command.set_defaults(act=act)
+        return command
+
+    _add_looks(add)
+    _add_orders(add)
+    return parser
+
+
+_Add = Callable[[str, Callable[[Run, argparse.Namespace], int], str], argparse.ArgumentParser]
+
+
+def _add_looks(add: _Add) -> None:
+    actors = add("ps", show_actors, "actors with pid, state, epoch, restarts and age of their heartbeat; also of a dead engine")
+    counters = add("counters", show_counters, "every counter, gauge and histogram; also of a dead engine")
+    counters.add_argument("pattern", nargs="?", default="", help="only names that contain this")
+    errors = add("errors", show_errors, "distinct errors, how often and when; also of a dead engine")
+    for look in (actors, counters, errors):
+        look.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_orders(add: _Add) -> None:
+    restart = add("restart", _giving(lambda options: RestartActor(options.actor)), "end an actor and start it again")
+    restart.add_argument("actor", help="such as worker0 or scheduler")
+    pause = add("pause", _giving(lambda options: Pause(options.mode)), "stop computing; the API stays up")
+    pause.add_argument("--mode", choices=MODES, default="abort", help=_MODES_HELP)
+    sleep = add("sleep", _giving(lambda options: Pause(options.mode, "sleep")), "pause and give the weights' memory back")
+    sleep.add_argument("--mode", choices=MODES, default="abort", help=_MODES_HELP)
+    add("resume", _giving(lambda _: Resume()), "go on after a pause")
+    add("wake", _giving(lambda _: Resume()), "load the weights again after a sleep, and go on")
+    add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "forget all cached prompt beginnings")
+    reload = add("reload", _giving(_reload_order), "load other weights in place")
+    reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the one in use, read anew")
+    reload.add_argument("--mode", choices=MODES, default="requeue", help=_MODES_HELP)
+    reload.add_argument("--rank", type=int, action="append", default=[], help="only this rank (may be repeated)")
+    clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "give the weights' memory back")
+    clear.add_argument("--mode", choices=MODES, default="abort", help=_MODES_HELP)
+    abort = add("abort", _giving(lambda options: AbortRequest(options.request_id)), "abort a request")
+    abort.add_argument("request_id", metavar="ID")
+    add("stop", stop, "end the engine")
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell; the last one as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        print("  ".join([*cells, row[-1]]).rstrip())
+
+
+def _print_json(value: Any) -> None:
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
