@@ -111,6 +111,11 @@ class BroadcastReader:
         return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
 
     @property
+    def num_late_wakes(self) -> int:
+        """Sleeps that ran out with a record there already: its sender died or was held up between publishing and waking."""
+        return self._reader.num_late_wakes
+
+    @property
     def is_active(self) -> bool:
         """The writer has admitted this reader and waits for it."""
         return self._reader.is_active

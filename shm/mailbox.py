@@ -72,6 +72,11 @@ class Mailbox:
         or, in a narrow race, within 100 ms."""
         return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
 
+    @property
+    def num_late_wakes(self) -> int:
+        """Sleeps that ran out with a record there already: its sender died or was held up between publishing and waking."""
+        return self._reader.num_late_wakes
+
     def close(self) -> None:
         del self._reader
         self.segment.close()

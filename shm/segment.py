@@ -150,7 +150,7 @@ class MemoryFile:
 
     @classmethod
     def from_fd(cls, fd: int, num_bytes: int) -> MemoryFile:
-        """Map an inherited memfd, whose size must be `num_bytes`."""
+        """Map an inherited memfd, whose size must be `num_bytes`. The descriptor is this object's from now on."""
         try:
             actual = os.fstat(fd).st_size
         except OSError as error:

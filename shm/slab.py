@@ -82,15 +82,17 @@ class Slab:
 
     @classmethod
     def attach(cls, memory: MemoryFile, holder: int) -> Slab:
-        """The slab in an inherited memory file, as consumer `holder` (0 to 62) or as `PRODUCER`. What an earlier incarnation of
-        this holder held is released."""
+        """The slab in an inherited memory file, as consumer `holder` (0 to 62) or as `PRODUCER`, which frees what its
+        earlier incarnation had not sent. (A dead consumer's slots are the supervisor's to clear: this one may have been
+        sent handles already.)"""
         header = StructView("SegmentHeader", memory.buffer)
         # SYNC: the load-acquire pairs with the store-release in publish.
         if header.word("magic") != MAGIC:
             raise SharedMemoryError(f"the memory file on descriptor {memory.fd} holds no slab")
         check_header(header, f"slab {header.text('name')}", memory.num_bytes)
         slab = cls(memory, holder)
-        slab.clear_consumer(holder)
+        if holder == PRODUCER:
+            slab.clear_consumer(PRODUCER)
         return slab
 
     def allocate(self, num_bytes: int, consumers: Iterable[int]) -> SlabHandle | None:

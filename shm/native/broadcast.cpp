@@ -140,6 +140,8 @@ public:
         return place_.doorbell.wait(timeout_ns, spin_ns, [this] { return has_news(); });
     }
 
+    u64 num_late_wakes() const { return place_.doorbell.num_late_wakes(); }
+
     bool is_active() const { return place_.is(ReaderState::ACTIVE) && is_mine(); }
 
     void leave() {
@@ -171,9 +173,10 @@ private:
 
     void check_place() const {
         if (is_active()) return;
-        throw Fault("broadcast ring: reader " + std::to_string(index_) + " of epoch " + std::to_string(epoch_) +
-                    (is_mine() ? " was evicted" : " was replaced by epoch " + std::to_string(load_relaxed(&place_.line->epoch))) +
-                    "; attach again to join at the tail");
+        throw Fault(
+            "broadcast ring: reader " + std::to_string(index_) + " of epoch " + std::to_string(epoch_) +
+            (is_mine() ? " was evicted" : " was replaced by epoch " + std::to_string(load_relaxed(&place_.line->epoch))) +
+            "; attach again to join at the tail");
     }
 
     Buffer buffer_;
@@ -205,6 +208,7 @@ void bind_broadcast(nb::module_ &module) {
         .def("receive", &BroadcastReader::receive, nb::arg("max_records"))
         .def("wait", &BroadcastReader::wait, nb::arg("timeout_ns"), nb::arg("spin_ns"))
         .def("leave", &BroadcastReader::leave)
+        .def_prop_ro("num_late_wakes", &BroadcastReader::num_late_wakes)
         .def_prop_ro("is_active", &BroadcastReader::is_active);
     module.def("evict", &evict, nb::arg("memory"), nb::arg("reader"));
 }

@@ -34,7 +34,8 @@ public:
     bool is_readonly() const { return view_.readonly; }
 
     // `count` structs at `offset`, inside the buffer and aligned, or a Fault.
-    template <class T> T *at(u64 offset, u64 count = 1) const {
+    template <class T>
+    T *at(u64 offset, u64 count = 1) const {
         const u64 room = num_bytes();
         if (offset > room || count > (room - offset) / sizeof(T)) {
             throw Fault("shared memory: offset " + std::to_string(offset) + " plus " + std::to_string(count) + " x " +
@@ -47,7 +48,8 @@ public:
         return reinterpret_cast<T *>(address);
     }
 
-    template <class T> T *writable_at(u64 offset, u64 count = 1) const {
+    template <class T>
+    T *writable_at(u64 offset, u64 count = 1) const {
         if (is_readonly()) throw Fault("shared memory: this segment is mapped read-only");
         return at<T>(offset, count);
     }

@@ -43,8 +43,7 @@ i64 as_i64(nb::handle number) {
 
 class Cell {
 public:
-    Cell(nb::handle memory, u64 offset, bool is_float)
-        : buffer_(memory), word_(buffer_.at<u64>(offset)), is_float_(is_float) {}
+    Cell(nb::handle memory, u64 offset, bool is_float) : buffer_(memory), word_(buffer_.at<u64>(offset)), is_float_(is_float) {}
 
     void add(nb::handle number) {
         const u64 old = load_relaxed(writable());
@@ -75,7 +74,9 @@ private:
 class Histogram {
 public:
     Histogram(nb::handle memory, u64 offset, std::vector<f64> bounds)
-        : buffer_(memory), bounds_(std::move(bounds)), sum_(buffer_.at<u64>(offset)),
+        : buffer_(memory),
+          bounds_(std::move(bounds)),
+          sum_(buffer_.at<u64>(offset)),
           buckets_(buffer_.at<u64>(offset + sizeof(HistogramHeader), bounds_.size() + 1)) {}
 
     void observe(f64 value) { observe_many(value, 1); }

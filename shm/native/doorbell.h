@@ -25,19 +25,26 @@ public:
     void note_activity() { last_active_ns_.store(monotonic_ns(), std::memory_order_relaxed); }
 
     // By the reader, without the GIL: until `is_ready()`, at most one sleep of min(timeout_ns, MAX_SLEEP_NS), or a signal.
-    template <class Ready> bool wait(i64 timeout_ns, i64 spin_ns, Ready is_ready) {
+    template <class Ready>
+    bool wait(i64 timeout_ns, i64 spin_ns, Ready is_ready) {
         if (is_ready()) return true;
         if (timeout_ns <= 0) return false;
         if (spin_ns > 0 && spin(std::min(spin_ns, timeout_ns), is_ready)) return true;
         store_relaxed<u32>(parked_, 1);
         fence();  // SYNC: pairs with the fence in ring().
-        if (!is_ready()) futex_wait(parked_, 1, std::min(timeout_ns, MAX_SLEEP_NS));
+        const bool is_late = !is_ready() && futex_wait(parked_, 1, std::min(timeout_ns, MAX_SLEEP_NS)) == ETIMEDOUT;
         store_relaxed<u32>(parked_, 0);
-        return is_ready();
+        if (!is_ready()) return false;
+        num_late_wakes_ += is_late;
+        return true;
     }
 
+    // Sleeps that ran out with a record there already: its writer died, or was held up, between publishing and waking.
+    u64 num_late_wakes() const { return num_late_wakes_; }
+
 private:
-    template <class Ready> bool spin(i64 spin_ns, Ready is_ready) {
+    template <class Ready>
+    bool spin(i64 spin_ns, Ready is_ready) {
         const i64 start = monotonic_ns();
         if (start - last_active_ns_.load(std::memory_order_relaxed) > RECENT_NS) return false;
         do {
@@ -51,6 +58,7 @@ private:
 
     u32 *parked_;
     std::atomic<i64> last_active_ns_{0};
+    u64 num_late_wakes_ = 0;
 };
 
 }  // namespace tokamak

@@ -1,5 +1,6 @@
-// The bytes of every shared struct: the one truth about offsets. Python reads names and offsets from here (shm/layout.py), and the
-// hash over all of them stands in every segment's header, so that two builds with different layouts never share one.
+// The bytes of every shared struct: the one truth about offsets. Python reads names and offsets from here
+// (shm/layout.py), and the hash over all of them stands in every segment's header, so that two builds with different
+// layouts never share one.
 //
 // Little-endian, 64-bit, as mapped. A "line" is 128 bytes: two cache lines, because the prefetcher pulls neighbours in pairs.
 // One process writes a line, except where a word says otherwise. Bytes not named are zero.
@@ -74,8 +75,8 @@ constexpr u64 RECORD_ALIGNMENT = 8;
 //      0 | tail            | seq             | num_records     | num_full_waits  |
 //     32 | epoch  | -      | owner (32, text: the sender)
 //
-// SYNC: tail's store-release (RecordWriter::publish) pairs with its load-acquire (RecordReader::next): a reader that sees the tail
-// sees the record. Positions count bytes since the ring was made and never wrap.
+// SYNC: tail's store-release (RecordWriter::publish) pairs with its load-acquire (RecordReader::next): a reader that sees
+// the tail sees the record. Positions count bytes since the ring was made and never wrap.
 struct alignas(LINE) WriterLine {
     u64 tail;
     u64 seq;
@@ -93,8 +94,8 @@ static_assert(sizeof(WriterLine) == LINE);
 //      0 | head            | last_seq        | num_dropped     | last_epoch | epoch |
 //     32 | state  | -      | owner (32, text: the receiver)
 //
-// SYNC: head's store-release (RecordReader::commit) pairs with its load-acquire (RecordWriter::push): the writer overwrites only
-// what the reader has copied.
+// SYNC: head's store-release (RecordReader::commit) pairs with its load-acquire (RecordWriter::push): the writer
+// overwrites only what the reader has copied.
 struct alignas(LINE) ReaderLine {
     u64 head;
     u64 last_seq;
@@ -149,7 +150,7 @@ static_assert(sizeof(MailboxHeader) == LINE);
 //
 // ReaderLine.state:
 //     FREE, EVICTED, ACTIVE (of an incarnation that died) -> JOINING    a newcomer (BroadcastReader::join)
-//     JOINING -> ACTIVE, head = tail                                    the writer, before its next record (BroadcastWriter::admit)
+//     JOINING -> ACTIVE, head = tail                                    the writer, before its next record (::admit)
 //     any -> EVICTED                                                    supervisor or writer (BroadcastWriter::evict)
 //     ACTIVE -> FREE                                                    the reader (BroadcastReader::leave)
 // The writer alone admits, so a position never enters the set that it waits for behind its back.
@@ -196,9 +197,9 @@ static_assert(sizeof(SlabHeader) == 2 * LINE);
 //        0                 8                16
 //      0 | mask            | generation      | num_bytes       | zero up to 128
 //
-// SYNC: the fetch-and of a release (Slab::release, Slab::clear) pairs with the load-acquire in Slab::allocate: the producer writes
-// into a slot only after the last consumer's reads. That a consumer sees the payload is the business of the ring that carries the
-// handle.
+// SYNC: the fetch-and of a release (Slab::release, Slab::clear) pairs with the load-acquire in Slab::allocate: the
+// producer writes into a slot only after the last consumer's reads. That a consumer sees the payload is the business of
+// the ring that carries the handle.
 struct alignas(LINE) SlotLine {
     u64 mask;
     u64 generation;
@@ -259,8 +260,8 @@ struct alignas(LINE) CellLine {
 };
 static_assert(sizeof(CellLine) == LINE);
 
-// A histogram with n bounds: bucket i counts values <= bounds[i] (and above the one before), bucket n the rest. The count is the
-// sum of the buckets. One writer.
+// A histogram with n bounds: bucket i counts values <= bounds[i] (and above the one before), bucket n the rest. The count
+// is the sum of the buckets. One writer.
 //
 //        0                 8
 //      0 | sum (f64)       | buckets[n + 1] (i64) ...
@@ -273,7 +274,8 @@ struct HistogramHeader {
 //        0                 8                16                24
 //      0 | count           | first_ns        | last_ns         | text (488 bytes, UTF-8 up to a zero) ...
 //
-// SYNC: the store-release of the first count (ErrorLog.record) pairs with the load-acquire in ErrorLog.entries: the text is complete.
+// SYNC: the store-release of the first count (ErrorLog.record) pairs with the load-acquire in ErrorLog.entries: the text
+// is complete.
 struct alignas(LINE) ErrorEntry {
     u64 count;
     u64 first_ns;  // CLOCK_REALTIME

@@ -56,7 +56,8 @@ private:
 // The receiver's end: all rings.
 class MailboxReader {
 public:
-    MailboxReader(nb::handle memory, nb::list senders, u32 epoch) : buffer_(memory), senders_(senders), doorbell_(doorbell_of(buffer_)) {
+    MailboxReader(nb::handle memory, nb::list senders, u32 epoch)
+        : buffer_(memory), senders_(senders), doorbell_(doorbell_of(buffer_)) {
         if (nb::len(senders) == 0) throw Fault("mailbox: it needs at least the control ring's sender");
         for (u32 index = 0; index < nb::len(senders); ++index) {
             const MailboxRing ring(buffer_, index);
@@ -65,12 +66,13 @@ public:
         }
     }
 
-    // The control ring until it is empty, then one record of each ring in turn. A corrupt ring is reported once nothing that was
-    // taken before would be lost with the error.
+    // The control ring until it is empty, then one record of each ring in turn. A corrupt ring is reported once nothing
+    // that was taken before would be lost with the error.
     nb::list receive(u64 max_records) {
         nb::list batch;
         try {
-            while (nb::len(batch) < max_records && take(0, batch)) {}
+            while (nb::len(batch) < max_records && take(0, batch)) {
+            }
             const u64 num_others = rings_.size() - 1;
             for (u64 num_empty = 0; num_empty < num_others && nb::len(batch) < max_records;) {
                 num_empty = take(1 + turn_ % num_others, batch) ? 0 : num_empty + 1;
@@ -88,6 +90,8 @@ public:
         nb::gil_scoped_release release;
         return doorbell_.wait(timeout_ns, spin_ns, [this] { return has_records(); });
     }
+
+    u64 num_late_wakes() const { return doorbell_.num_late_wakes(); }
 
 private:
     bool has_records() const {
@@ -124,7 +128,8 @@ void bind_mailbox(nb::module_ &module) {
     nb::class_<MailboxReader>(module, "MailboxReader")
         .def(nb::init<nb::handle, nb::list, u32>(), nb::arg("memory"), nb::arg("senders"), nb::arg("epoch"))
         .def("receive", &MailboxReader::receive, nb::arg("max_records"))
-        .def("wait", &MailboxReader::wait, nb::arg("timeout_ns"), nb::arg("spin_ns"));
+        .def("wait", &MailboxReader::wait, nb::arg("timeout_ns"), nb::arg("spin_ns"))
+        .def_prop_ro("num_late_wakes", &MailboxReader::num_late_wakes);
 }
 
 }  // namespace tokamak

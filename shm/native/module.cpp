@@ -16,13 +16,13 @@ void bind_layout(nb::module_ &module) {
     module.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
     module.attr("MAGIC") = MAGIC;
     module.attr("LINE") = LINE;
-    module.attr("MAX_SLEEP_NS") = 100'000'000;
 }
 
 }  // namespace tokamak
 
 NB_MODULE(_native, module) {
     using namespace tokamak;
+    nb::set_leak_warnings(false);  // an actor that is told to stop may end with rings still in use
     nb::register_exception_translator(
         [](const std::exception_ptr &pointer, void *error_type) {
             try {

@@ -24,8 +24,8 @@ struct RecordArea {
 
 class RecordWriter {
 public:
-    // Goes on where the last incarnation published last. A record that it had begun but not published lies beyond the tail and is
-    // overwritten. Numbers go on within an epoch and start again with a new one.
+    // Goes on where the last incarnation published last. A record that it had begun but not published lies beyond the
+    // tail and is overwritten. Numbers go on within an epoch and start again with a new one.
     RecordWriter(WriterLine *line, RecordArea area, u32 epoch) : line_(line), area_(area), epoch_(epoch) {
         tail_ = load_relaxed(&line->tail);
         seq_ = load_relaxed(&line->epoch) == epoch ? load_relaxed(&line->seq) : 0;
@@ -38,7 +38,8 @@ public:
     u64 num_full_waits() const { return load_relaxed(&line_->num_full_waits); }
 
     // Writes and publishes one record. False: no room. `slowest_head()` is asked only when the last answer is not enough.
-    template <class Head> bool push(const Py_buffer &payload, Head slowest_head) {
+    template <class Head>
+    bool push(const Py_buffer &payload, Head slowest_head) {
         const u64 num_bytes = static_cast<u64>(payload.len);
         if (num_bytes > max_record_bytes()) {
             throw Fault("a record of " + std::to_string(num_bytes) + " bytes does not fit: a ring of " +
@@ -92,13 +93,15 @@ private:
 class RecordReader {
 public:
     // Goes on at the head that the last incarnation left: what it had copied but not committed comes again.
-    RecordReader(const WriterLine *writer, ReaderLine *line, RecordArea area) : writer_(writer), line_(line), area_(area) { rewind(); }
+    RecordReader(const WriterLine *writer, ReaderLine *line, RecordArea area) : writer_(writer), line_(line), area_(area) {
+        rewind();
+    }
 
     // True: something is published beyond the committed head. Looks at shared words only, so any thread may ask.
     bool has_records() const { return load_acquire(&writer_->tail) != load_relaxed(&line_->head); }
 
-    // The next record's payload as new Python bytes, or a null object. Doubles, and records of a writer older than the last one,
-    // are dropped. Nothing is given back to the writer before commit().
+    // The next record's payload as new Python bytes, or a null object. Doubles, and records of a writer older than the
+    // last one, are dropped. Nothing is given back to the writer before commit().
     nb::object next() {
         // SYNC: pairs with the store-release of tail in RecordWriter::publish.
         const u64 tail = load_acquire(&writer_->tail);
@@ -153,9 +156,10 @@ private:
         if (header.kind == PAD && header.num_bytes == gap && gap < published) return header;
         const u64 span = RecordArea::span(header.num_bytes);
         if (header.kind != RECORD || span > gap || span > published) {
-            throw Fault("corrupt ring: at position " + std::to_string(head) + " a record of kind " + std::to_string(header.kind) +
-                        " claims " + std::to_string(header.num_bytes) + " bytes, with " + std::to_string(published) +
-                        " bytes published and " + std::to_string(gap) + " up to the end of the ring");
+            throw Fault("corrupt ring: at position " + std::to_string(head) + " a record of kind " +
+                        std::to_string(header.kind) + " claims " + std::to_string(header.num_bytes) + " bytes, with " +
+                        std::to_string(published) + " bytes published and " + std::to_string(gap) +
+                        " up to the end of the ring");
         }
         std::memcpy(&header, record, sizeof header);
         return header;

@@ -14,7 +14,8 @@ constexpr u64 bit(u32 index) { return u64{1} << index; }
 class Slab {
 public:
     explicit Slab(nb::handle memory)
-        : buffer_(memory), header_(buffer_.writable_at<SlabHeader>(sizeof(SegmentHeader))),
+        : buffer_(memory),
+          header_(buffer_.writable_at<SlabHeader>(sizeof(SegmentHeader))),
           slots_(buffer_.at<SlotLine>(sizeof(SegmentHeader) + sizeof(SlabHeader), header_->num_slots)) {
         if (header_->num_classes > MAX_SLAB_CLASSES) throw Fault("slab: corrupt header");
         cursors_.resize(header_->num_classes);
@@ -64,8 +65,8 @@ public:
         __atomic_fetch_and(&slots_[slot].mask, ~bit(holder), __ATOMIC_ACQ_REL);
     }
 
-    // Takes a dead holder's bit from every slot and returns how many had it. A dead producer's slots were not yet (or just) handed
-    // over: they are freed whole, with a new generation, so that a handle that did get out is refused.
+    // Takes a dead holder's bit from every slot and returns how many had it. A dead producer's slots were not yet (or
+    // just) handed over: they are freed whole, with a new generation, so that a handle that did get out is refused.
     u32 clear(u32 holder) {
         u32 num_cleared = 0;
         for (u32 slot = 0; slot < header_->num_slots; ++slot) {
@@ -100,11 +101,12 @@ private:
         const SlotLine &line = slots_[slot];
         const u64 present = load_acquire(&line.generation);
         if (present != generation) {
-            throw Fault(name + " is at generation " + std::to_string(present) + ", the handle's is " + std::to_string(generation) +
-                        ": it was released or its producer died");
+            throw Fault(name + " is at generation " + std::to_string(present) + ", the handle's is " +
+                        std::to_string(generation) + ": it was released or its producer died");
         }
         if (holder >= 64 || !(load_acquire(&line.mask) & bit(holder))) {
-            throw Fault(name + ", generation " + std::to_string(generation) + ", is not held by consumer " + std::to_string(holder));
+            throw Fault(name + ", generation " + std::to_string(generation) + ", is not held by consumer " +
+                        std::to_string(holder));
         }
     }
 

@@ -13,16 +13,32 @@
 
 namespace tokamak {
 
-template <class T> T load_relaxed(const T *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
-template <class T> T load_acquire(const T *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-template <class T> void store_relaxed(T *word, T value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
-template <class T> void store_release(T *word, T value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+template <class T>
+T load_relaxed(const T *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+template <class T>
+T load_acquire(const T *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+template <class T>
+void store_relaxed(T *word, T value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+template <class T>
+void store_release(T *word, T value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
 inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // For a word with one writer: no locked instruction is needed to add to it.
-template <class T> void add_relaxed(T *word, T count) { store_relaxed(word, static_cast<T>(load_relaxed(word) + count)); }
+template <class T>
+void add_relaxed(T *word, T count) {
+    store_relaxed(word, static_cast<T>(load_relaxed(word) + count));
+}
 
-template <class T> bool compare_exchange(T *word, T expected, T desired) {
+template <class T>
+bool compare_exchange(T *word, T expected, T desired) {
     return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 

@@ -10,9 +10,13 @@
 namespace tokamak {
 namespace {
 
-template <class T> T load(nb::handle memory, u64 offset) { return load_acquire(Buffer(memory).at<T>(offset)); }
+template <class T>
+T load(nb::handle memory, u64 offset) {
+    return load_acquire(Buffer(memory).at<T>(offset));
+}
 
-template <class T> void store(nb::handle memory, u64 offset, T value) {
+template <class T>
+void store(nb::handle memory, u64 offset, T value) {
     store_release(Buffer(memory).writable_at<T>(offset), value);
 }
 
@@ -36,9 +40,12 @@ bool futex_wait_u32(nb::handle memory, u64 offset, u32 expected, i64 timeout_ns)
     return error == 0 || error == EAGAIN;
 }
 
-int futex_wake_u32(nb::handle memory, u64 offset, int num_waiters) { return futex_wake(Buffer(memory).at<u32>(offset), num_waiters); }
+int futex_wake_u32(nb::handle memory, u64 offset, int num_waiters) {
+    return futex_wake(Buffer(memory).at<u32>(offset), num_waiters);
+}
 
-// Asks the kernel for `signal` when the thread that made this process ends. A parent that ended before is the caller's to notice.
+// Asks the kernel for `signal` when the thread that made this process ends. A parent that ended before is the caller's to
+// notice.
 void set_parent_death_signal(int signal) {
     if (prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0) != 0) {
         PyErr_SetFromErrno(PyExc_OSError);
