@@ -13,7 +13,7 @@ from typing import Any
 from engine.chat_messages import Message, read_json, read_messages, with_part_contents, with_string_contents
 from engine.errors import CheckpointError, RequestError
 from engine.messages import ChatPrompt
-from engine.template_sandbox import Template
+from engine.template_sandbox import Template, TemplateBoundError
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -46,6 +46,8 @@ class ChatTemplate:
         """Whether `content` appears as text, not as the notation of a list."""
         try:
             text = self._template.render({"messages": [{"role": "user", "content": content}]}, max_characters=1 << 20)
+        except (TemplateBoundError, MemoryError):
+            raise
         except Exception:  # whatever a template raises: it does not take this
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text

@@ -83,9 +83,10 @@ def _spaced(piece: str, is_first: bool) -> str:
 
 def _byte_level(section: _Section) -> _Step:
     def step(piece: str, is_first: bool) -> str:
-        if all(symbol in _BYTE_OF_SYMBOL for symbol in piece):
-            return _escaped(bytes([_BYTE_OF_SYMBOL[symbol] for symbol in piece]))
-        return piece
+        try:
+            return _escaped(bytes(map(_BYTE_OF_SYMBOL.__getitem__, piece)))
+        except KeyError:  # no piece of bytes
+            return piece
 
     return step
 

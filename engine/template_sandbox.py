@@ -11,7 +11,7 @@ import json
 import resource
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -23,12 +23,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_CPU_SECONDS = 1.0
+MAX_CPU_SECONDS = 0.5
 MAX_MEMORY_BYTES = 256 << 20  # beyond what the process has
 MAX_TEMPLATE_CHARACTERS = 256 << 10
 MAX_INTEGER_BITS = 4096
 
-_SECOND_WARNING_SECONDS = 0.05  # the timer goes on: an `except` inside jinja2 may swallow the first one
+_NEXT_FIRE_SECONDS = 0.05  # the timer goes on: an `except` inside jinja2 may swallow the first error
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -113,34 +113,42 @@ _ENVIRONMENT = _Environment()
 def _bounds() -> Iterator[None]:
     """Bound the processor time and the memory of what runs inside. Signals reach the main thread only, which is where an actor
     lives; in another thread (a test's) memory alone is bounded."""
-    is_main = threading.current_thread() is threading.main_thread()
+    timer = _Timer() if threading.current_thread() is threading.main_thread() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     bound = _data_bytes() + MAX_MEMORY_BYTES
-    is_tighter = soft == resource.RLIM_INFINITY or bound < soft
-    stop_timer = _start_timer() if is_main else None
-    if is_tighter:
-        resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
     try:
+        if timer:
+            timer.start()
         yield
     finally:
-        if is_tighter:
+        try:
+            if timer:
+                timer.is_over = True
+        finally:  # the timer may have fired as late as in the line above
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        if stop_timer:
-            stop_timer()
+            if timer:
+                timer.stop()
 
 
-def _start_timer() -> Callable[[], None]:
-    def time_is_up(signal_number: int, frame: FrameType | None) -> None:
-        raise TemplateBoundError(f"it takes more than {MAX_CPU_SECONDS} s of processor time")
+class _Timer:
+    """Raises TemplateBoundError wherever the main thread is, once it has used up its processor time."""
 
-    previous = signal.signal(signal.SIGPROF, time_is_up)
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS, _SECOND_WARNING_SECONDS)
+    def __init__(self) -> None:
+        self.is_over = False
+        self._previous = signal.getsignal(signal.SIGPROF) or signal.SIG_DFL
 
-    def stop() -> None:
+    def start(self) -> None:
+        signal.signal(signal.SIGPROF, self._fire)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS, _NEXT_FIRE_SECONDS)
+
+    def stop(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, previous)
+        signal.signal(signal.SIGPROF, self._previous)
 
-    return stop
+    def _fire(self, signal_number: int, frame: FrameType | None) -> None:
+        if not self.is_over:
+            raise TemplateBoundError(f"it takes more than {MAX_CPU_SECONDS} s of processor time")
 
 
 def _data_bytes() -> int:

@@ -32,9 +32,11 @@ from engine.messages import (
     Outputs,
     Rejected,
     Request,
+    SamplingParams,
     Submit,
     Tokenize,
     Tokenized,
+    encode,
 )
 from engine.model_config import ModelConfig
 from engine.prompt_encoder import PromptEncoder, max_text_bytes, param_of
@@ -53,7 +55,7 @@ class TokenizerActor(Actor):
         super().__init__(context)
         self._streams: dict[str, TextStream] = {}
         self._channels: dict[str, ApiChannel] = {}
-        self._to_scheduler: deque[Request | Abort] = deque()
+        self._to_scheduler: deque[bytes] = deque()
         self._num_dropped = context.counter("messages_dropped_total")
         self._num_tokenized = context.counter("tokenized_tokens_total")
         self._num_detokenized = context.counter("detokenized_tokens_total")
@@ -143,25 +145,9 @@ class TokenizerActor(Actor):
         if stream.has_stopped:
             self._channel(stream.api).add(stream.already_stopped())
             return
+        self._send(_request(submit, self.context.name, prompt_token_ids, sampling))
         self._streams[stream.request_id] = stream
         self._num_open.set(len(self._streams))
-        self._send(
-            Request(
-                request_id=submit.request_id,
-                api=submit.api,
-                api_epoch=submit.api_epoch,
-                tokenizer=self.context.name,
-                attempt=submit.attempt,
-                prompt_token_ids=prompt_token_ids.tobytes(),
-                resume_token_ids=submit.resume_token_ids,
-                sampling=sampling,
-                has_prompt_logprobs=submit.has_prompt_logprobs,
-                group_id=submit.group_id,
-                priority=submit.priority,
-                arrival_ns=submit.arrival_ns,
-                deadline_ns=submit.deadline_ns,
-            )
-        )
 
     def _check_backlog(self, submit: Submit) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
@@ -236,12 +222,20 @@ class TokenizerActor(Actor):
     # --------------------------------------------------------------------------------------------------------- sending
 
     def _send(self, message: Request | Abort) -> None:
-        self._to_scheduler.append(message)
+        """To the scheduler, behind what waits already. RequestError where no ring record can hold it."""
+        record = encode(message)
+        limit = self.context.outbox(SCHEDULER).max_record_bytes
+        if len(record) > limit:
+            raise RequestError(
+                f"the tokenized request takes {len(record)} bytes, the limit is {limit}; shorten logit_bias, allowed_token_ids "
+                "or bad_words"
+            )
+        self._to_scheduler.append(record)
         self._flush_to_scheduler()
 
     def _flush_to_scheduler(self) -> int:
         num_sent = 0
-        while self._to_scheduler and self.context.outbox(SCHEDULER).send(self._to_scheduler[0]):
+        while self._to_scheduler and self.context.outbox(SCHEDULER).send_bytes(self._to_scheduler[0]):
             self._to_scheduler.popleft()
             num_sent += 1
         return num_sent
@@ -282,6 +276,24 @@ class TokenizerActor(Actor):
     def _note_own_mistake(self, error: Exception) -> None:
         self.context.log.error("a request could not be prepared", exc_info=error)
         self.context.counters.errors.record(self.context.name, repr(error))
+
+
+def _request(submit: Submit, tokenizer: str, prompt_token_ids: array[int], sampling: SamplingParams) -> Request:
+    return Request(
+        request_id=submit.request_id,
+        api=submit.api,
+        api_epoch=submit.api_epoch,
+        tokenizer=tokenizer,
+        attempt=submit.attempt,
+        prompt_token_ids=prompt_token_ids.tobytes(),
+        resume_token_ids=submit.resume_token_ids,
+        sampling=sampling,
+        has_prompt_logprobs=submit.has_prompt_logprobs,
+        group_id=submit.group_id,
+        priority=submit.priority,
+        arrival_ns=submit.arrival_ns,
+        deadline_ns=submit.deadline_ns,
+    )
 
 
 def _load_vocabulary(path: Path, config: EngineConfig, vocab_size: int) -> Vocabulary:

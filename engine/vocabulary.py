@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import sentencepiece
@@ -86,6 +87,12 @@ class Vocabulary:
         return piece.encode() if token_id in self.verbatim_ids else self.rule(piece, is_first)
 
 
+class _TokenizerFile(msgspec.Struct):
+    """What of tokenizer.json is read here; `tokenizers` reads the rest."""
+
+    decoder: dict[str, Any] | None = None
+
+
 def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
     try:
         data = path.read_bytes()
@@ -94,7 +101,7 @@ def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    decoder = msgspec.json.decode(data)["decoder"]
+    decoder = msgspec.json.decode(data, type=_TokenizerFile).decoder
     id_of_piece = tokenizer.get_vocab(with_added_tokens=True)
     pieces: list[str | None] = [None] * (max(id_of_piece.values(), default=-1) + 1)
     for piece, token_id in id_of_piece.items():

@@ -80,12 +80,13 @@ def chat(*messages: dict[str, Any], **options: Any) -> ChatPrompt:
 class Bench:
     """A tokenizer between an api and a scheduler of the test's."""
 
-    def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, **options: Any) -> None:
+    def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, scheduler_ring_bytes: int = 0, **options: Any) -> None:
         self.run_id = secrets.token_hex(4)
         fields: dict[str, Any] = {"model": str(MODEL), "served_model_name": ("m",), "max_model_len": MAX_MODEL_LEN}
         fields |= {"num_kv_blocks": 64, "kv_cache_bytes": 0, "run_id": self.run_id, "run_dir": str(directory)}
         self.config = EngineConfig(**(fields | options))
-        self._segments = RunSegments(self.run_id, NAMES, RingSizes(dict.fromkeys(NAMES, ring_bytes), 1 << 20), 1, 0)
+        sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
+        self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 1, 0)
         for name in NAMES:
             self.begin_epoch(name, 1)
         self.context = ActorContext(Run(self.run_id, directory), self.config, "tokenizer0", 1)
@@ -222,6 +223,7 @@ MISTAKES: dict[str, tuple[Prompt | str, dict[str, Any], str, str, str]] = {
     "empty bad word": ("a", {"bad_words": [" "]}, "bad_words", "", "no tokens"),
     "template": (chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}"), {}, "chat_template", "", "division"),
     "surrogate": (chat({"role": "user", "content": "x"}, chat_template="{{ '\\ud800' }}"), {}, "messages", "", "Unicode"),
+    "huge parameters": ("a", {"logit_bias": dict.fromkeys(range(1000), 1.5)}, "", "", "shorten logit_bias"),
     "messages": (chat(), {}, "messages", "", "empty"),
 }
 
@@ -229,7 +231,7 @@ MISTAKES: dict[str, tuple[Prompt | str, dict[str, Any], str, str, str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_fails_its_request_alone(tmp_path: Path, name: str) -> None:
     prompt, options, param, code, fragment = MISTAKES[name]
-    with Bench(tmp_path, ring_bytes=16 << 20) as bench:
+    with Bench(tmp_path, ring_bytes=16 << 20, scheduler_ring_bytes=16 << 10) as bench:
         bench.send("api0", submit(prompt, "bad", **options), submit("fine", "good"))
         rejected = bench.one(Rejected)
         assert (rejected.request_id, rejected.status, rejected.param, rejected.code) == ("bad", 400, param, code)
