@@ -67,8 +67,9 @@ class EngineProcess:
     def _read_output(self) -> None:
         assert self.process is not None
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output.append(line.rstrip("\n"))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.output.append(line.rstrip("\n"))
 
     @property
     def text(self) -> str:

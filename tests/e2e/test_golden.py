@@ -18,8 +18,8 @@ TOLERANCE = 1e-3
 CONDITIONS = {
     "plain": ("--max-num-batched-tokens", "512"),
     "chunked": ("--max-num-batched-tokens", "16", "--max-num-seqs", "8"),
-    # 25 blocks of 16 hold the longest case (324 positions), not two of them: the load preempts
-    "preempted": ("--num-kv-blocks", "25", "--no-enable-prefix-caching"),
+    # 100 blocks of 4 hold the longest case (324 positions), not two of them; each answer grows by 6: the load preempts
+    "preempted": ("--block-size", "4", "--num-kv-blocks", "100", "--no-enable-prefix-caching"),
 }
 
 

@@ -25,7 +25,7 @@ def alone() -> Iterator[list[Answer]]:
     [
         (),
         ("--max-num-batched-tokens", "16", "--max-num-seqs", "16"),
-        ("--num-kv-blocks", "40", "--block-size", "8"),
+        ("--num-kv-blocks", "60", "--block-size", "8"),
         ("--threads", "2", "--block-size", "32", "--max-num-batched-tokens", "2048"),
         ("--tokenizer-processes", "2", "--api-processes", "2"),
     ],
