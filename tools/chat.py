@@ -19,7 +19,7 @@ import msgspec
 import orjson
 
 from engine.errors import OptionError, TokamakError
-from tools.target import DEFAULT_URL, Target
+from tools.target import DEFAULT_URL, Target, error_text
 
 HELP = """/clear        forget the conversation
 /system TEXT  set the system prompt and forget the conversation
@@ -55,14 +55,6 @@ class ModelCard(msgspec.Struct):
 
 class ModelList(msgspec.Struct):
     data: list[ModelCard] = []
-
-
-class ErrorText(msgspec.Struct):
-    message: str
-
-
-class ErrorReply(msgspec.Struct):
-    error: ErrorText
 
 
 class Conversation:
@@ -137,7 +129,7 @@ class Conversation:
             connection.request(method, self._target.path(path), body or None, headers)
             reply = connection.getresponse()
             if reply.status != 200:
-                raise TokamakError(f"{self._target.url} answers {reply.status}: {_error_text(reply.read())}")
+                raise TokamakError(f"{self._target.url} answers {reply.status}: {error_text(reply.read())}")
             yield reply
         except ConnectionRefusedError:
             remedy = "start a server with tools/serve, or name another one with --url"
@@ -146,13 +138,6 @@ class Conversation:
             raise TokamakError(f"{self._target.url}: {error or type(error).__name__}") from error
         finally:
             connection.close()
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        return msgspec.json.decode(body, type=ErrorReply).error.message
-    except msgspec.DecodeError:
-        return body[:300].decode(errors="replace")
 
 
 def printable(text: str) -> str:

@@ -41,7 +41,10 @@ class StepPart(msgspec.Struct, frozen=True):
 
 class Figures(msgspec.Struct, frozen=True):
     """What people and scripts want to know, from up to three snapshots (see `figures`). Rates are per second, shares 0 to 1;
-    None where there is nothing to tell from."""
+    None where there is nothing to tell from.
+
+    A step's parts add up to its way from the choice to the handled result. Two steps are on that way at a time, so the wait of
+    one for the other is in `dispatch`, and the sum is above the time between two results."""
 
     interval_s: float  # of the rates; 0: there was one snapshot only
     window_s: float  # of the recent distributions

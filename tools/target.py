@@ -1,4 +1,4 @@
-"""The HTTP server that a client tool talks to, taken from its URL.
+"""The HTTP server that a client tool talks to, taken from its URL, and how its errors read.
 
 Used by `tokamak chat` and `tokamak bench serve`; works against any server that speaks OpenAI's API.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from engine.errors import OptionError
 
@@ -47,3 +49,19 @@ class Target:
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
         return headers
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _ErrorReply(msgspec.Struct):
+    error: _Error
+
+
+def error_text(body: bytes) -> str:
+    """What an error reply says: OpenAI's message where it has one, else its beginning."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorReply).error.message
+    except msgspec.DecodeError:
+        return body[:300].decode(errors="replace")

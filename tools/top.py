@@ -24,26 +24,13 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.errors import TokamakError
-from engine.run import Manifest, Run, find_runs, now_unix, open_run
+from engine.run import Manifest, Run, choose_run
 from tools.figures import WINDOW_NS, Figures, History, report
 from tools.observer import Observer
 from tools.screen import RunTitle, render
 from tools.snapshot import Snapshot
 
 LAYOUT_WIDTH = 80
-
-
-def _choose(options: argparse.Namespace) -> Run:
-    """The run that the options name, or the newest one, living ones first."""
-    if options.run_dir:
-        return open_run(options.run_dir)
-    runs = find_runs()
-    if options.run:
-        runs = [run for run in runs if run.run_id.startswith(options.run)]
-    if not runs:
-        which = f"no run {options.run}" if options.run else "no engine, running or dead,"
-        raise TokamakError(f"there is {which} of this user here; start one with tools/serve, or name its --run-dir")
-    return runs[0]
 
 
 def _title(run: Run, manifest: Manifest) -> RunTitle:
@@ -87,7 +74,7 @@ def _live(observer: Observer, title: RunTitle, interval_s: float, console: Conso
             derived = history.add(now)
             rates = history.generation_rates
             width, height = console.size
-            view = render(title, now, derived, rates, width=width, height=height, now=now_unix(), footer=footer)
+            view = render(title, now, derived, rates, width=width, height=height, now=time.time(), footer=footer)
             live.update(view, refresh=True)
             if _is_quit(interval_s):
                 return
@@ -125,7 +112,9 @@ def _interval(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tokamak top", description="What an engine that runs, hangs or died is doing.")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--run", metavar="ID", help="run id or its beginning; default: the newest run, living ones first")
+    which.add_argument(
+        "--run", default="", metavar="ID", help="run id or its beginning; default: the newest, living ones first"
+    )
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="print one screen and end")
@@ -141,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     console = Console(highlight=False)
     try:
-        run = _choose(options)
+        run = choose_run(options.run, options.run_dir)
         manifest = run.manifest()
         observer = Observer(run.run_id)
     except TokamakError as error:
@@ -156,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             history = History()
             now, derived = _look(observer, history, options.interval)
             rates = history.generation_rates
-            console.print(render(title, now, derived, rates, width=max(console.width, LAYOUT_WIDTH), now=now_unix()))
+            console.print(render(title, now, derived, rates, width=max(console.width, LAYOUT_WIDTH), now=time.time()))
         else:
             _live(observer, title, options.interval, console)
     return 0

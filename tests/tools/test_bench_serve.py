@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tools.openai_server import API_KEY, Behaviour, OpenAIServer, openai_server
+from tests.waiting import wait_until
 from tools.bench.report import percentile, summarize
 from tools.bench.serve import main
 from tools.bench.timeline import Timeline, Usage
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def bench(server: OpenAIServer, tmp_path: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -187,3 +193,28 @@ def test_summary() -> None:
     assert result["client_cpu_share"] == pytest.approx(0.1)
     assert result["decode_tokens_per_s"] == pytest.approx(3 * (4 / 3) / 2.5)  # deliveries in (1.5, 4.0]
     assert result["errors"] == [{"kind": "http 429", "count": 1, "first": "slow down"}]
+
+
+def test_an_interrupted_run_shows_what_it_has(tmp_path: Path) -> None:
+    """Ctrl+C while requests hang: the result of those that ended, or 130 where none did."""
+    behaviour = Behaviour()
+    command = [sys.executable, "-c", "import sys; from tools.bench.serve import main; sys.exit(main(sys.argv[1:]))"]
+    arguments = ["--num-prompts", "5000", "--input-len", "2", "--output-len", "2", "--concurrency", "2", "--warmup", "0"]
+    for num_before, code in ((20, 0), (0, 130)):
+        with openai_server(behaviour) as server:
+            behaviour.hang_after = -1 if num_before else 0
+            process = subprocess.Popen(
+                [*command, "--url", server.url, *arguments],
+                cwd=REPOSITORY,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            wait_until(lambda server=server, least=num_before: len(streamed(server)) > least, what="requests")  # type: ignore[misc]
+            behaviour.hang_after = 0
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        assert process.returncode == code, err
+        assert "Traceback" not in err
+        assert ("interrupted" in err) is bool(num_before)
+        assert ("TTFT" in out) is bool(num_before)

@@ -170,7 +170,7 @@ def test_a_run_is_found_by_its_id_or_directory(capsys: pytest.CaptureFixture[str
 
 def test_nothing_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--once"]) == 1
-    assert "start one with tools/serve" in capsys.readouterr().err
+    assert "start one with" in capsys.readouterr().err
     assert main(["--once", "--run-dir", str(tmp_path)]) == 1
     assert "manifest" in capsys.readouterr().err
 

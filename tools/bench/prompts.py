@@ -17,6 +17,7 @@ import orjson
 from engine.errors import TokamakError
 from tools.bench.connection import Client
 from tools.bench.timeline import Usage
+from tools.target import error_text
 
 # Short, common English words: one token each in nearly every vocabulary.
 _WORD_LIST = """
@@ -115,7 +116,7 @@ async def _calibrated(client: Client, model: str, endpoint: str) -> PromptMaker:
         (prompt,) = maker.prompts(1, num_words, 0, seed=num_words)
         status, body = await client.post(path, orjson.dumps({"model": model, "max_tokens": 1, **maker.body(prompt)}))
         if status != 200:
-            raise TokamakError(f"{path} answers {status}: {body[:300].decode(errors='replace')}")
+            raise TokamakError(f"{path} answers {status}: {error_text(body)}")
         try:
             num_tokens.append(msgspec.json.decode(body, type=Probe).usage.prompt_tokens)
         except msgspec.DecodeError as error:

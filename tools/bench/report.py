@@ -99,8 +99,10 @@ def render(result: dict[str, Any]) -> RenderableType:
     if result["num_cached_tokens"]:
         totals.add_row("cached", str(result["num_cached_tokens"]), "prompt tokens")
     totals.add_row("client", f"{100 * result['client_cpu_share']:.0f}%", "of one processor")
-    parts: list[RenderableType] = [totals, Text(), _latency_table(result)]
-    parts += [Text(f"{e['count']} x {e['kind']}: {e['first']}", style="red") for e in result["errors"]]
+    parts: list[RenderableType] = [totals]
+    if result["num_succeeded"]:
+        parts += [Text(), _latency_table(result)]
+    parts += [Text(f"{error['count']} x {error['kind']}: {error['first']}", style="red") for error in result["errors"]]
     return Group(*parts)
 
 

@@ -27,7 +27,7 @@ from tools.bench.connection import Client
 from tools.bench.prompts import PromptMaker, prepare
 from tools.bench.report import render, summarize
 from tools.bench.timeline import Timeline
-from tools.target import DEFAULT_URL, Target
+from tools.target import DEFAULT_URL, Target, error_text
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 WARMUP_TOKENS = 4
@@ -104,7 +104,7 @@ async def send(client: Client, path: str, request: bytes) -> Timeline:
     else:
         now = time.perf_counter()
         if status != 200:
-            timeline.fail(f"http {status}", timeline.head[:300].decode(errors="replace"), now)
+            timeline.fail(f"http {status}", error_text(timeline.head), now)
         elif not timeline.is_complete:
             timeline.fail("cut short", "the stream ended without [DONE]", now)
         elif not timeline.deliveries:
@@ -131,8 +131,8 @@ async def _first_model(client: Client) -> str:
     try:
         return msgspec.json.decode(body, type=ModelList).data[0].id
     except (msgspec.DecodeError, IndexError):
-        answer = body[:200].decode(errors="replace")
-        raise TokamakError(f"/v1/models answers {status} and names no model ({answer}); use --model or --api-key") from None
+        answer = f"/v1/models answers {status} and names no model ({error_text(body)})"
+        raise TokamakError(f"{answer}; use --model or --api-key") from None
 
 
 async def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -154,8 +154,6 @@ async def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         load = await _run_load(options, client, path, requests, console)
     finally:
         client.close()
-    if not load.timelines:
-        raise asyncio.CancelledError
     return summarize(load.timelines, load.wall_s, load.cpu_s)
 
 
@@ -170,6 +168,8 @@ async def _run_load(options: argparse.Namespace, client: Client, path: str, requ
             else:
                 await load.in_waves(options.concurrency)
         except asyncio.CancelledError:
+            if not load.timelines:
+                raise
             console.print("interrupted: this is what was measured until then", style="yellow")
     return load
 

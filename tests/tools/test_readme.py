@@ -1,0 +1,41 @@
+"""The README says what is there: every option, route, command, test and package that it names exists, and none is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+
+from api.app import routes
+from engine.options import OPTIONS
+from tools.cli import BENCHES, COMMANDS
+
+REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text()
+
+
+def test_every_option_is_in_the_table() -> None:
+    named = {name.removeprefix("no-") for name in re.findall(r"^\| `--([a-z-]+)` \|", README, re.MULTILINE)}
+    assert named == {option.name for option in OPTIONS.values()}
+
+
+def test_every_route_is_in_the_table() -> None:
+    named = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", README))
+    assert {re.sub(r":\w+", "", route.path) for route in routes() if isinstance(route, Route)} == named
+
+
+def test_every_command_is_in_the_table() -> None:
+    named = set(re.findall(r"^\| `tokamak ([a-z ]+)` \|", README, re.MULTILINE))
+    assert named == {command for command in COMMANDS if command != "bench"} | {f"bench {bench}" for bench in BENCHES}
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|tools|engine|workers|api|shm|ops)/[\w./]*)`", README))))
+def test_every_path_exists(path: str) -> None:
+    assert (REPOSITORY / path).exists()
+
+
+def test_every_whole_engine_test_is_named() -> None:
+    tests = {path.name for path in (REPOSITORY / "tests" / "e2e").glob("test_*.py")}
+    assert {name for name in tests if name not in README} == set()
