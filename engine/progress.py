@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+_TEXT_INTERVAL_S = 2.0
 _COLOURS = {State.READY: "green", State.RUNNING: "green", State.FAILED: "red", State.DEAD: "red"}
 
 
@@ -34,20 +35,24 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """A line per change."""
+    """A line per change of state, and now and then one for what an actor says of its work."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, tuple[State, str]] = {}
+        self._states: dict[str, State] = {}
+        self._texts: dict[str, tuple[str, float]] = {}  # what was printed, and when
         self._start_s = time.monotonic()
 
     def show(self, states: Mapping[str, tuple[State, str]]) -> None:
         for name, (state, text) in states.items():
-            if self._shown.get(name) != (state, text):
-                self._shown[name] = (state, text)
-                print(
-                    f"{time.monotonic() - self._start_s:6.1f} s  {name:<12} {state.name.lower()}  {text}".rstrip(),
-                    file=sys.stderr,
-                )
+            shown = State.READY if state is State.RUNNING else state
+            if self._states.get(name) is not shown or self._is_due(name, text):
+                self._states[name] = shown
+                self._texts[name] = text, time.monotonic()
+                self.note(f"{time.monotonic() - self._start_s:6.1f} s  {name:<12} {shown.name.lower():<9} {text}".rstrip())
+
+    def _is_due(self, name: str, text: str) -> bool:
+        printed, printed_s = self._texts[name]
+        return text != printed and time.monotonic() - printed_s >= _TEXT_INTERVAL_S
 
     def end(self) -> None:
         sys.stderr.flush()

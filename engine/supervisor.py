@@ -88,7 +88,7 @@ class Supervisor:
             self._rows[SUPERVISOR].begin_epoch(1, time.monotonic_ns())
             self._rows[SUPERVISOR].set_process(ProcessIdentity.of())
             self._rows[SUPERVISOR].set_state(State.LOADING)
-            for plan in self.plan:
+            for plan in reversed(self.plan):  # workers first: they take longest
                 self._start_child(plan, 1)
             while self._phase is not Phase.STOPPING or self.children:
                 self._turn(signals)
@@ -145,8 +145,7 @@ class Supervisor:
     # --------------------------------------------------------------------------------------------- start and stop
 
     def _advance_start(self) -> None:
-        rows = ((plan.name, self._rows[plan.name]) for plan in self.plan)
-        self._progress.show({name: (row.state, self._texts.get(name, "")) for name, row in rows})
+        self._progress.show({plan.name: (self._rows[plan.name].state, self._texts.get(plan.name, "")) for plan in self.plan})
         if len(self.children) == len(self.plan) and all(child.is_ready for child in self.children.values()):
             self._phase = Phase.SERVING
             self._rows[SUPERVISOR].set_state(State.READY)
