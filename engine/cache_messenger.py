@@ -1,7 +1,7 @@
 """The cache messenger: holds the KV arena's mapping and tells the outside what the prefix cache holds.
 
-One process. The supervisor owns the arena's memory, so the KV outlives this process as it outlives the workers. Cache-aware routers
-subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in vLLM's event style:
+One process. The supervisor owns the arena's memory, so the KV outlives this process as it outlives the workers. Cache-aware
+routers subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in vLLM's event style:
 
     b"kv" | sequence number (u64, big endian) | msgpack [time, [event, ...]]
 
@@ -9,9 +9,9 @@ subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in vLLM's 
     {"type": "BlockRemoved", "block_hashes"}
     {"type": "AllBlocksCleared"}
 
-A gap in the numbers means that the subscriber was too slow; a number that goes back means that this actor was started again, and then
-AllBlocksCleared and everything that is cached follow. Blocks on other tiers (host, disk, remote) will be moved by BlocksMove; today
-only the device tier exists, and any other is refused.
+A gap in the numbers means that the subscriber was too slow; a number that goes back means that this actor was started again,
+and then AllBlocksCleared and everything that is cached follow. Blocks on other tiers (host, disk, remote) will be moved by
+BlocksMove; today only the device tier exists, and any other is refused.
 """
 
 from __future__ import annotations

@@ -172,6 +172,6 @@ class _Planner:
 
     def _should_follow(self, sample: Sample, leader: Sample | None, new_groups: set[str]) -> bool:
         """Better wait until another of the group has computed the prompt that they share."""
-        is_computing = sample.request.group_id in new_groups or (leader is not None and leader.is_computing_prompt)
+        is_computing = leader.is_computing_prompt if leader is not None else sample.request.group_id in new_groups
         can_share = self._limits.has_prefix_cache and sample.num_prompt_tokens > self._limits.block_size
         return is_computing and can_share and not sample.wants_prompt_logprobs

@@ -46,7 +46,7 @@ from engine.ranks import Ranks
 from engine.results import Results, ending_output, finish_reason_of
 from engine.roster import Roster
 from engine.topology import CACHE, SCHEDULER, index_of, role_of
-from engine.weights import Weights, WeightsState
+from engine.weights import Weights
 from shm.broadcast import BroadcastWriter
 
 STEP_BYTES_PER_ROW = 64  # of a Step besides its starts
@@ -92,8 +92,7 @@ class SchedulerActor(Actor):
                 f"the broadcast ring takes starts of {self.limits.max_start_bytes} bytes, the longest request needs {longest}; "
                 "lower --max-model-len"
             )
-        if self.meter.last_state is WeightsState.PAUSED:  # a pause outlasts the scheduler that was told of it
-            self.weights.pause()
+        self.weights.go_on(self.meter.last_state)
         self.meter.show()
 
     def step(self) -> int:

@@ -51,6 +51,13 @@ class Weights:
     state: WeightsState = WeightsState.NORMAL
     _before_loading: WeightsState = WeightsState.NORMAL
 
+    def go_on(self, state: WeightsState) -> None:
+        """Take over from a scheduler that died in `state`: a pause outlasts it, a load that it began does not."""
+        if state in (WeightsState.PAUSED, WeightsState.CLEARED):
+            self.pause()
+        if state is WeightsState.CLEARED:
+            self.clear()
+
     def pause(self) -> None:
         self._go("pause", WeightsState.PAUSED)
 
