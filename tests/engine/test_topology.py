@@ -39,13 +39,7 @@ def test_the_default_engine_leaves_room_for_a_second_one_in_64_mb() -> None:
 
 @pytest.mark.parametrize(("num_apis", "num_tokenizers"), [(1, 1), (4, 2), (8, 4)])
 def test_many_processes_share_the_budget(num_apis: int, num_tokenizers: int) -> None:
-    names = [
-        *(f"api{i}" for i in range(num_apis)),
-        *(f"tokenizer{i}" for i in range(num_tokenizers)),
-        "scheduler",
-        "cache",
-        "worker0",
-    ]
+    names = [f"api{i}" for i in range(num_apis)] + [f"tokenizer{i}" for i in range(num_tokenizers)] + list(NAMES[4:])
     sizes = ring_sizes(names, 4096)
     assert required_bytes(names, sizes) <= SHARED_BUDGET_BYTES + (4 << 20)
     assert all(size & (size - 1) == 0 for size in (*sizes.mailbox.values(), sizes.broadcast))
