@@ -9,8 +9,8 @@ A block is in exactly one of three places:
     vacant     no references and nothing worth keeping
 
 A full block's key is chained: `hash_block(parent key, its token ids)`, so that equal keys mean equal tokens all the way from
-the first position, and the longest cached prefix is found by walking down a prompt's keys. Block ids start at 1: block 0 of the arena
-is the dummy block that padded rows write to, and is nobody's.
+the first position, and the longest cached prefix is found by walking down a prompt's keys. Block ids start at 1: block 0 of
+the arena is the dummy block that padded rows write to, and is nobody's.
 """
 
 from __future__ import annotations
