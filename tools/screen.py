@@ -92,7 +92,7 @@ def _title(title: RunTitle, snapshot: Snapshot, figures: Figures, now: float, wi
     else:
         started = datetime.fromtimestamp(title.started_at).strftime("%Y-%m-%d %H:%M:%S")
         state = Text("  DEAD", style="bold red").append(f"  started {started}; its last state:", style="default")
-    text = Text(no_wrap=True, overflow="ellipsis").append("tokamak ", style="bold").append(title.run_id, style="cyan")
+    text = Text(title.run_id, style="bold cyan", no_wrap=True, overflow="ellipsis")
     room = width - len(text) - len(state) - 2
     for part in (title.model, title.url):
         if len(part) + 2 <= room:
@@ -161,7 +161,7 @@ def _line(*parts: tuple[str, str]) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     for number, name in parts:
         if not name:
-            text.append(f"{number:<11}", style="dim")
+            text.append(f"{number:<10}", style="dim")
         else:
             text.append(number, style="bold").append(f" {name}  ", style="dim")
     return text
