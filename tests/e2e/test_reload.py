@@ -45,8 +45,8 @@ def stripped(results: list[Answer]) -> list[Answer]:
     return results
 
 
-def order(engine: EngineProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{engine.url}/admin/{path}", json=body, timeout=120)
+def order(engine: EngineProcess, name: str, /, **body: Any) -> httpx.Response:
+    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=120)
 
 
 def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
