@@ -12,7 +12,7 @@ import heapq
 from engine.actor import ActorContext
 from engine.results import ending_output
 from engine.roster import Roster
-from engine.sequence import Sample, SampleState
+from engine.sequence import Sample
 
 
 class Aborts:
@@ -20,7 +20,7 @@ class Aborts:
 
     def __init__(self, context: ActorContext, roster: Roster) -> None:
         self._roster = roster
-        self._deadlines: list[tuple[int, int, Sample]] = []  # heap of (deadline_ns, order of intake, sample)
+        self._deadlines: list[tuple[int, int, str]] = []  # heap of (deadline_ns, order of intake, request id)
         self._aborted = context.counter("requests_aborted_total")
 
     @property
@@ -31,14 +31,19 @@ class Aborts:
     def watch(self, sample: Sample) -> None:
         """Abort the sample at its deadline, should it have one."""
         if sample.request.deadline_ns:
-            heapq.heappush(self._deadlines, (sample.request.deadline_ns, sample.rank[-1], sample))
+            heapq.heappush(self._deadlines, (sample.request.deadline_ns, sample.rank[-1], sample.request.request_id))
 
     def expire(self, now_ns: int) -> int:
         """Abort what is overdue; how many."""
         num_expired = 0
-        while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].state is SampleState.FINISHED):
-            sample = heapq.heappop(self._deadlines)[2]
-            if sample.state is not SampleState.FINISHED:
+        while self._deadlines:
+            deadline_ns, order, request_id = self._deadlines[0]
+            sample = self._roster.samples.get(request_id)
+            is_open = sample is not None and sample.rank[-1] == order
+            if is_open and deadline_ns > now_ns:
+                break
+            heapq.heappop(self._deadlines)
+            if sample is not None and is_open:
                 self.abort(sample, "timeout")
                 num_expired += 1
         return num_expired
@@ -48,9 +53,9 @@ class Aborts:
         sample.reader.add(ending_output(sample, reason))
         self.drop(sample)
 
-    def drop(self, sample: Sample, is_counted: bool = True) -> None:
+    def drop(self, sample: Sample) -> None:
         """End a sample of which nobody wants to hear any more."""
-        self._aborted.add(is_counted)
+        self._aborted.add(1)
         self._roster.finish(sample)
 
     def abort_all(self) -> int:

@@ -52,12 +52,6 @@ class Stream:
         self.is_slow = bool(self._backlog)
         return num_sent
 
-    def forget(self) -> None:
-        """The tokenizer was started again and knows nothing of what was meant for its predecessor."""
-        self._new.clear()
-        self._backlog.clear()
-        self.is_slow = False
-
     def _queue_new(self) -> None:
         if self._new:
             self._backlog.extend(pack(self._new, self._outbox.max_record_bytes))

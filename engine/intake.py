@@ -15,11 +15,9 @@ from engine.delivery import Stream
 from engine.errors import RequestError
 from engine.messages import Request
 from engine.policy import Limits
-from engine.sequence import Sample
+from engine.sequence import Sample, start_bytes
 
 RETRY_AFTER_S = 1
-START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
-START_BYTES_PER_TOKEN = 8  # the token and, at worst, a block id
 LOGPROB_BYTES = 16  # of one (token, log-probability) pair in an Output
 
 
@@ -41,7 +39,7 @@ class Intake:
         self._check_prompt_logprobs(len(prompt), sampling.num_prompt_logprobs, stream)
         num_sampling_bytes = len(msgspec.msgpack.encode(sampling)) + len(request.request_id)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
-        num_start_bytes = START_BYTES + START_BYTES_PER_TOKEN * max_total_tokens + num_sampling_bytes
+        num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
         if num_start_bytes > self._limits.max_start_bytes:
             raise RequestError(
                 f"the prompt and the sampling parameters take {num_start_bytes} bytes, the engine passes on at most "
@@ -56,7 +54,7 @@ class Intake:
             max_total_tokens=max_total_tokens,
             rank=(request.priority, request.arrival_ns, self._num_taken),
             tokenizer_epoch=tokenizer_epoch,
-            num_start_bytes=num_start_bytes,
+            num_sampling_bytes=num_sampling_bytes,
             has_prompt_logprobs=request.has_prompt_logprobs,
         )
 

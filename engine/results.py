@@ -69,6 +69,13 @@ class Results:
             if not sample.num_in_flight and sample.state is not SampleState.RUNNING and sample.slot >= 0:
                 self._roster.settle(sample)
 
+    def end(self, sample: Sample, now_ns: int) -> None:
+        """The sample is complete."""
+        if sample.first_token_ns:
+            self._decode_time.observe((now_ns - sample.first_token_ns) / 1e9)
+            self._inference_time.observe((now_ns - sample.first_scheduled_ns) / 1e9)
+        self._roster.finish(sample)
+
     def _hand_on(self, sample: Sample, is_sampling: bool, columns: _Columns, index: int, now_ns: int) -> None:
         """The Output of a row, and the end of its sample where that is it."""
         finish_reason = finish_reason_of(sample)
@@ -86,9 +93,7 @@ class Results:
             sample.first_token_ns = now_ns
             self._prefill_time.observe((now_ns - sample.first_scheduled_ns) / 1e9)
         if finish_reason:
-            self._decode_time.observe((now_ns - sample.first_token_ns) / 1e9)
-            self._inference_time.observe((now_ns - sample.first_scheduled_ns) / 1e9)
-            self._roster.finish(sample)
+            self.end(sample, now_ns)
 
 
 class _Columns:

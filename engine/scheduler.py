@@ -26,7 +26,7 @@ from engine.commands import Commands
 from engine.delivery import RETRY_INTERVAL_NS, Delivery
 from engine.dispatch import Dispatcher
 from engine.errors import RequestError, StartError
-from engine.intake import START_BYTES, START_BYTES_PER_TOKEN, Intake
+from engine.intake import Intake
 from engine.kv_events import BlockEvents
 from engine.messages import (
     Abort,
@@ -45,11 +45,13 @@ from engine.policy import Limits, choose
 from engine.ranks import Ranks
 from engine.results import Results, ending_output, finish_reason_of
 from engine.roster import Roster
+from engine.sequence import start_bytes
 from engine.topology import CACHE, SCHEDULER, index_of, role_of
 from engine.weights import Weights
 from shm.broadcast import BroadcastWriter
 
-STEP_BYTES_PER_ROW = 64  # of a Step besides its starts
+STEP_BYTES = 256  # of a Step besides its starts, and what each row adds
+STEP_BYTES_PER_ROW = 64
 
 
 class SchedulerActor(Actor):
@@ -62,7 +64,7 @@ class SchedulerActor(Actor):
         self.limits = Limits(
             max_tokens=config.max_num_batched_tokens,
             max_running=config.max_num_seqs,
-            max_start_bytes=writer.max_record_bytes - STEP_BYTES_PER_ROW * config.max_num_seqs - START_BYTES,
+            max_start_bytes=writer.max_record_bytes - STEP_BYTES - STEP_BYTES_PER_ROW * config.max_num_seqs,
             block_size=config.block_size,
             has_prefix_cache=config.enable_prefix_caching,
         )
@@ -86,7 +88,7 @@ class SchedulerActor(Actor):
         self._dispatched_again = context.counter("steps_dispatched_again_total")
 
     def on_start(self) -> None:
-        longest = START_BYTES + START_BYTES_PER_TOKEN * self.intake.max_positions
+        longest = start_bytes(self.intake.max_positions)
         if longest > self.limits.max_start_bytes:
             raise StartError(
                 f"the broadcast ring takes starts of {self.limits.max_start_bytes} bytes, the longest request needs {longest}; "
@@ -136,7 +138,6 @@ class SchedulerActor(Actor):
             case "api":
                 self.aborts.drop_api(name, epoch)
             case "tokenizer":
-                self.delivery.stream(name).forget()
                 self.aborts.drop_tokenizer(name, epoch)
             case "worker":
                 self.ranks.restarted(index_of(name), epoch)
@@ -192,8 +193,12 @@ class SchedulerActor(Actor):
 
     def _on_abort(self, abort: Abort) -> None:
         sample = self.roster.samples.get(abort.request_id)
-        if sample is not None and sample.request.attempt <= abort.attempt:
-            self.aborts.drop(sample, is_counted=abort.reason != "stop")
+        if sample is None or sample.request.attempt > abort.attempt:
+            return
+        if abort.reason == "stop":  # the tokenizer found a stop string: the sample is complete
+            self.results.end(sample, time.monotonic_ns())
+        else:
+            self.aborts.drop(sample)
 
     def _on_hello(self, sender: str, hello: Hello) -> None:
         if sender == CACHE:

@@ -20,6 +20,13 @@ from typing import Protocol
 from engine.messages import Output, PromptLogprobs, Request
 
 NO_SLOT = -1
+START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
+START_BYTES_PER_TOKEN = 8  # the token and, at worst, a block id
+
+
+def start_bytes(num_tokens: int, num_sampling_bytes: int = 0) -> int:
+    """What a SlotStart takes at most in a ring record."""
+    return START_BYTES + START_BYTES_PER_TOKEN * num_tokens + num_sampling_bytes
 
 
 class SampleState(Enum):
@@ -50,7 +57,7 @@ class Sample:
     num_prompt_tokens: int
     max_total_tokens: int  # the sample ends here, whatever it samples
     rank: tuple[int, int, int]  # priority, arrival, order of intake: lower runs first, the highest is preempted first
-    num_start_bytes: int = 0  # what a SlotStart of it takes at most
+    num_sampling_bytes: int = 0  # its sampling parameters, encoded
     tokenizer_epoch: int = 0
     state: SampleState = SampleState.WAITING
 
@@ -75,6 +82,11 @@ class Sample:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids) + self.num_unknown
+
+    @property
+    def num_start_bytes(self) -> int:
+        """What a SlotStart of it takes at most."""
+        return start_bytes(len(self.token_ids), self.num_sampling_bytes)
 
     @property
     def num_output_tokens(self) -> int:

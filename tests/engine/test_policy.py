@@ -13,7 +13,7 @@ from engine.blocks import BlockPool
 from engine.dispatch import build_step
 from engine.policy import Limits, Plan, Row, choose, next_row
 from engine.roster import Roster
-from engine.sequence import Sample, SampleState
+from engine.sequence import Sample, SampleState, start_bytes
 from tests.engine.samples import ListReader, make_limits, make_sample
 
 
@@ -229,12 +229,9 @@ def test_a_slow_reader_gets_no_tokens() -> None:
 
 
 def test_starts_are_spread_over_steps_that_fit_a_record() -> None:
-    limits = Limits(64, 8, 250, 4, True)
+    limits = Limits(64, 8, 2 * start_bytes(1) + 50, 4, True)
     world = World(limits, 64)
-    samples = [make_sample(f"s{order}", [1], order=order) for order in range(5)]
-    for sample in samples:
-        sample.num_start_bytes = 100
-    world.add(*samples)
+    world.add(*(make_sample(f"s{order}", [1], order=order) for order in range(5)))
     assert [len(world.dispatch().admitted) for _ in range(3)] == [2, 2, 1]
     world.flights.clear()
     world.roster.forget_flight()  # a rank came back: all are started again

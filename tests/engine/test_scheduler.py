@@ -411,6 +411,39 @@ def test_a_slow_tokenizer_holds_up_only_its_own(directory: Path) -> None:
         simulation.check_idle()
 
 
+def test_nothing_said_to_a_new_tokenizer_is_lost_with_the_old(directory: Path) -> None:
+    """The ring is still full of the old one's outputs when the new one's first words queue up behind them."""
+    with simulate(directory, ring_bytes=4096, max_model_len=120) as simulation:
+        complete = simulation.submit([1], max_tokens=3)
+        simulation.finish()
+        simulation.is_reading["tokenizer0"] = False
+        others = [simulation.submit([index], max_tokens=100) for index in range(4)]
+        simulation.run_until(lambda: simulation.scheduler.delivery.has_slow_streams, "a full ring")
+        simulation.begin_epoch("tokenizer0", 2)
+        complete.finish_reason = ""
+        simulation.resubmit(complete)
+        simulation.loop.turn()
+        simulation.run_until(lambda: not simulation.scheduler.roster.samples, "the old one's samples are dropped")
+        simulation.is_reading["tokenizer0"] = True
+        simulation.finish(complete)
+        for stream in others:
+            simulation.resubmit(stream)
+        simulation.finish()
+        simulation.check()
+
+
+def test_a_stop_string_is_no_abort(simulation: Simulation) -> None:
+    stream = simulation.submit([1, 2, 3], max_tokens=200)
+    simulation.start(stream)
+    simulation.abort(stream, "stop")
+    simulation.run_until(lambda: not simulation.scheduler.roster.samples, "it is over")
+    simulation.run_until(lambda: simulation.scheduler.dispatcher.num_in_flight == 0, "no step in flight")
+    simulation.turn()
+    simulation.check_idle()
+    assert simulation.metric("requests_aborted_total") == 0
+    assert simulation.context.histogram("request_inference_time_seconds").count == 1
+
+
 def test_nothing_is_dispatched_without_a_rank(simulation: Simulation) -> None:
     simulation.kill_rank()
     stream = simulation.submit([1, 2])
