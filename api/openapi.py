@@ -21,6 +21,7 @@ from api.operations import JSON, OPERATIONS, Operation, Shapes
 
 Schema = dict[str, Any]
 
+_EVENT = {"type": "object", "required": ["data"]}
 _REFERENCE = "#/components/schemas/{name}"
 
 _ERRORS = {
@@ -94,11 +95,14 @@ def _content(operation: Operation) -> Schema:
     schema = _reference(operation.answer) if operation.answer is not None else {"type": "string"}
     content: Schema = {operation.media_type: {"schema": schema}}
     if operation.event is not None:
-        event = operation.event.__name__
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events `data: {event}` (see the schemas), at the end `data: [DONE]`."}
-        }
+        content["text/event-stream"] = {"schema": _EVENT | {"properties": {"data": _event_data(operation.event)}}}
     return content
+
+
+def _event_data(struct: Any) -> Schema:
+    """A piece of the answer, or the error that ended it; then the end mark."""
+    piece = {"anyOf": [_reference(struct), _reference(responses.ErrorBody)]}
+    return {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": JSON, "contentSchema": piece}]}
 
 
 def _one_of_shapes(shapes: Shapes) -> Schema:

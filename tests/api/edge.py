@@ -1,7 +1,7 @@
 """A real api process between a test that sits in front of it, as its client, and a test that sits behind it, as its engine.
 
-`Edge` makes a run's directory and segments as the supervisor does, starts `engine.child` for api0, answers at the control socket, keeps
-the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
+`Edge` makes a run's directory and segments as the supervisor does, starts `engine.child` for api0, answers at the control
+socket, keeps the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ class Edge:
         return httpx.get(self.url + path, timeout=20, **options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20, **options) if body is not None else self._post(path, **options)
+        return (
+            httpx.post(self.url + path, json=body, timeout=20, **options) if body is not None else self._post(path, **options)
+        )
 
     def _post(self, path: str, **options: Any) -> httpx.Response:
         return httpx.post(self.url + path, timeout=20, **options)

@@ -1,8 +1,8 @@
 """The engine as an api process sees it: a peer at the rings that answers as `tokenizer0` would, with a "model" of two lines.
 
-Token ids below 256 are bytes. Sample i of any prompt says `SAYING` from its i-th character on, over and over, one token per delta; the
-log-probability of each token is -1 / (i + 1). A text prompt `!reject STATUS` is refused with that status. While `credits` is not None,
-each sample gets no more than that many tokens in all, so that a test can stop time anywhere.
+Token ids below 256 are bytes. Sample i of any prompt says `SAYING` from its i-th character on, over and over, one token per
+delta; the log-probability of each token is -1 / (i + 1). A text prompt `!reject STATUS` is refused with that status. While
+`credits` is not None, each sample gets no more than that many tokens in all, so that a test can stop time anywhere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def said(num_tokens: int, sample_index: int = 0) -> bytes:
 
 
 def said_text(num_tokens: int, sample_index: int = 0) -> str:
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(said(num_tokens, sample_index), False)
+    return said(num_tokens, sample_index).decode("utf-8", "replace")
 
 
 def prompt_ids(prompt: Prompt) -> list[int]:
@@ -194,9 +194,7 @@ class TokenizerPeer:
         prompt = prompt_ids(submit.prompt)
         command, _, status = bytes(token_id % 256 for token_id in prompt).decode("latin-1").partition(" ")
         if command == "!reject":
-            self.send(
-                Rejected(submit.request_id, submit.attempt, submit.api, int(status), "refused", "some_code", "prompt", 7)
-            )
+            self.send(Rejected(submit.request_id, submit.attempt, submit.api, int(status), "refused", "some_code", "prompt", 7))
             return
         stream = Stream(submit, prompt, len(submit.resume_token_ids) // 4)
         stream.decoder.decode(said(stream.num_sent, submit.sampling.sample_index))

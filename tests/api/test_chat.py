@@ -1,0 +1,120 @@
+"""`/v1/chat/completions`, `/v1/models` and the tokenizer's routes, with the real client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from engine.messages import ChatPrompt
+from tests.api.edge import MODEL, Edge
+from tests.api.tokenizer_peer import said_text
+
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def chat_prompt(edge: Edge, body: dict[str, Any]) -> ChatPrompt:
+    """The prompt that the tokenizer gets for a body."""
+    answer = edge.post("/v1/chat/completions", {"max_tokens": 1, **body})
+    assert answer.status_code == 200, answer.text
+    prompt = edge.peer.submits()[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=20, max_tokens=1)
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == said_text(20)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].logprobs is None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 20
+
+
+def test_logprobs_and_n(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=3, max_tokens=12, logprobs=True, top_logprobs=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for index, choice in enumerate(answer.choices):
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        text = b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content)
+        assert text.decode("utf-8", "replace") == choice.message.content == said_text(12, index)
+        assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+    first = answer.choices[0].logprobs
+    assert first is not None
+    assert first.content is not None
+    assert [(top.token, top.logprob) for top in first.content[0].top_logprobs] == [("Q", -0.9), ("P", -1.0)]
+    assert (first.content[9].token, first.content[9].bytes) == ("bytes:\\xc3", [0xC3])
+
+
+def test_prompt_logprobs_and_token_ids(edge: Edge) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2, "prompt_logprobs": 0, "return_token_ids": True, "n": 2, "best_of": 3}
+    answer = edge.post("/v1/chat/completions", body).json()
+    prompt = list(b'["hi"]')
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [prompt, prompt]
+    assert answer["choices"][0]["token_ids"] == list(said_text(2, 2).encode())
+    assert answer["prompt_logprobs"][0] is None
+    assert answer["prompt_logprobs"][1] == {"34": {"logprob": -0.5, "rank": 2, "decoded_token": '"'}}
+
+
+def test_the_conversation_goes_as_it_came(edge: Edge) -> None:
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "be"}, "brief"]},
+        {"role": "user", "content": "hi", "name": "me", "mood": "good"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = {
+        "messages": messages,
+        "tools": tools,
+        "tool_choice": "auto",
+        "chat_template": "T",
+        "chat_template_kwargs": {"a": [1]},
+    }
+    prompt = chat_prompt(edge, body | {"response_format": {"type": "text"}})
+    assert orjson.loads(prompt.messages) == messages
+    assert orjson.loads(prompt.tools) == tools
+    assert orjson.loads(prompt.chat_template_kwargs) == {"a": [1]}
+    assert prompt.chat_template == "T"
+    assert (prompt.add_generation_prompt, prompt.continue_final_message) == (True, False)
+    assert chat_prompt(edge, {**body, "tool_choice": "none"}).tools == b""
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, False)),
+        ({"add_generation_prompt": False}, (False, False)),
+        ({"continue_final_message": True}, (False, True)),
+        ({"add_generation_prompt": None, "continue_final_message": False}, (True, False)),
+    ],
+)
+def test_how_the_prompt_ends(edge: Edge, fields: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    prompt = chat_prompt(edge, {"messages": MESSAGES, **fields})
+    assert (prompt.add_generation_prompt, prompt.continue_final_message) == expected
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny", "alias"]
+    assert client.models.retrieve("alias").model_extra == {"root": str(MODEL), "max_model_len": 256}
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("org/nobody")
+    assert raised.value.code == "model_not_found"
+
+
+def test_tokenize(edge: Edge) -> None:
+    text = edge.post("/tokenize", {"prompt": "ab", "return_token_strs": True, "model": "tiny"}).json()
+    assert text == {"count": 2, "max_model_len": 256, "tokens": [97, 98], "token_strs": ["a", "b"]}
+    chat = edge.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()
+    assert bytes(chat["tokens"]) == b'["hi"]'
+    assert chat["token_strs"] is None
+    assert edge.post("/detokenize", {"tokens": [97, 98]}).json() == {"prompt": "ab"}
+    assert edge.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    assert edge.post("/detokenize", {"tokens": [2000]}).status_code == 400
+    assert edge.post("/tokenize", {"prompt": "ab", "model": "nobody"}).status_code == 404

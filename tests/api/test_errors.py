@@ -1,0 +1,236 @@
+"""Behaviour F7: a user's mistake is a 4xx in OpenAI's shape that names the parameter, and the server serves on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.api.edge import Edge
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.fixture(autouse=True)
+def no_server_errors(edge: Edge) -> Iterator[None]:
+    """Nothing here is the server's fault."""
+    before = edge.count("http_responses_total", status="5xx")
+    yield
+    assert edge.count("http_responses_total", status="5xx") == before
+    assert edge.counters.errors.entries() == []
+    assert edge.count("open_requests") == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe{}",
+        b'{"prompt": "\xff\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "x", "deep": ' + b"[" * 500 + b"]" * 500 + b"}]}",
+        b'{"messages": [], "chat_template_kwargs": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/reload"])
+def test_malformed_bodies(edge: Edge, path: str, content: bytes) -> None:
+    if (path == "/admin/reload" and content in (b"", b'{"prompt": "a"}')) or (b'"messages"' in content and "admin" in path):
+        return  # a reload of the weights in use, with fields that nobody knows
+    answer = edge.post(path, content=content)
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "says"),
+    [
+        ("prompt", 5, "got `int`"),
+        ("prompt", None, "null"),
+        ("prompt", [], ">= 1"),
+        ("prompt", [[]], ">= 1"),
+        ("prompt", [1, "a"], "mixture"),
+        ("prompt", [-1], "got -1"),
+        ("prompt", [10**12], "got 1000000000000"),
+        ("prompt", [1024], "1024"),
+        ("prompt", [1.5], "float"),
+        ("prompt", [True], "bool"),
+        ("temperature", -0.1, "got -0.1"),
+        ("temperature", "hot", "str"),
+        ("temperature", 2.1, "<= 2"),
+        ("top_p", 0, "> 0"),
+        ("top_p", 1.1, "<= 1"),
+        ("top_k", -2, ">= -1"),
+        ("min_p", 1.5, "<= 1"),
+        ("repetition_penalty", 0, "> 0"),
+        ("presence_penalty", 2.5, "<= 2"),
+        ("frequency_penalty", -2.5, ">= -2"),
+        ("n", 0, ">= 1"),
+        ("n", 100_000, "<= 128"),
+        ("best_of", 0, ">= 1"),
+        ("max_tokens", -1, ">= 0"),
+        ("max_tokens", 1.5, "float"),
+        ("max_tokens", 257, "256"),
+        ("min_tokens", 50, "max_tokens"),
+        ("logprobs", 21, "<= 20"),
+        ("logprobs", True, "bool"),
+        ("prompt_logprobs", -1, ">= 0"),
+        ("stop", 5, "int"),
+        ("stop", [""], ">= 1"),
+        ("stop", ["a"] * 1000, "<= 64"),
+        ("stop_token_ids", [99999], "99999"),
+        ("allowed_token_ids", [], ">= 1"),
+        ("bad_words", [""], ">= 1"),
+        ("logit_bias", {"x": 1}, "str"),
+        ("logit_bias", {"5": 101}, "<= 100"),
+        ("logit_bias", {"99999": 1}, "99999"),
+        ("logit_bias", [1], "array"),
+        ("seed", "x", "str"),
+        ("seed", 2**63, "<= 9223372036854775807"),
+        ("seed", 2**70, "float"),
+        ("stream", "yes", "str"),
+        ("stream_options", {}, "stream is true"),
+        ("priority", 2**70, "float"),
+        ("timeout", 0, "> 0"),
+        ("model", 5, "int"),
+        ("suffix", "x", "<= 0"),
+    ],
+)
+def test_wrong_parameters_name_themselves(edge: Edge, param: str, value: Any, says: str) -> None:
+    answer = edge.post("/v1/completions", {"prompt": "hello", "max_tokens": 4, param: value})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"].partition("[")[0] == param
+    assert param in error["message"]
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["a"] * 600, "n": 2}, "prompt"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt": [[5], [5000]]}, "prompt"),
+        ({"prompt": "x" * 3_000_000}, "prompt"),
+    ],
+)
+def test_parameters_that_do_not_go_together(edge: Edge, fields: dict[str, Any], param: str) -> None:
+    answer = edge.post("/v1/completions", {"prompt": "hello", **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [{}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ],
+)
+def test_wrong_conversations(edge: Edge, fields: dict[str, Any], param: str) -> None:
+    answer = edge.post("/v1/chat/completions", {**CHAT, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_what_is_missing(edge: Edge) -> None:
+    error = edge.post("/v1/completions", {}).json()["error"]
+    assert error == {
+        "message": "prompt is required",
+        "type": "invalid_request_error",
+        "param": "prompt",
+        "code": "missing_required_parameter",
+    }
+    assert edge.post("/v1/chat/completions", {}).json()["error"]["param"] == "messages"
+
+
+def test_the_client_understands(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="nobody", prompt="x")
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model="tiny", prompt="x", temperature=9)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(model="tiny", prompt="!reject 429")
+    assert refused.value.response.headers["retry-after"] == "7"
+
+
+def test_unknown_places(edge: Edge) -> None:
+    nothing = edge.post("/v1/nothing", {})
+    assert (nothing.status_code, nothing.json()["error"]["code"]) == (404, "not_found")
+    wrong = edge.get("/v1/completions")
+    assert (wrong.status_code, wrong.json()["error"]["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
+    assert edge.get("/v1/models/").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a~b", "x" * 129])
+def test_request_ids_are_checked(edge: Edge, name: str) -> None:
+    answer = edge.post("/v1/completions", {"prompt": "x"}, headers={"x-request-id": name})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+
+
+def test_huge_bodies_are_refused_unread(edge: Edge) -> None:
+    """By their length alone, and where that is not said, as soon as they are too long."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    with socket.create_connection(("127.0.0.1", edge.port), timeout=10) as connection:
+        connection.sendall(head + b"content-length: %d\r\n\r\n{" % (1 << 40))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+    with socket.create_connection(("127.0.0.1", edge.port), timeout=10) as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+        part = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(64):
+                connection.sendall(part)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n", b"A" * 100_000]
+)
+def test_what_is_not_http(edge: Edge, nonsense: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", edge.port), timeout=10) as connection:
+        reply = b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(nonsense)
+            connection.shutdown(socket.SHUT_WR)
+            reply = connection.recv(65536)
+    assert not reply or (reply.startswith(b"HTTP/1.1 400 ") and b'"error"' in reply)
+
+
+def test_stalled_connections_do_not_stop_others(edge: Edge) -> None:
+    starts = [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"]
+    with contextlib.ExitStack() as stack:
+        for index in range(300):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=10))
+            connection.sendall(starts[index % 3])
+        assert edge.post("/v1/completions", {"prompt": "x"}).status_code == 200

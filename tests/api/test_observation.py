@@ -1,0 +1,188 @@
+"""`/health`, `/metrics`, `/load`, the page, and the OpenAPI document. Behaviours F3 and F7."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.routing import Route
+
+from api.app import routes
+from api.openapi import document
+from engine.metrics import BY_ROLE, EVERY_ROLE
+from engine.weights import WeightsState
+from shm.counters import State
+from tests.api.edge import Edge
+from tests.waiting import wait_until
+
+SAMPLE = re.compile(r'tokamak:([a-z0-9_]+)\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)*)\} (\S+)')
+
+
+def samples(edge: Edge) -> dict[tuple[str, str], float]:
+    """Every sample of /metrics, by name and labels; checks the format."""
+    response = edge.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found: dict[tuple[str, str], float] = {}
+    described: set[str] = set()
+    for line in response.text.splitlines():
+        if line.startswith("#"):
+            kind, name = line.split(" ")[1:3]
+            assert kind in ("HELP", "TYPE")
+            assert (kind == "TYPE") == (name in described), f"{name} is described twice or in the wrong order"
+            described.add(name)
+        else:
+            match = SAMPLE.fullmatch(line)
+            assert match is not None, line
+            assert re.sub("_(bucket|sum|count)$", "", f"tokamak:{match[1]}") in described or f"tokamak:{match[1]}" in described
+            assert (match[1], match[2]) not in found, f"{line} comes twice"
+            found[match[1], match[2]] = float(match[3])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- health
+
+
+@pytest.fixture
+def well(edge: Edge) -> Iterator[Edge]:
+    assert edge.get("/health").json()["status"] == "ok"
+    yield edge
+    wait_until(lambda: edge.get("/health").status_code == 200, what="well again")
+
+
+@pytest.mark.parametrize("state", [State.SPAWNED, State.LOADING, State.PAUSED, State.FAILED, State.DEAD])
+@pytest.mark.parametrize("actor", ["worker0", "supervisor"])
+def test_an_actor_that_is_not_ready(well: Edge, actor: str, state: State) -> None:
+    row = well.counters.actor(actor)
+    row.set_state(state)
+    answer = well.get("/health")
+    assert (answer.status_code, answer.json()["status"], answer.json()["actor"]) == (503, "unavailable", actor)
+    assert state.name in answer.json()["reason"]
+    assert well.get("/health/live").status_code == 200
+    row.set_state(State.RUNNING)
+
+
+def test_an_actor_that_is_stuck(well: Edge) -> None:
+    well.stuck.add("scheduler")
+    well.counters.actor("scheduler").beat(time.monotonic_ns() - 10_000_000_000)
+    answer = well.get("/health")
+    well.stuck.clear()
+    assert (answer.status_code, answer.json()["actor"]) == (503, "scheduler")
+    assert "10." in answer.json()["reason"]
+
+
+def test_no_weights(well: Edge) -> None:
+    state = well.counters.counter("engine_state", "scheduler")
+    state.set(WeightsState.CLEARED)
+    answer = well.get("/health")
+    state.set(WeightsState.NORMAL)
+    assert answer.status_code == 503
+    assert "weights" in answer.json()["reason"]
+
+
+# ------------------------------------------------------------------------------------------------------------ counting
+
+
+def test_every_row_is_there(edge: Edge) -> None:
+    names = {name for name, _ in samples(edge)}
+    for metric in (*EVERY_ROLE, *(metric for rows in BY_ROLE.values() for metric in rows)):
+        assert (f"{metric.name}_count" if metric.kind == "histogram" else metric.name) in names
+    assert {"actor_state", "actor_up", "ring_fill_bytes"} <= names
+
+
+def test_what_a_request_counts(edge: Edge) -> None:
+    edge.post("/v1/completions", {"prompt": "warm"})
+    before = samples(edge)
+    edge.post("/v1/completions", {"prompt": "hello", "n": 2, "max_tokens": 10})
+    edge.post("/v1/completions", {"prompt": "hello", "stop_token_ids": [ord("m")]})
+    edge.post("/v1/completions", {"prompt": 5})
+    after = samples(edge)
+
+    def grown(name: str, **labels: str) -> float:
+        own = {"model_name": "tiny", **labels, "actor": "api0"}
+        return sum(
+            after[key] - before[key]
+            for key in after
+            if key[0] == name and all(f'{label}="{value}"' in key[1] for label, value in own.items())
+        )
+
+    assert grown("http_requests_total") == 4  # the first look at /metrics is one of them
+    assert grown("http_responses_total", status="2xx") == 3
+    assert grown("http_responses_total", status="4xx") == 1
+    assert grown("request_success_total", finished_reason="length") == 2
+    assert grown("request_success_total", finished_reason="stop") == 1
+    assert grown("prompt_tokens_total") == 15
+    assert grown("generation_tokens_total") == 25
+    for name in ("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds"):
+        assert grown(f"{name}_count") == 3
+        assert grown(f"{name}_bucket", le="+Inf") == 3
+        assert grown(f"{name}_sum") > 0
+    assert grown("inter_token_latency_seconds_count") == 22
+    assert grown("request_prompt_tokens_sum") == 15
+    assert grown("request_generation_tokens_bucket", le="5") == 1
+    assert grown("request_generation_tokens_bucket", le="10") == 3
+
+
+def test_load(edge: Edge) -> None:
+    edge.counters.counter("num_requests_running", "scheduler").set(3)
+    edge.counters.counter("num_requests_waiting", "scheduler").set(4)
+    with edge.paced(2):
+        answers: list[Any] = []
+        asking = threading.Thread(target=lambda: answers.append(edge.post("/v1/completions", {"prompt": ["a", "b"]})))
+        asking.start()
+        wait_until(lambda: edge.get("/load").json()["server_load"] == 2, what="two open samples")
+        assert edge.get("/load").json() == {"server_load": 2, "running": 3, "waiting": 4}
+    asking.join()
+    assert edge.get("/load").json()["server_load"] == 0
+
+
+# ----------------------------------------------------------------------------------------------------- page, document
+
+
+def test_page(edge: Edge) -> None:
+    page = edge.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "/v1/chat/completions" in page.text
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page.text), "the page must do without the network"
+    assert edge.get("/version").json()["version"]
+
+
+def test_every_route_is_described(edge: Edge) -> None:
+    described = edge.get("/openapi.json").json()
+    assert described["openapi"] == "3.1.0"
+    existing = {
+        (re.sub(r":\w+}", "}", route.path), method.lower())
+        for route in routes()
+        if isinstance(route, Route)
+        for method in (route.methods or ())
+        if method != "HEAD"
+    }
+    assert {(path, method) for path, item in described["paths"].items() for method in item} == existing
+
+
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+SCHEMA = schemathesis.openapi.from_dict(document(("tiny", "alias")))
+
+
+@SCHEMA.exclude(path_regex="^/(admin|$)").parametrize()
+@settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_the_document_holds(case: Any, edge: Edge) -> None:
+    case.call_and_validate(base_url=edge.url, checks=CHECKS, timeout=20)

@@ -1,0 +1,97 @@
+"""The api process's own life: SIGTERM, SIGKILL and a new epoch, limits on connections."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+
+from engine.messages import ActorState
+from shm.counters import State
+from tests.api.edge import Edge
+from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said_text
+from tests.waiting import wait_until
+
+
+def test_ready_is_announced(edge: Edge) -> None:
+    ready = [event for event in edge.events if isinstance(event, ActorState)]
+    assert [(event.actor, event.state) for event in ready] == [("api0", "READY")]
+
+
+def stream(edge: Edge, into: list[str]) -> threading.Thread:
+    """Read a stream's body into `into`, in a thread."""
+
+    def read() -> None:
+        body = {"prompt": "x", "stream": True, "max_tokens": DEFAULT_NUM_TOKENS}
+        with httpx.stream("POST", f"{edge.url}/v1/completions", json=body, timeout=30) as response:
+            into.extend(response.iter_lines())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+def test_open_streams_may_end_on_sigterm(tmp_path: Path) -> None:
+    with Edge(tmp_path) as edge, edge.paced(10):
+        lines: list[str] = []
+        reading = stream(edge, lines)
+        wait_until(lambda: edge.count("generation_tokens_total") == 10, what="ten tokens")
+        idle = socket.create_connection(("127.0.0.1", edge.port))
+        edge.child.terminate()
+        wait_until(lambda: edge.counters.actor("api0").state == State.DRAINING, what="draining")
+        edge.peer.credits = None
+        reading.join()
+        assert edge.child.wait(20) == 0
+        idle.close()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert sum(line.count('"finish_reason":"length"') for line in lines) == 1
+        assert edge.counters.actor("api0").state == State.STOPPED
+
+
+def test_streams_that_do_not_end_are_ended(tmp_path: Path) -> None:
+    """With an error that says so, and an abort for the engine; a client that does not even read is cut."""
+    with Edge(tmp_path, stop_timeout_s=1.5) as edge, edge.paced(10):
+        lines: list[str] = []
+        reading = stream(edge, lines)
+        wait_until(lambda: edge.count("generation_tokens_total") == 10, what="ten tokens")
+        edge.child.terminate()
+        assert edge.child.wait(20) == 0
+        reading.join()
+        last_but_one, last = [line for line in lines if line][-2:]
+        assert "shutting_down" in last_but_one
+        assert last == "data: [DONE]"
+        wait_until(lambda: len(edge.peer.aborts()) == 1, what="aborted")
+
+
+def test_a_killed_api_process_comes_back(tmp_path: Path) -> None:
+    with Edge(tmp_path) as edge:
+        edge.child.kill()
+        edge.child.wait()
+        edge.start_child(2)
+        answer = edge.post("/v1/completions", {"prompt": "x", "max_tokens": 5}).json()
+        assert answer["choices"][0]["text"] == said_text(5)
+        assert edge.peer.submits()[-1].api_epoch == 2
+
+
+def test_surplus_connections_are_closed(tmp_path: Path) -> None:
+    with Edge(tmp_path, max_connections=4, max_body_bytes=100) as edge:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=10))
+            surplus = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=10))
+            received = b"?"
+            with contextlib.suppress(ConnectionResetError):
+                received = surplus.recv(1)
+            assert received in (b"", b"?")
+        wait_until(lambda: has_room(edge), what="room again")
+        assert edge.post("/v1/completions", {"prompt": "x" * 200}).status_code == 413
+
+
+def has_room(edge: Edge) -> bool:
+    try:
+        return edge.get("/health/live").status_code == 200
+    except httpx.TransportError:
+        return False

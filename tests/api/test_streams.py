@@ -1,0 +1,335 @@
+"""Streams: their events, clients that leave or do not read, and what a crash behind the edge does to them (promise 1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import orjson
+import pytest
+
+from engine.messages import Delta, Deltas, Rejected
+from tests.api.edge import Edge
+from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said, said_text
+from tests.waiting import wait_until
+
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which must end with [DONE]."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [orjson.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+class Reader:
+    """Reads one stream in a thread."""
+
+    def __init__(self, edge: Edge, request_id: str, **fields: Any) -> None:
+        self.chunks: list[dict[str, Any]] = []
+        self.response: httpx.Response | None = None
+        self._client = httpx.Client(base_url=edge.url, timeout=30)
+        body = {"prompt": "hello", "stream": True, "return_token_ids": True, "max_tokens": DEFAULT_NUM_TOKENS, **fields}
+        self._thread = threading.Thread(target=self._read, args=(body, request_id))
+        self._thread.start()
+
+    def _read(self, body: dict[str, Any], request_id: str) -> None:
+        with self._client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": request_id}) as response:
+            self.response = response
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self.chunks.append(orjson.loads(line[6:]))
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        return [choice for chunk in list(self.chunks) for choice in chunk.get("choices", [])]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for choice in self.choices for token_id in choice["token_ids"]]
+
+    @property
+    def text(self) -> str:
+        return "".join(choice["text"] for choice in self.choices)
+
+    def finish(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._client.close()
+
+
+@pytest.fixture
+def paced(edge: Edge) -> Iterator[Edge]:
+    """Each sample stops after 10 tokens until the test gives more credits."""
+    with edge.paced(10):
+        yield edge
+
+
+# -------------------------------------------------------------------------------------------------------------- events
+
+
+def test_chat_stream(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=30, n=2, stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    for index in (0, 1):
+        choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert "".join(choice.delta.content or "" for choice in choices) == said_text(30, index)
+        assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
+        assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert all(chunk.usage is None for chunk in chunks)
+    assert (chunks[-1].model_extra or {})["weight_version"] == "1"
+
+
+def test_chat_stream_logprobs(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=30, stream=True, logprobs=True, top_logprobs=1
+    )
+    entries = [
+        entry for chunk in stream for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content or []
+    ]
+    assert b"".join(bytes(entry.bytes or []) for entry in entries) == said(30)
+
+
+def test_usage_events(edge: Edge) -> None:
+    body = {"prompt": "hello", "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
+    *pieces, last = events(edge.post("/v1/completions", body))
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 5
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert last["weight_version"] == "1"
+    assert all(piece["usage"] is None for piece in pieces)
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    *pieces, _ = events(edge.post("/v1/completions", body))
+    counts = [piece["usage"]["completion_tokens"] for piece in pieces]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    del body["stream_options"]
+    assert all("usage" not in piece for piece in events(edge.post("/v1/completions", body)))
+
+
+def test_completion_stream_equals_the_whole(edge: Edge) -> None:
+    body = {"prompt": ["a\xfc", "b"], "n": 2, "max_tokens": 40, "echo": True, "logprobs": 2, "return_token_ids": True}
+    whole = edge.post("/v1/completions", body).json()["choices"]
+    pieces = [choice for event in events(edge.post("/v1/completions", {**body, "stream": True})) for choice in event["choices"]]
+    for choice in whole:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in own) == choice["text"]
+        assert [token_id for piece in own for token_id in piece["token_ids"]] == choice["token_ids"]
+        assert own[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+        for key, values in choice["logprobs"].items():
+            assert [value for piece in own for value in piece["logprobs"][key]] == values
+        assert own[-1]["finish_reason"] == choice["finish_reason"] == "length"
+
+
+def test_scoring_stream(edge: Edge) -> None:
+    (event,) = events(edge.post("/v1/completions", {"prompt": "abc", "max_tokens": 0, "echo": True, "stream": True}))
+    assert (event["choices"][0]["text"], event["choices"][0]["finish_reason"]) == ("abc", "length")
+
+
+def test_headers(edge: Edge) -> None:
+    response = edge.post("/v1/completions", {"prompt": "hello", "stream": True}, headers={"x-request-id": "mine"})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-request-id"] == "mine"
+    assert response.headers["x-tokamak-weight-version"] == "1"
+    assert "content-length" not in response.headers
+
+
+def test_async_streams_at_once(edge: Edge) -> None:
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="none", max_retries=0) as client:
+
+            async def one(num_tokens: int) -> str:
+                stream = await client.completions.create(model="tiny", prompt="x", max_tokens=num_tokens, stream=True)
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return list(await asyncio.gather(*(one(num_tokens) for num_tokens in range(20, 52))))
+
+    texts = asyncio.run(run())
+    assert texts == [said_text(num_tokens) for num_tokens in range(20, 52)]
+    assert edge.count("open_requests") == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_an_error_before_the_first_token_is_an_answer(edge: Edge) -> None:
+    response = edge.post("/v1/completions", {"prompt": "!reject 429", "stream": True})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "7"
+    assert response.json() == {
+        "error": {"message": "refused", "type": "rate_limit_error", "param": "prompt", "code": "some_code"}
+    }
+
+
+def test_an_error_after_the_first_token_is_an_event(paced: Edge) -> None:
+    reader = Reader(paced, "late-error")
+    wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
+    (submit,) = paced.peer.submits("late-error~")
+    paced.peer.send(Rejected(submit.request_id, submit.attempt, "api0", 500, "out of luck"))
+    reader.finish()
+    assert reader.chunks[-1] == {"error": {"message": "out of luck", "type": "server_error", "param": None, "code": None}}
+
+
+def test_one_rejected_sample_ends_the_request(paced: Edge) -> None:
+    response = paced.post("/v1/completions", {"prompt": ["hello", "!reject 400"]}, headers={"x-request-id": "half"})
+    assert response.status_code == 400
+    wait_until(lambda: len(paced.peer.aborts("half~")) == 1, what="the other sample aborted")
+    assert paced.count("open_requests") == 0
+
+
+# ------------------------------------------------------------------------------------------------- clients that do not wait
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}])
+def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
+    """Behaviour F6: its samples are aborted at once."""
+    name = f"leaver-{fields['stream']}"
+    before = paced.count("http_disconnects_total"), paced.count("request_success_total", finished_reason="abort")
+    body = orjson.dumps({"prompt": "hello", "n": 2, **fields})
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
+        name.encode(),
+        len(body),
+    )
+    with socket.create_connection(("127.0.0.1", paced.port)) as connection:
+        connection.sendall(head + body)
+        wait_until(lambda: len(paced.peer.submits(name)) == 2, what="both samples submitted")
+    wait_until(lambda: len(paced.peer.aborts(name)) == 2, what="both samples aborted")
+    assert paced.count("http_disconnects_total") == before[0] + 1
+    assert paced.count("request_success_total", finished_reason="abort") == before[1] + 2
+    wait_until(lambda: paced.count("open_requests") == 0, what="nothing open")
+
+
+def test_a_client_that_leaves_within_its_body(edge: Edge) -> None:
+    before = edge.count("http_disconnects_total")
+    with socket.create_connection(("127.0.0.1", edge.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    wait_until(lambda: edge.count("http_disconnects_total") == before + 1, what="disconnect counted")
+
+
+def test_a_slow_reader_misses_nothing(edge: Edge) -> None:
+    """While nobody reads, what comes is gathered; afterwards it is all there."""
+    body = orjson.dumps({"prompt": "x" * 200, "stream": True, "max_tokens": 256, "logprobs": 20, "n": 8})
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", edge.port))
+        before = edge.count("request_success_total", finished_reason="length")
+        connection.sendall(head + body)
+        wait_until(
+            lambda: edge.count("request_success_total", finished_reason="length") == before + 8, what="all samples ended"
+        )
+        received = bytearray()
+        while part := connection.recv(65536):
+            received += part
+    assert received.count(b'"finish_reason":"length"') == 8
+    assert b"data: [DONE]" in received
+    assert received.endswith(b"0\r\n\r\n")
+
+
+# ------------------------------------------------------------------------------------------------------------- promise 1
+
+
+@pytest.mark.parametrize("victim", ["tokenizer", "scheduler"])
+def test_a_crash_behind_the_edge(paced: Edge, victim: str) -> None:
+    name = f"survivor-{victim}"
+    reader = Reader(paced, name, logprobs=1, n=1)
+    wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
+    before = paced.count("resubmissions_total")
+    if victim == "tokenizer":
+        paced.restart_tokenizer()
+    else:
+        paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
+    wait_until(lambda: len(paced.peer.submits(name)) == 2, what="submitted again")
+    first, second = paced.peer.submits(name)
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert second.resume_token_ids == b"".join(token.to_bytes(4, "little") for token in said(10))
+    assert (second.request_id, second.prompt, second.sampling) == (first.request_id, first.prompt, first.sampling)
+    paced.peer.send(Deltas([Delta(first.request_id, 0, [1, 2, 3], "stale")]))
+    paced.peer.weight_version = 2
+    paced.peer.credits = None
+    reader.finish()
+    paced.peer.weight_version = 1
+    assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
+    assert reader.text == said_text(DEFAULT_NUM_TOKENS)
+    assert reader.response is not None
+    assert reader.response.headers["x-tokamak-weight-version"] == "1"
+    assert reader.chunks[-1]["weight_version"] == "1,2"
+    assert paced.count("resubmissions_total") == before + 1
+
+
+def test_prompt_logprobs_are_not_asked_for_twice(paced: Edge) -> None:
+    with httpx.Client(base_url=paced.url, timeout=30) as client:
+        answers: list[httpx.Response] = []
+        body = {"prompt": "abc", "prompt_logprobs": 1, "max_tokens": 20, "return_token_ids": True}
+        asking = threading.Thread(
+            target=lambda: answers.append(client.post("/v1/completions", json=body, headers={"x-request-id": "scored"}))
+        )
+        asking.start()
+        wait_until(lambda: paced.peer.streams and paced.peer.streams[paced.peer.submits("scored")[0].request_id].num_sent == 10)
+        paced.restart_tokenizer()
+        paced.peer.credits = None
+        asking.join()
+    choice = answers[0].json()["choices"][0]
+    assert paced.peer.submits("scored")[1].has_prompt_logprobs
+    assert len(choice["prompt_logprobs"]) == 3
+    assert choice["prompt_token_ids"] == list(b"abc")
+    assert choice["text"] == said_text(20)
+
+
+def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
+    paced.peer.is_answering_calls = False
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(paced.post("/tokenize", {"prompt": "ab"})))
+    with contextlib.ExitStack() as stack:
+        stack.callback(asking.join)
+        num_before = len(paced.peer.received)
+        asking.start()
+        wait_until(lambda: len(paced.peer.received) > num_before, what="call there")
+        reader = Reader(paced, "aborted-before")
+        wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
+        assert paced.post("/admin/abort", {"request_id": "aborted-before"}).status_code == 200
+        reader.finish()
+        wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 1, what="aborted")
+        paced.peer.is_answering_calls = True
+        paced.restart_tokenizer()
+        wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 2, what="the new tokenizer hears of it")
+    assert answers[0].json()["tokens"] == [97, 98]
+    assert reader.choices[-1]["finish_reason"] == "abort"
+
+
+def test_a_full_ring_is_429_and_loses_nothing(paced: Edge) -> None:
+    """A tokenizer that does not read: newcomers are refused, what must not be lost waits."""
+    reader = Reader(paced, "before-the-jam")
+    wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
+    resubmitted = paced.count("resubmissions_total")
+    with contextlib.ExitStack() as stack:
+        paced.peer.is_reading = False
+        stack.callback(setattr, paced.peer, "is_reading", True)
+        for size in (50_000, 1000, 10):
+            refused = paced.post("/v1/completions", {"prompt": ["x" * size] * 100}, headers={"x-request-id": "jam"})
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "queue_full"
+        paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
+        wait_until(lambda: paced.count("resubmissions_total") == resubmitted + 1, what="resubmission due")
+    paced.peer.credits = None
+    reader.finish()
+    assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
+    assert len(paced.peer.submits("before-the-jam")) == 2
+    num_opened = len(paced.peer.submits("jam~"))
+    assert 0 < num_opened < 300
+    wait_until(lambda: len(paced.peer.aborts("jam~")) == num_opened, what="those that were opened are aborted")
+
+
+def test_deadlines_hold_without_a_scheduler(paced: Edge) -> None:
+    paced.peer.credits = 0
+    answer = paced.post("/v1/completions", {"prompt": "x", "timeout": 0.2}, headers={"x-request-id": "late"}).json()
+    assert answer["choices"][0]["finish_reason"] == "timeout"
+    wait_until(lambda: [abort.reason for abort in paced.peer.aborts("late~")] == ["timeout"], what="told to the engine")
