@@ -176,8 +176,12 @@ class ActorContext:
 
     def announce_failure(self, error: BaseException) -> None:
         """Leave the cause where people look for it: the log, the error table, the supervisor."""
-        self.log.error("%s", "".join(traceback.format_exception(error)))
-        text = str(error) if isinstance(error, TokamakError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, TokamakError):
+            text = str(error)
+            self.log.error("%s", text)
+        else:
+            text = f"{type(error).__name__}: {error}"
+            self.log.error("%s", "".join(traceback.format_exception(error)))
         self.counters.errors.record(self.name, text)
         self.row.set_state(State.FAILED)
         self.events.send(ActorState(self.name, self.epoch, State.FAILED.name, text))

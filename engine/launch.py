@@ -41,6 +41,9 @@ def main(arguments: list[str]) -> int:
     except OptionError as error:
         print(f"tokamak serve: error: {error}", file=sys.stderr)
         return EXIT_BAD_OPTIONS
+    except KeyboardInterrupt:  # while a model is downloaded
+        print("stopping: SIGINT", file=sys.stderr)
+        return 0
     for note in options.notes:
         print(f"note: {note}", file=sys.stderr)
     return serve(config, default_plan(config), terminal_progress(), start_s)

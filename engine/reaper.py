@@ -1,8 +1,8 @@
 """Clearing away what a provably dead engine left, at the start of the next one.
 
-Dead is proven by the run's lock, which the kernel frees with the process, and by the owner's identity (pid, start ticks, boot
-id). Of what has no run directory, by the identity in the segment's header. Whatever cannot be proven, or belongs to another
-user, stays.
+Dead is proven by the owner's identity (pid, start ticks, boot id) and by a lock that the kernel frees with the process, which
+also tells of an owner in another pid namespace, as where containers share /dev/shm: the lock of the run or, of segments whose
+run directory is not to be found here, the lock on the counters file. Whatever cannot be proven, or is another user's, stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.errors import SharedMemoryError, StartError, TokamakError
 from engine.run import FILE_NAMES, Run, is_run_id, lock_run, make_private_directory, open_run, root_lock, run_entries, runs_root
-from engine.segments import unlink_segments
+from engine.segments import is_held, unlink_segments
 from engine.topology import SUPERVISOR
 from shm.counters import Counters
 from shm.process import ProcessIdentity
@@ -72,8 +72,7 @@ def _reap_run(entry: Path) -> bool:
         unlink_segments(run.run_id)
         entry.unlink()
         return True
-    owner = run.owner()
-    if owner is not None and owner.is_alive():
+    if run.is_alive():
         return False
     try:
         lock = lock_run(run)
@@ -98,7 +97,7 @@ def _reap_orphan(run_id: str) -> bool:
     if not is_run_id(run_id):
         return False
     with contextlib.suppress(SharedMemoryError, FileNotFoundError):
-        if all(_is_ours_and_dead(name) for name in segment_names(run_id)):
+        if not is_held(run_id) and all(_is_ours_and_dead(name) for name in segment_names(run_id)):
             unlink_segments(run_id)
             return True
     return False

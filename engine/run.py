@@ -126,18 +126,9 @@ class Run:
             return None
 
     def is_alive(self) -> bool:
-        """Whether the owner holds the lock."""
-        try:
-            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        """Whether the process that made the run lives. Looks at its identity, not at the lock: trying a lock takes it."""
+        owner = self.owner()
+        return owner is not None and owner.is_alive()
 
 
 def open_run(directory: Path) -> Run:

@@ -8,6 +8,7 @@ memfd                  KV arena: no name, vanishes with the last process that ho
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
 
@@ -15,10 +16,11 @@ from engine.config import EngineConfig
 from engine.errors import StartError
 from engine.metrics import EVERY_ROLE, Metric, metrics_of
 from engine.topology import ROLES, SCHEDULER, SUPERVISOR, RingSizes, ring_sizes, senders_of
+from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
 from shm.mailbox import Mailbox
-from shm.segment import DIRECTORY, MemoryFile, segment_names, unlink_segment
+from shm.segment import DIRECTORY, MemoryFile, segment_name, segment_names, unlink_segment
 
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 
@@ -29,9 +31,9 @@ class RunSegments:
     def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, num_workers: int, arena_bytes: int) -> None:
         """`names`: the children. StartError where there is no room."""
         require_room(required_bytes(names, sizes), free_bytes())
-        self.run_id = run_id
         self._mailboxes: list[Mailbox] = []
         self.counters = Counters.create(run_id, (SUPERVISOR, *names), rows_of)
+        self._hold = _lock_counters(run_id, fcntl.LOCK_SH)
         for name in names:
             senders = senders_of(name, names)
             self._mailboxes.append(Mailbox.create(run_id, name, senders, sizes.mailbox[name]))
@@ -52,6 +54,7 @@ class RunSegments:
         self.counters.close()
         if self.arena is not None:
             self.arena.close()
+        os.close(self._hold)
 
 
 def rows_of(role: str) -> tuple[Metric, ...]:
@@ -63,6 +66,29 @@ def unlink_segments(run_id: str) -> None:
     """Remove the names of all segments of `run_id`; whoever has one mapped keeps it."""
     for name in segment_names(run_id):
         unlink_segment(name)
+
+
+def is_held(run_id: str) -> bool:
+    """Whether a living process, in whatever pid namespace, is the supervisor of these segments."""
+    try:
+        os.close(_lock_counters(run_id, fcntl.LOCK_EX | fcntl.LOCK_NB))
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _lock_counters(run_id: str, operation: int) -> int:
+    """A descriptor that locks the counters file until it is closed, at the latest by the end of the process."""
+    path = DIRECTORY / segment_name(run_id, counters.KIND, counters.NAME)[1:]
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def required_bytes(names: Sequence[str], sizes: RingSizes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from engine.reaper import create_run, reap, remove_run
 from engine.run import Manifest, Run, WeightsRecord, choose_run, find_runs, new_run_id, open_run, runs_root
 from engine.topology import ActorPlan
 from shm.counters import Counters
-from shm.segment import Segment, segment_name, segment_names, unlink_segment
+from shm.segment import DIRECTORY, Segment, segment_name, segment_names, unlink_segment
 from tests.engine.echo_engine import REPOSITORY, is_gone
 from tests.waiting import wait_until
 
@@ -207,3 +208,15 @@ def test_documents(root: Path) -> None:
 def test_socket_paths_are_checked() -> None:
     with pytest.raises(StartError, match="the limit is 107"):
         Run("01234567", Path("/" + "x" * 100)).check_path()
+
+
+def test_segments_whose_creator_cannot_be_seen_but_holds_them_stay(root: Path) -> None:
+    """As where containers share /dev/shm: a pid of the other container's means nothing here, its lock does."""
+    root.mkdir(mode=0o700)
+    run_id = new_run_id()
+    code = f"from shm.counters import Counters; Counters.create('{run_id}', ('supervisor',), lambda role: ())"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+    with open(DIRECTORY / f"tokamak.{run_id}.counters.main", "rb") as counters_file:
+        fcntl.flock(counters_file, fcntl.LOCK_SH)
+        assert run_id not in reap(root)
+    assert run_id in reap(root)

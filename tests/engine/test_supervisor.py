@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from engine.run import Run
 from shm.counters import State
 from tests.engine.echo_engine import EchoEngine, is_clean, is_gone
 from tests.waiting import wait_until
@@ -69,6 +72,26 @@ def test_killed_supervisor_takes_its_children_along_and_the_next_start_clears_up
             second.wait_ready()
             assert is_clean(run)
             assert second.stop() == 0
+
+
+def test_killed_at_any_moment_of_the_start(tmp_path: Path) -> None:
+    """Whatever the dead supervisor had made by then, the next start clears it away."""
+    runs: list[Run] = []
+    for number in range(8):
+        with EchoEngine(tmp_path) as engine:
+            wait_until(engine.run_directories, 20, "run directory")
+            moment_s = time.monotonic() + 0.03 * number
+            wait_until(partial(has_passed, moment_s), 20)
+            runs += [Run(path.name, path) for path in engine.run_directories()]
+            engine.process.kill()
+    with EchoEngine(tmp_path) as last:
+        assert last.wait_ready().run_directories() == [last.run().directory]
+        assert last.stop() == 0
+    assert all(map(is_clean, runs))
+
+
+def has_passed(moment_s: float) -> bool:
+    return time.monotonic() > moment_s
 
 
 def test_a_hung_actor_is_killed_and_started_again(tmp_path: Path) -> None:
@@ -180,6 +203,20 @@ def test_a_given_run_directory_keeps_what_is_not_the_engines(tmp_path: Path) -> 
             assert "in use by another engine" in second.text
         assert engine.stop() == 0
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+
+
+def test_too_little_shared_memory_is_said_at_once(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path, max_model_len=1 << 40) as engine:
+        assert engine.wait_exit() == 1
+        assert "of shared memory, /dev/shm has" in engine.text
+        assert engine.run_directories() == []
+
+
+def test_too_little_memory_for_the_arena_is_said_at_once(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path, kv_cache_bytes=1 << 50) as engine:
+        assert engine.wait_exit() == 1
+        assert "--kv-cache-memory" in engine.text
+        assert engine.run_directories() == []
 
 
 def test_too_long_a_run_directory(tmp_path: Path) -> None:
