@@ -19,10 +19,11 @@ from api.errors import json_response
 from api.exchange import ABORT_KEY, Exchange, until_finished
 from api.generation import Generation, OpenSample
 from api.logprobs import chat_logprobs, prompt_logprobs
+from api.model import ServedModel
 from api.protocol import ChatRequest, Conversation, invalid
 from api.responses import AssistantMessage, ChatChoice, ChatChunkChoice, ChatCompletion, ChatDelta, FinishReason
 from api.sse import ChunkWriter, EventStream
-from api.submission import check_samples, check_stream, make_submits, sampling_params
+from api.submission import check_max_tokens, check_samples, check_stream, make_submits, sampling_params
 from api.usage import usage_of
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Delta
@@ -46,7 +47,7 @@ async def create_chat_completion(request: Request) -> Response:
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
     num_logprobs = _num_logprobs(body)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = _max_tokens(body, model)
     sampling = sampling_params(
         body,
         model,
@@ -91,6 +92,13 @@ def chat_prompt(fields: dict[str, Any]) -> ChatPrompt:
         chat_template=body.chat_template or "",
         chat_template_kwargs=protocol.dump(kwargs, "chat_template_kwargs") if kwargs else b"",
     )
+
+
+def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:
+    """None: up to the model's limit."""
+    if body.max_completion_tokens is not None:
+        return check_max_tokens("max_completion_tokens", body.max_completion_tokens, body, model)
+    return None if body.max_tokens is None else check_max_tokens("max_tokens", body.max_tokens, body, model)
 
 
 def _num_logprobs(body: ChatRequest) -> int:

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from api.generation import Generation, OpenSample
 from api.measures import SampleMeasures
-from engine.actor import ActorContext
+from engine.actor import ActorContext, Outbox
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
@@ -202,20 +202,25 @@ class EdgeClient:
         tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
         outbox = self._outboxes[tokenizer]
         payload = encode(submit)
-        longest = outbox.max_record_bytes - self._resume_bytes
-        if len(payload) > longest:
-            raise RequestError(
-                f"the prompt and its parameters are {len(payload)} bytes, the limit with --max-model-len "
-                f"{self._max_model_len} is {longest} bytes; shorten the prompt",
-                code="context_length_exceeded",
-                param="messages" if isinstance(submit.prompt, ChatPrompt) else "prompt",
-            )
+        self._check_size(len(payload) + self._resume_bytes, outbox, submit.prompt)
         if self._backlog[tokenizer] or not outbox.send_bytes(payload):
             raise RequestError(
                 "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1
             )
         sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation, is_scoring)
         return sample
+
+    def _check_size(self, num_bytes: int, outbox: Outbox, prompt: Prompt | None) -> None:
+        """400 for what no ring can ever take: it could only be too long for the model."""
+        if num_bytes <= outbox.max_record_bytes:
+            return
+        param = "tokens" if prompt is None else "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        raise RequestError(
+            f"{param}: this takes {num_bytes} bytes, the limit with --max-model-len {self._max_model_len} is "
+            f"{outbox.max_record_bytes} bytes; send less",
+            code="context_length_exceeded",
+            param=param,
+        )
 
     def _tokenizer_of(self, key: str) -> str:
         return self._tokenizers[crc32(key.encode()) % len(self._tokenizers)]
@@ -298,6 +303,8 @@ class EdgeClient:
         if self._is_stopping:
             raise stopping()
         call = _Call(message, self._tokenizer_of(message.call_id), asyncio.get_running_loop().create_future())
+        prompt = message.prompt if isinstance(message, Tokenize) else None
+        self._check_size(len(encode(message)), self._outboxes[call.tokenizer], prompt)
         self._calls[message.call_id] = call
         self._send(call.tokenizer, message)
         try:

@@ -21,7 +21,7 @@ from api.model import ServedModel
 from api.protocol import CompletionRequest, invalid
 from api.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
 from api.sse import ChunkWriter, EventStream
-from api.submission import check_samples, check_stream, check_vocabulary, int32, make_submits, sampling_params
+from api.submission import check_max_tokens, check_samples, check_stream, check_vocabulary, int32, make_submits, sampling_params
 from api.usage import usage_of
 from engine.messages import Delta, Prompt, TextPrompt, TokensPrompt
 
@@ -44,7 +44,8 @@ async def create_completion(request: Request) -> Response:
     prompts = prompts_of(body, model)
     check_stream(body)
     n, best_of = check_samples(body, len(prompts), model)
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = check_max_tokens("max_tokens", asked, body, model)
     echoed = [await _text_of(prompt, exchange) for prompt in prompts] if body.echo else []
     num_logprobs = -1 if body.logprobs is None else body.logprobs
     sampling = sampling_params(

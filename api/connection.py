@@ -16,11 +16,10 @@ from api.errors import error_body
 from api.exchange import ABORT_KEY
 from engine.errors import RequestError
 
-HEAD_TIMEOUT_S = 30.0
-
 
 class Connection(HttpToolsProtocol):
     max_connections = 1024  # set by the server before it listens
+    head_timeout_s = 30.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -54,7 +53,7 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
     def _head_arrived(self) -> None:
         if self._head_timer is not None:

@@ -63,7 +63,7 @@ class Exchange:
         is_last = False
         while not is_last:
             deadline_ns = self.arrival_ns + int((BODY_GRACE_S + num_bytes / LEAST_BODY_BYTES_PER_S) * 1e9)
-            part, is_last = await _next_part(request.receive, (deadline_ns - time.monotonic_ns()) / 1e9)
+            part, is_last = await next_part(request.receive, (deadline_ns - time.monotonic_ns()) / 1e9)
             parts.append(part)
             num_bytes += len(part)
             if num_bytes > limit:
@@ -74,7 +74,7 @@ class Exchange:
         return protocol.parse(await self.body(request), type_)
 
 
-async def _next_part(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:
+async def next_part(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:
     try:
         message = await asyncio.wait_for(receive(), timeout_s)
     except asyncio.TimeoutError:

@@ -27,7 +27,8 @@ def sampling_params(
 ) -> SamplingParams:
     """How a sample is drawn, but for its index. `max_tokens` None: up to the model's limit; 0 (a prompt to be scored) runs as 1
     and `client.OpenSample` drops the token."""
-    _check_tokens(request, model, max_tokens)
+    for param in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        check_vocabulary(param, getattr(request, param) or (), model)
     defaults = model.defaults
     return SamplingParams(
         temperature=_first(request.temperature, defaults.temperature, 1.0),
@@ -47,6 +48,15 @@ def sampling_params(
         allowed_token_ids=request.allowed_token_ids or [],
         logit_bias=request.logit_bias or {},
     )
+
+
+def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, model: ServedModel) -> int:
+    """`max_tokens`, which came as the parameter `param`, against the model and `min_tokens`."""
+    if max_tokens > model.max_model_len:
+        raise invalid(param, f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens")
+    if (request.min_tokens or 0) > max_tokens:
+        raise invalid("min_tokens", f"{request.min_tokens} is more than {param}, {max_tokens}")
+    return max_tokens
 
 
 def text_options(request: GenerationRequest) -> TextOptions:
@@ -130,16 +140,6 @@ def make_submits(
 def int32(token_ids: Sequence[int]) -> bytes:
     """Token ids as they travel in messages."""
     return array("i", token_ids).tobytes()
-
-
-def _check_tokens(request: GenerationRequest, model: ServedModel, max_tokens: int | None) -> None:
-    if max_tokens is not None and max_tokens > model.max_model_len:
-        raise invalid("max_tokens", f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens")
-    if max_tokens is not None and (request.min_tokens or 0) > max_tokens:
-        raise invalid("min_tokens", f"{request.min_tokens} is more than max_tokens, {max_tokens}")
-    check_vocabulary("logit_bias", request.logit_bias or (), model)
-    check_vocabulary("allowed_token_ids", request.allowed_token_ids or (), model)
-    check_vocabulary("stop_token_ids", request.stop_token_ids or (), model)
 
 
 def _first(given: V | None, default: V | None, neutral: V) -> V:

@@ -58,7 +58,8 @@ class Edge:
         self._segments = RunSegments.of(self.config, [actor.name for actor in plan])
         self.counters = self._segments.counters
         self._others = [name for name in (SUPERVISOR, *(actor.name for actor in plan)) if name != CHILD]
-        self.peer = TokenizerPeer(run_id)
+        self.peers = [TokenizerPeer(run_id, f"tokenizer{index}") for index in range(self.config.tokenizer_processes)]
+        self.peer = self.peers[0]
         self.orders: list[Order] = []
         self.events: list[Control] = []
         self.answer: Callable[[Order], Reply] = lambda order: Reply("", 200, "done")
@@ -70,7 +71,8 @@ class Edge:
     def __enter__(self) -> Edge:
         for name in self._others:
             self.begin(name, 1)
-        self.peer.start(1)
+        for peer in self.peers:
+            peer.start(1)
         self._control = ControlServer(self.run)
         self._supervision = threading.Thread(target=self._supervise, name=SUPERVISOR)
         self._supervision.start()
@@ -84,7 +86,8 @@ class Edge:
             self._is_stopping = True
             self._supervision.join()
             self._control.close()
-            self.peer.stop()
+            for peer in self.peers:
+                peer.stop()
             self._segments.close()
             unlink_segments(self.run.run_id)
             self._port.close()

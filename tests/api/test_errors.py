@@ -153,12 +153,25 @@ def test_parameters_that_do_not_go_together(edge: Edge, fields: dict[str, Any], 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"max_completion_tokens": 1000}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "min_tokens": 6}, "min_tokens"),
     ],
 )
 def test_wrong_conversations(edge: Edge, fields: dict[str, Any], param: str) -> None:
     answer = edge.post("/v1/chat/completions", {**CHAT, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_texts_that_no_ring_takes(edge: Edge) -> None:
+    for path, body, param in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3_000_000}]}, "messages"),
+        ("/tokenize", {"prompt": "x" * 3_000_000}, "prompt"),
+        ("/detokenize", {"tokens": [5] * 1_000_000}, "tokens"),
+    ):
+        answer = edge.post(path, body)
+        assert answer.status_code == 400, path
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "context_length_exceeded")
 
 
 def test_what_is_missing(edge: Edge) -> None:

@@ -264,6 +264,32 @@ def test_a_crash_behind_the_edge(paced: Edge, victim: str) -> None:
     assert paced.count("resubmissions_total") == before + 1
 
 
+def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All samples of a prompt go to one tokenizer; the other one's are left alone."""
+    with Edge(tmp_path_factory.mktemp("run"), tokenizer_processes=2) as edge, contextlib.ExitStack() as stack:
+        dies, lives = edge.peers
+        dies.credits = lives.credits = 5
+        readers = [Reader(edge, f"id-{index}", n=2) for index in range(12)]
+        for reader in readers:
+            stack.callback(reader.finish)
+        stack.callback(setattr, dies, "credits", None)
+        stack.callback(setattr, lives, "credits", None)
+        wait_until(lambda: all(len(reader.token_ids) == 10 for reader in readers), what="five tokens each")
+        on_each = [{submit.group_id for submit in peer.submits()} for peer in edge.peers]
+        assert min(map(len, on_each)) > 0
+        assert not on_each[0] & on_each[1]
+        num_on_each = [len(peer.submits()) for peer in edge.peers]
+        edge.restart_tokenizer()
+        wait_until(lambda: len(dies.submits()) == 2 * num_on_each[0], what="submitted again")
+        stack.close()
+        assert len(lives.submits()) == num_on_each[1]
+        for reader in readers:
+            assert {len(reader.token_ids)} == {2 * DEFAULT_NUM_TOKENS}
+            for index in (0, 1):
+                own = [choice["text"] for choice in reader.choices if choice["index"] == index]
+                assert "".join(own) == said_text(DEFAULT_NUM_TOKENS, index)
+
+
 def test_prompt_logprobs_are_not_asked_for_twice(paced: Edge) -> None:
     with httpx.Client(base_url=paced.url, timeout=30) as client:
         answers: list[httpx.Response] = []
