@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXT_INTERVAL_S = 2.0
-_COLOURS = {State.READY: "green", State.RUNNING: "green", State.FAILED: "red", State.DEAD: "red"}
+_COLOURS = {State.READY: "green", State.FAILED: "red", State.DEAD: "red"}
 
 
 class Progress(Protocol):
@@ -44,11 +44,10 @@ class PlainProgress:
 
     def show(self, states: Mapping[str, tuple[State, str]]) -> None:
         for name, (state, text) in states.items():
-            shown = State.READY if state is State.RUNNING else state
-            if self._states.get(name) is not shown or self._is_due(name, text):
-                self._states[name] = shown
+            if self._states.get(name) is not state or self._is_due(name, text):
+                self._states[name] = state
                 self._texts[name] = text, time.monotonic()
-                self.note(f"{time.monotonic() - self._start_s:6.1f} s  {name:<12} {shown.name.lower():<9} {text}".rstrip())
+                self.note(f"{time.monotonic() - self._start_s:6.1f} s  {name:<12} {state.name.lower():<9} {text}".rstrip())
 
     def _is_due(self, name: str, text: str) -> bool:
         printed, printed_s = self._texts[name]
@@ -85,10 +84,11 @@ class LiveProgress:
 
     def _table(self) -> Table:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for name, (state, text) in self._shown.items():
-            table.add_row(name, f"[{_COLOURS.get(state, 'yellow')}]{state.name.lower()}[/]", text)
+            table.add_row(name, Text(state.name.lower(), style=_COLOURS.get(state, "yellow")), Text(text))
         table.add_row("", f"{time.monotonic() - self._start_s:.1f} s", "")
         return table
 

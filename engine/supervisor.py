@@ -34,7 +34,7 @@ from shm.counters import State
 from shm.process import ProcessIdentity
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
-_RESTART_GRACE_S = 2.0  # between SIGTERM and SIGKILL where an operator restarts an actor
+_SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL where there is nothing to wait for
 
 
 class Phase(Enum):
@@ -119,7 +119,8 @@ class Supervisor:
         child = self.children.get(name)
         if child is not None:
             child.is_asked_to_end = True
-            child.terminate(_RESTART_GRACE_S)
+            drains = role_of(name) == "api"  # it has streams that may end; nothing waits for the others
+            child.terminate(self.config.stop_timeout_s if drains else _SHORT_GRACE_S)
 
     def _turn(self, signals: SignalCatcher) -> None:
         """Wait for anything to happen, at most until the next look at the heartbeats, and handle it."""
@@ -145,12 +146,18 @@ class Supervisor:
     # --------------------------------------------------------------------------------------------- start and stop
 
     def _advance_start(self) -> None:
-        self._progress.show({plan.name: (self._rows[plan.name].state, self._texts.get(plan.name, "")) for plan in self.plan})
+        self._progress.show({plan.name: self._state_and_text(plan.name) for plan in self.plan})
         if len(self.children) == len(self.plan) and all(child.is_ready for child in self.children.values()):
             self._phase = Phase.SERVING
             self._rows[SUPERVISOR].set_state(State.READY)
             self._progress.end()
             self._on_ready()
+
+    def _state_and_text(self, name: str) -> tuple[State, str]:
+        state = self._rows[name].state
+        if state is State.LOADING:
+            return state, self._texts.get(name, "")
+        return State.READY if state is State.RUNNING else state, ""
 
     def _fail(self, cause: str, dead: Child) -> None:
         """End the engine with exit code 1, its cause and the dead child's last lines on stderr."""
@@ -180,7 +187,7 @@ class Supervisor:
     def _terminate_next_role(self) -> None:
         for child in self.children.values():
             if self._stop_roles and role_of(child.name) == self._stop_roles[0]:
-                child.terminate(self.config.stop_timeout_s)
+                child.terminate(_SHORT_GRACE_S if self._exit_code else self.config.stop_timeout_s)
 
     def _kill_all(self) -> None:
         for child in self.children.values():
@@ -270,7 +277,6 @@ class Supervisor:
             return  # of a life that is over
         if event.state == State.READY.name:
             child.is_ready = True
-            self._texts.pop(child.name, None)
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
             child.failure = event.text
