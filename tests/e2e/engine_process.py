@@ -14,6 +14,9 @@ from types import TracebackType
 
 import httpx
 
+from engine.errors import SharedMemoryError
+from engine.run import Run, run_entries, runs_root
+from shm.segment import Segment, segment_names
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -173,7 +176,19 @@ class EngineProcess:
 
 
 def leftovers(run_pids: list[int]) -> list[str]:
-    """What an ended engine left: its shared memory, its processes."""
-    segments = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith(("tokamak.", "sem.tokamak"))]
+    """What an ended engine left: its processes, shared memory and run directories that belong to no living process. Other
+    engines of this machine are none of ours."""
     processes = [f"process {pid}" for pid in run_pids if Path(f"/proc/{pid}").exists()]
-    return segments + processes
+    segments = [name for name in segment_names() if not _has_living_owner(name)]
+    semaphores = [name for name in os.listdir("/dev/shm") if name.startswith("sem.tokamak")]
+    directories = [str(entry) for entry in run_entries(runs_root()) if not Run(entry.name, entry).is_alive()]
+    return processes + segments + semaphores + directories
+
+
+def _has_living_owner(segment: str) -> bool:
+    try:
+        return Segment.attach(segment, is_readonly=True).owner.is_alive()
+    except FileNotFoundError:
+        return True  # removed meanwhile by whom it belongs to
+    except SharedMemoryError:
+        return segment not in segment_names()

@@ -53,7 +53,7 @@ def post(engine: EngineProcess, path: str = "/v1/completions", **options: Any) -
         b'{"prompt": "a"',
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/reload"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/abort"])
 def test_malformed_bodies(engine: EngineProcess, path: str, content: bytes) -> None:
     answer = post(engine, path, content=content, headers={"content-type": "application/json"})
     assert 400 <= answer.status_code < 500, answer.text
