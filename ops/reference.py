@@ -5,15 +5,18 @@ alone):
 
 - Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels end an array that is no multiple of the vector width
   with scalar code, which rounds `exp` and `sqrt` differently; with full tiles no array has such an end.
-- A linear is one matrix product per tile, each [ROW_TILE, in] x [in, out] with `out` padded to a multiple of OUTPUT_MULTIPLE:
-  a BLAS chooses its order of summation by the shape, and handles an odd edge of the outputs with other code.
-- In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x [KEY_SPLIT,
-  head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is exact in any
-  order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.
+- A BLAS chooses its order of summation by the shape of a product, and within one by the place of a row. So in a linear every
+  row is a product of its own, [1, in] x [in, OUTPUT_CHUNK], in one batch with the other rows and chunks.
+- In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x
+  [KEY_SPLIT, head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is
+  exact in any order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.
+- Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
+  outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -22,9 +25,9 @@ import paddle
 from paddle.nn import functional
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary
-from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable
+from ops.table import KEY_SPLIT, Inputs, OpTable
 
-OUTPUT_MULTIPLE = 16
+OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
 MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
 
 
@@ -32,10 +35,12 @@ MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in
 
 
 def pack_linear(module: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
-    """[out, in] -> [in, out padded]."""
-    padding = -weight.shape[0] % OUTPUT_MULTIPLE
-    module.weight = paddle.to_tensor(np.ascontiguousarray(np.pad(weight, ((0, padding), (0, 0))).T))
-    module.bias = None if bias is None else paddle.to_tensor(np.pad(bias, (0, padding)))
+    """[out, in] -> [chunks, 1, in, OUTPUT_CHUNK], the outputs padded with zeros."""
+    num_chunks = max(2, -(-len(weight) // OUTPUT_CHUNK))
+    padding = num_chunks * OUTPUT_CHUNK - len(weight)
+    chunks = np.pad(weight, ((0, padding), (0, 0))).reshape(num_chunks, 1, OUTPUT_CHUNK, -1)
+    module.weight = paddle.to_tensor(np.ascontiguousarray(chunks.swapaxes(2, 3)))
+    module.bias = None if bias is None else paddle.to_tensor(bias)
 
 
 def pack_embedding(module: Embedding, weight: np.ndarray) -> None:
@@ -132,14 +137,10 @@ def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
 
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
     rows = x.shape[0]
-    if rows == ROW_TILE:
-        y = paddle.matmul(x, module.weight)
-    else:
-        tiles = paddle.split(x, rows // ROW_TILE)
-        y = paddle.concat([paddle.matmul(tile, module.weight) for tile in tiles])
-    if module.bias is not None:
-        y = y + module.bias
-    return y if y.shape[1] == module.width else y[:, : module.width]
+    chunks = paddle.matmul(x.reshape([1, rows, 1, module.num_inputs]), module.weight)
+    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
+    y = y if y.shape[1] == module.width else y[:, : module.width]
+    return y if module.bias is None else y + module.bias
 
 
 def rms_norm(x: paddle.Tensor, module: Norm) -> paddle.Tensor:
@@ -192,16 +193,16 @@ def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape
     queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, heads, group, dim])
     keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
     rows, mask = _head_slots(step, heads), _mask(step, shape.sliding_window)
-    scores_per_tile = inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * shape.num_heads
-    tiles_per_pass = max(1, MAX_SCORES // scores_per_tile)
+    num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * shape.num_heads
+    num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
+    bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
     kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT, dim]
     outputs = []
-    for start in range(0, inputs.num_tiles, tiles_per_pass):
-        tiles = slice(start, start + tiles_per_pass)
-        pass_rows = rows[tiles].flatten()
+    for start, end in itertools.pairwise(bounds):
+        pass_rows = rows[start:end].flatten()
         pass_keys = paddle.gather(keys, pass_rows).reshape(kv_shape)
         pass_values = paddle.gather(values, pass_rows).reshape(kv_shape)
-        outputs.append(_attend(queries[tiles], pass_keys, pass_values, mask[tiles]))
+        outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end]))
     output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
     output = output.reshape([-1, shape.queries_width])
     return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])

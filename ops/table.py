@@ -19,7 +19,7 @@ import numpy as np
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 
-ROW_TILE = 16  # rows of a step are computed in tiles of this many
+ROW_TILE = 16  # a step has a multiple of so many rows
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
 
 
@@ -28,7 +28,7 @@ class Inputs(Protocol):
     use. `workers/inputs.py` makes them."""
 
     num_rows: int  # R, a multiple of ROW_TILE
-    num_tiles: int
+    num_tiles: int  # at least 2
     tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
     num_key_splits: int  # covers the longest context of the step
     token_ids: Tensor  # int32 [max_rows]

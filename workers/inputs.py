@@ -125,24 +125,25 @@ class StepInputs:
         self._set("row_queries", row_ids)
 
     def _set_tiles(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> None:
-        """Tiles of ROW_TILE queries of one sequence; a place without a query repeats the tile's first. The padded rows are one
-        more sequence, of the dummy slot."""
+        """Tiles of ROW_TILE queries of one sequence; a place without a query repeats the tile's first. The padded rows, if
+        there are any, are in one more tile, of the dummy slot."""
         slots = np.append(slots, self._dummy_slot)
         contexts = np.append(starts + counts, 1)
         counts = np.append(counts, self.num_rows - self.num_tokens)
         num_tiles = -(-counts // ROW_TILE)
+        num_tiles[-1] = 1
         sequences = np.repeat(np.arange(len(counts)), num_tiles)
         tile_index = np.arange(len(sequences)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
         first_rows = offsets[sequences] + tile_index * ROW_TILE
-        last_rows = offsets + counts
+        end_rows = offsets + counts
         row_ids = first_rows[:, None] + np.arange(ROW_TILE)
-        is_query = row_ids < last_rows[sequences, None]
+        is_query = row_ids < end_rows[sequences, None]
         row_queries = np.empty(self.num_rows, np.int32)
         row_queries[row_ids[is_query]] = np.flatnonzero(is_query)
         self.tile_rows, self.num_tiles = ROW_TILE, len(sequences)
         self._set("tile_slots", slots[sequences], self._dummy_slot)
         self._set("tile_contexts", contexts[sequences], 1)
-        self._set("tile_row_ids", np.where(is_query, row_ids, first_rows[:, None]).ravel())
+        self._set("tile_row_ids", np.where(is_query, row_ids, np.minimum(first_rows, self.num_rows - 1)[:, None]).ravel())
         self._set("row_queries", row_queries)
 
     def _set(self, name: str, values: np.ndarray, filler: int = 0) -> None:

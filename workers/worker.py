@@ -5,7 +5,7 @@ life: load the weights (LOADING, with progress), join the broadcast ring at its 
 record a turn, so that the control ring and SIGTERM are seen between two steps. What the scheduler's ring has no room for
 waits here, in order.
 
-Imports no Paddle at the top: the threads must be set before (`threads.py`), and the actor must beat while Paddle is loaded.
+Imports no Paddle at the top: the BLAS must be set before (`blas.py`), and the actor must beat while Paddle is loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.model_config import ModelConfig
 from engine.topology import SCHEDULER
 from shm.broadcast import BroadcastReader
 from shm.counters import State
-from workers.threads import limit_threads
+from workers.blas import configure_blas
 
 if TYPE_CHECKING:
     from workers.runner import Runner
@@ -148,7 +148,7 @@ class WorkerActor(Actor):
 
     def _make_runner(self) -> Runner:
         config = self.context.config
-        limit_threads(config.threads)
+        configure_blas(config.threads)
         from workers.runner import Runner
 
         self.context.row.beat(time.monotonic_ns())
