@@ -66,8 +66,8 @@ class Results:
                 self._roster.share_blocks(sample)
                 if row.is_sampling or sample.max_total_tokens == sample.num_prompt_tokens:
                     self._hand_on(sample, row.is_sampling, columns, index, now_ns)
-            if not sample.num_in_flight and sample.state is not SampleState.RUNNING and sample.slot >= 0:
-                self._roster.settle(sample)
+            if not sample.num_in_flight:
+                self._roster.landed(sample)
 
     def end(self, sample: Sample, now_ns: int) -> None:
         """The sample is complete."""

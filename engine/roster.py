@@ -100,9 +100,11 @@ class Roster:
             self.running.remove(sample)
         self._leave(sample, SampleState.FINISHED)
 
-    def settle(self, sample: Sample) -> None:
-        """No step in flight has a leaving sample any more: take back what it holds."""
-        self._leaving.discard(sample)
+    def landed(self, sample: Sample) -> None:
+        """No step in flight has the sample any more: what a leaving one holds is free."""
+        if sample not in self._leaving:
+            return
+        self._leaving.remove(sample)
         self._free_slots.append(sample.slot)
         self.pool.release(sample.forget_blocks())
         if sample.state is SampleState.LEAVING:
@@ -134,7 +136,7 @@ class Roster:
             sample.forget_flight()
         for sample in list(self._leaving):
             sample.forget_flight()
-            self.settle(sample)
+            self.landed(sample)
 
     def preempt_all(self) -> None:
         """Everything that runs goes back to waiting."""
@@ -143,7 +145,6 @@ class Roster:
 
     def _leave(self, sample: Sample, state: SampleState) -> None:
         sample.state = state
-        if sample.num_in_flight:
-            self._leaving.add(sample)
-        else:
-            self.settle(sample)
+        self._leaving.add(sample)
+        if not sample.num_in_flight:
+            self.landed(sample)

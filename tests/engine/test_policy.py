@@ -72,8 +72,8 @@ class World:
                 self.roster.share_blocks(sample)
                 if len(sample.token_ids) == sample.max_total_tokens and sample.num_confirmed >= sample.num_prompt_tokens:
                     self.roster.finish(sample)
-            if sample.state in (SampleState.LEAVING, SampleState.FINISHED) and not sample.num_in_flight and sample.slot >= 0:
-                self.roster.settle(sample)
+            if not sample.num_in_flight:
+                self.roster.landed(sample)
 
     def run_to_the_end(self, max_steps: int = 5000) -> None:
         for _ in range(max_steps):
