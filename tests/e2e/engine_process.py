@@ -91,6 +91,15 @@ class EngineProcess:
         assert self.process is not None
         return self.process.pid
 
+    @property
+    def run(self) -> Run:
+        """The run directory, while the engine runs or after it was killed."""
+        for entry in run_entries(runs_root()):
+            owner = Run(entry.name, entry).owner()
+            if owner is not None and owner.pid == self.pid:
+                return Run(entry.name, entry)
+        raise AssertionError(f"no run directory belongs to {self.pid}")
+
     def wait_for_exit(self, timeout_s: float = 60.0) -> int:
         """The launcher's exit code; its whole output is read by then."""
         assert self.process is not None

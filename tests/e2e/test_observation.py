@@ -39,13 +39,13 @@ def tokamak(*arguments: str, code: int = 0) -> str:
 
 def test_every_actor_is_seen(engine: EngineProcess) -> None:
     answers(engine, BODIES)
-    snapshot = json.loads(tokamak("top", "--json"))
-    assert "worker0" in json.dumps(snapshot)
-    for view in (tokamak("top", "--once"), tokamak("ctl", "ps")):
+    run = ("--run", engine.run.run_id)
+    assert "worker0" in json.dumps(json.loads(tokamak("top", *run, "--json")))
+    for view in (tokamak("top", *run, "--once"), tokamak("ctl", *run, "ps")):
         for actor in ("supervisor", "api0", "tokenizer0", "scheduler", "cache", "worker0"):
             assert actor in view
-    assert "num_requests_running" in tokamak("ctl", "counters")
-    tokamak("ctl", "errors")
+    assert "num_requests_running" in tokamak("ctl", *run, "counters")
+    tokamak("ctl", *run, "errors")
 
 
 def test_metrics_count(engine: EngineProcess) -> None:
@@ -81,11 +81,10 @@ def test_health_names_the_actor(engine: EngineProcess) -> None:
 
 def test_kv_events(engine: EngineProcess) -> None:
     """Stored events chain: each parent is a block that was stored before, and the tokens are the prompt's."""
-    run_dir = json.loads(tokamak("top", "--json"))["run"]["run_dir"]
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     try:
-        socket.connect(f"ipc://{run_dir}/kv-events.ipc")
+        socket.connect(engine.run.kv_events_endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         events: list[dict[str, object]] = []
 
@@ -114,9 +113,10 @@ def test_a_dead_engine_is_read() -> None:
         os.kill(engine.pid, signal.SIGKILL)
         engine.wait_for_exit()
         wait_until(lambda: all(not Path(f"/proc/{pid}").exists() for pid in pids), 20, "children gone")
-        assert "dead" in tokamak("ctl", "ps").lower()
-        assert "dead" in tokamak("top", "--once").lower()
-        assert "worker_steps_total" in tokamak("ctl", "counters")
+        run_id = engine.run.run_id
+        assert "dead" in tokamak("ctl", "--run", run_id, "ps").lower()
+        assert "dead" in tokamak("top", "--run", run_id, "--once").lower()
+        assert "worker_steps_total" in tokamak("ctl", "--run", run_id, "counters")
     finally:
         engine.close()
     with EngineProcess(MODEL):
