@@ -105,6 +105,8 @@ class ApiActor(Actor):
                 self.client.on_tick(now_ns)
                 if self.context.is_stopping:
                     self._end(now_ns)
+                else:
+                    self._show_state()
                 await asyncio.wait({server, self._failure}, timeout=LOOK_INTERVAL_NS / 1e9, return_when=asyncio.FIRST_COMPLETED)
                 if self._failure.done():
                     self._failure.result()
@@ -117,6 +119,11 @@ class ApiActor(Actor):
         except Exception as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
+
+    def _show_state(self) -> None:
+        """RUNNING while samples are open."""
+        if self._server.started:
+            self.context.row.set_state(State.RUNNING if self.client.num_open else State.READY)
 
     def _end(self, now_ns: int) -> None:
         """SIGTERM came. No new connections and requests; open streams may end shortly, then they end with an error, and a

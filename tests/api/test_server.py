@@ -21,6 +21,17 @@ def test_ready_is_announced(edge: Edge) -> None:
     assert [(event.actor, event.state) for event in ready] == [("api0", "READY")]
 
 
+def test_running_means_open_samples(edge: Edge) -> None:
+    row = edge.counters.actor("api0")
+    wait_until(lambda: row.state == State.READY, what="idle")
+    with edge.paced(1):
+        lines: list[str] = []
+        reading = stream(edge, lines)
+        wait_until(lambda: row.state == State.RUNNING, what="busy")
+    reading.join()
+    wait_until(lambda: row.state == State.READY, what="idle again")
+
+
 def stream(edge: Edge, into: list[str]) -> threading.Thread:
     """Read a stream's body into `into`, in a thread."""
 
