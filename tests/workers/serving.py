@@ -1,0 +1,183 @@
+"""A scheduler in miniature for tests of the runner: samples in, steps one after another, answers out. No process, no ring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.messages import SamplingParams, SlotStart, Step, StepResult
+from engine.model_config import ModelConfig
+from workers.kv_cache import kv_cache_bytes
+from workers.runner import Runner
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5")
+
+
+def int32(values: Iterable[int]) -> bytes:
+    return np.array(list(values), np.int32).tobytes()
+
+
+def make_runner(path: Path, *, load: bool = True, **options: Any) -> Runner:
+    """A runner over an arena of its own, with the weights of `path`."""
+    model = ModelConfig.read(path)
+    settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32, **options}
+    num_bytes = kv_cache_bytes(model, settings["num_kv_blocks"], settings["block_size"])
+    config = EngineConfig(
+        model=str(path), served_model_name=("test",), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings
+    )
+    runner = Runner(config, model, memoryview(bytearray(num_bytes)))
+    if load:
+        runner.load(str(path), 1, lambda num_done, num_bytes: None)
+    return runner
+
+
+@dataclass
+class Sample:
+    """A request's way through the runner, and what came of it."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    num_outputs: int = 24
+    slot: int = -1
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    is_started: bool = False
+    outputs: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    tops: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)
+    prompt_ranks: dict[int, int] = field(default_factory=dict)
+    prompt_tops: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.outputs
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.outputs) == self.num_outputs
+
+    def answer(self) -> tuple[object, ...]:
+        """Everything that must be the same, bit for bit."""
+        return self.outputs, self.logprobs, self.tops, sorted(self.prompt_logprobs.items())
+
+
+class Serving:
+    """Runs samples on a runner: at most `budget` tokens a step, prompts cut into chunks of at most `chunk`."""
+
+    def __init__(self, runner: Runner, *, budget: int = 512, chunk: int = 512, block_size: int = 16) -> None:
+        self.runner = runner
+        self.budget = budget
+        self.chunk = chunk
+        self.block_size = block_size
+        self.next_block = 1
+        self.num_steps = 0
+
+    def place(self, sample: Sample, slot: int, cached_blocks: list[int] | None = None) -> None:
+        """Give `sample` a slot and blocks; the first blocks may hold its prefix already."""
+        cached = cached_blocks or []
+        num_blocks = -(-(len(sample.prompt) + sample.num_outputs) // self.block_size) - len(cached)
+        sample.slot, sample.is_started = slot, False
+        sample.block_ids = cached + list(range(self.next_block, self.next_block + num_blocks))
+        sample.num_computed = len(cached) * self.block_size
+        self.next_block += num_blocks
+
+    def run(self, samples: list[Sample]) -> None:
+        """Until all are done, all of them in every step as far as the budget goes."""
+        while any(not sample.is_done for sample in samples):
+            self.step([sample for sample in samples if not sample.is_done])
+
+    def step(self, samples: list[Sample]) -> StepResult:
+        """One step of `samples`, in slot order."""
+        rows: list[tuple[Sample, int]] = []
+        budget = self.budget
+        for sample in sorted(samples, key=lambda sample: sample.slot):
+            count = min(len(sample.tokens) - sample.num_computed, self.chunk, budget)
+            if count > 0:
+                rows.append((sample, count))
+                budget -= count
+        result = self.runner.run(self._message(rows))
+        self._apply(rows, result)
+        return result
+
+    def _message(self, rows: list[tuple[Sample, int]]) -> Step:
+        starts, growth = [], []
+        for sample, count in rows:
+            num_blocks = -(-(sample.num_computed + count) // self.block_size)
+            if not sample.is_started:
+                sample.is_started = True
+                starts.append(
+                    SlotStart(
+                        sample.slot,
+                        f"request-{sample.slot}",
+                        int32(sample.tokens),
+                        len(sample.prompt),
+                        sample.sampling,
+                        int32(sample.block_ids[:num_blocks]),
+                        has_prompt_logprobs=bool(sample.outputs),
+                    )
+                )
+            else:  # all blocks so far, as growth
+                growth += [(sample.slot, index, sample.block_ids[index]) for index in range(num_blocks)]
+        slots, indexes, ids = zip(*growth, strict=True) if growth else ((), (), ())
+        self.num_steps += 1
+        return Step(
+            step_id=self.num_steps,
+            starts=starts,
+            slots=int32(sample.slot for sample, _ in rows),
+            start=int32(sample.num_computed for sample, _ in rows),
+            num_tokens=int32(count for _, count in rows),
+            is_sampling=np.array([_samples(sample, count) for sample, count in rows], np.int8).tobytes(),
+            block_slots=int32(slots),
+            block_indexes=int32(indexes),
+            block_ids=int32(ids),
+        )
+
+    def _apply(self, rows: list[tuple[Sample, int]], result: StepResult) -> None:
+        token_ids, ranks = np.frombuffer(result.token_ids, np.int32), np.frombuffer(result.ranks, np.int32)
+        logprobs = np.frombuffer(result.logprobs, np.float32)
+        for row, (sample, count) in enumerate(rows):
+            if _samples(sample, count):
+                sample.outputs.append(int(token_ids[row]))
+                sample.logprobs.append(float(logprobs[row]))
+                sample.ranks.append(int(ranks[row]))
+                if row in result.top_rows:
+                    ids, values = result.top_rows[row]
+                    sample.tops.append((np.frombuffer(ids, np.int32).tolist(), np.frombuffer(values, np.float32).tolist()))
+            else:
+                assert token_ids[row] == -1
+            if row in result.prompt_rows:
+                self._apply_prompt(sample, result, row)
+            sample.num_computed += count
+
+    def _apply_prompt(self, sample: Sample, result: StepResult, row: int) -> None:
+        part = result.prompt_rows[row]
+        values, ranks = np.frombuffer(part.token_logprobs, np.float32), np.frombuffer(part.token_ranks, np.int32)
+        tops = np.frombuffer(part.top_token_ids, np.int32).reshape(len(values), part.num_top)
+        for index in range(len(values)):
+            sample.prompt_logprobs[part.start + index] = float(values[index])
+            sample.prompt_ranks[part.start + index] = int(ranks[index])
+            sample.prompt_tops[part.start + index] = tops[index].tolist()
+
+
+def _samples(sample: Sample, count: int) -> bool:
+    return sample.num_computed + count == len(sample.tokens)
+
+
+def golden_cases(name: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads((GOLDEN / name / "golden.json").read_text())["cases"]
+    return cases
+
+
+def golden_samples(name: str) -> list[Sample]:
+    """The golden prompts, greedy, with everything that the reference file has."""
+    sampling = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0)
+    return [Sample(case["prompt_token_ids"], sampling) for case in golden_cases(name)]

@@ -1,0 +1,136 @@
+"""The reference outputs of transformers, under every way to cut, batch, cache and repeat the work: the same tokens, log-probabilities
+within 1e-3, and bit for bit the same among the ways (promise 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
+from workers.runner import Runner
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def runner(architecture: str) -> Runner:
+    return make_runner(GOLDEN / architecture)
+
+
+def one_by_one(runner: Runner, samples: list[Sample]) -> None:
+    serving = Serving(runner)
+    for sample in samples:
+        serving.place(sample, 0)
+        serving.run([sample])
+
+
+def in_chunks(size: int) -> Callable[[Runner, list[Sample]], None]:
+    def way(runner: Runner, samples: list[Sample]) -> None:
+        serving = Serving(runner, chunk=size)
+        for sample in samples:
+            serving.place(sample, 7)
+            serving.run([sample])
+
+    return way
+
+
+def together(runner: Runner, samples: list[Sample]) -> None:
+    """Thirty-one at once (the longest prompts fill most of a step), mixed with prompts that are still computed."""
+    serving = Serving(runner, budget=200, chunk=100)
+    copies = [Sample(sample.prompt, sample.sampling) for sample in samples for _ in range(5)]
+    everyone = [*copies, *samples]
+    for slot, sample in enumerate(everyone):
+        serving.place(sample, slot)
+    serving.run(everyone)
+    for index, copy in enumerate(copies):
+        assert copy.answer() == samples[index // 5].answer()
+
+
+def with_cached_prefix(runner: Runner, samples: list[Sample]) -> None:
+    """The blocks of an earlier, equal prompt are used again. Prompt log-probabilities exist for the rest alone, so that they
+    are taken from the earlier one, which must have computed them anyway."""
+    for sample in samples:
+        serving = Serving(runner)
+        first = Sample(sample.prompt, sample.sampling, num_outputs=1)
+        serving.place(first, 3)
+        serving.run([first])
+        num_blocks = (len(sample.prompt) - 1) // serving.block_size
+        serving.place(sample, 4, cached_blocks=first.block_ids[:num_blocks])
+        serving.run([sample])
+        for position, value in first.prompt_logprobs.items():
+            assert sample.prompt_logprobs.setdefault(position, value) == value
+
+
+def with_preemption(runner: Runner, samples: list[Sample]) -> None:
+    """Each sample loses its blocks after 9 outputs and computes everything again, elsewhere, in other pieces."""
+    serving = Serving(runner)
+    for slot, sample in enumerate(samples):
+        serving.place(sample, slot)
+    while any(len(sample.outputs) < 9 for sample in samples):
+        serving.step([sample for sample in samples if len(sample.outputs) < 9])
+    again = Serving(runner, chunk=11)
+    again.next_block = 300
+    for slot, sample in enumerate(samples):
+        again.place(sample, 20 - slot)
+    again.run(samples)
+
+
+def steps_run_twice(runner: Runner, samples: list[Sample]) -> None:
+    """Every step is dispatched again, as after a crash that lost its result."""
+    serving = Serving(runner, chunk=64)
+    run = runner.run
+
+    class Twice:
+        def run(self, step):  # type: ignore[no-untyped-def]
+            first, second = run(step), run(step)
+            assert (first.token_ids, first.logprobs, first.top_rows) == (second.token_ids, second.logprobs, second.top_rows)
+            return second
+
+    serving.runner = Twice()  # type: ignore[assignment]
+    for slot, sample in enumerate(samples):
+        serving.place(sample, slot)
+    serving.run(samples)
+
+
+WAYS: dict[str, Callable[[Runner, list[Sample]], None]] = {
+    "chunks of 16": in_chunks(16),
+    "chunks of 5": in_chunks(5),
+    "together": together,
+    "cached prefix": with_cached_prefix,
+    "preemption": with_preemption,
+    "steps run twice": steps_run_twice,
+}
+
+
+@pytest.fixture(scope="module")
+def plain(runner: Runner, architecture: str) -> list[Sample]:
+    samples = golden_samples(architecture)
+    one_by_one(runner, samples)
+    return samples
+
+
+def test_agrees_with_transformers(plain: list[Sample], architecture: str) -> None:
+    for sample, case in zip(plain, golden_cases(architecture), strict=True):
+        assert sample.outputs == case["greedy_token_ids"]
+        for (ids, values), expected in zip(sample.tops, case["top_logprobs"], strict=True):
+            np.testing.assert_allclose(values, [value for _, value in expected], atol=1e-3)
+            assert ids[0] == expected[0][0]
+        for position, value in enumerate(case.get("prompt_logprobs") or []):
+            if value is not None:
+                assert sample.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
+        assert sorted(sample.prompt_logprobs) == list(range(1, len(sample.prompt)))
+        assert sample.ranks == [1] * len(sample.outputs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_bits(way: str, runner: Runner, architecture: str, plain: list[Sample]) -> None:
+    samples = golden_samples(architecture)
+    WAYS[way](runner, samples)
+    for sample, expected in zip(samples, plain, strict=True):
+        assert sample.answer() == expected.answer()
