@@ -41,6 +41,7 @@ from engine.messages import (
 CALL_TIMEOUT_S = 30.0
 DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the edge only where nothing came from behind
 REMEMBER_ABORTS_NS = 10_000_000_000
+RETRY_NS = 200_000_000
 
 
 class _Call:
@@ -70,6 +71,7 @@ class EdgeClient:
         self._call_ids = itertools.count()
         self._backlog: dict[str, deque[Message]] = {tokenizer: deque() for tokenizer in self._tokenizers}
         self._recent_aborts: deque[tuple[int, str, Abort]] = deque()
+        self._retries: deque[tuple[int, OpenSample, int]] = deque()  # due time, sample, the attempt that a full queue refused
         self._is_stopping = False
 
         self._open_requests = context.counter("open_requests")
@@ -174,11 +176,15 @@ class EdgeClient:
                 self._send(name, call.message)
 
     def on_tick(self, now_ns: int) -> None:
-        """Several times a second: retry what a full ring refused, and enforce the limits that nobody behind did."""
+        """Several times a second: retry what a full ring or queue refused, and enforce the limits that nobody behind did."""
         for tokenizer in self._tokenizers:
             self._flush(tokenizer)
         while self._recent_aborts and now_ns - self._recent_aborts[0][0] > REMEMBER_ABORTS_NS:
             self._recent_aborts.popleft()
+        while self._retries and self._retries[0][0] <= now_ns:
+            _, sample, attempt = self._retries.popleft()
+            if not sample.is_finished and sample.submit.attempt == attempt:
+                self._send(sample.tokenizer, sample.next_attempt())
         overdue = now_ns - DEADLINE_GRACE_NS
         self._end_early([s for s in self._samples.values() if 0 < s.submit.deadline_ns < overdue], "timeout")
         for generation in self._generations.values():
@@ -267,12 +273,16 @@ class EdgeClient:
         sample = self._samples.get(rejected.request_id)
         if call is not None and not call.answer.done():
             call.answer.set_exception(error)
-        elif sample is not None and sample.submit.attempt == rejected.attempt:
+        elif sample is None or sample.submit.attempt != rejected.attempt:
+            self._dropped.add(1)
+        elif (
+            rejected.status == 429 and rejected.attempt > 0
+        ):  # after a crash all come back at once; that costs nobody his answer
+            self._retries.append((time.monotonic_ns() + RETRY_NS, sample, rejected.attempt))
+        else:
             del self._samples[rejected.request_id]
             sample.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the samples beside it
             sample.generation.fail(error)
-        else:
-            self._dropped.add(1)
 
     def _end_early(self, samples: list[OpenSample], reason: str) -> None:
         """End samples from here, with what they have."""

@@ -264,6 +264,21 @@ def test_a_crash_behind_the_edge(paced: Edge, victim: str) -> None:
     assert paced.count("resubmissions_total") == before + 1
 
 
+def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: Edge) -> None:
+    """All open samples come back at once; one that the scheduler has no room for asks again."""
+    reader = Reader(paced, "back-in-line")
+    wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
+    paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
+    wait_until(lambda: len(paced.peer.submits("back-in-line")) == 2, what="submitted again")
+    again = paced.peer.submits("back-in-line")[1]
+    paced.peer.send(Rejected(again.request_id, again.attempt, "api0", 429, "full", "too_many_requests", "", 1))
+    wait_until(lambda: len(paced.peer.submits("back-in-line")) == 3, what="and again")
+    assert paced.peer.submits("back-in-line")[2].attempt == 2
+    paced.peer.credits = None
+    reader.finish()
+    assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
+
+
 def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All samples of a prompt go to one tokenizer; the other one's are left alone."""
     with Edge(tmp_path_factory.mktemp("run"), tokenizer_processes=2) as edge, contextlib.ExitStack() as stack:
