@@ -1,0 +1,47 @@
+"""Steps made by hand for tests of the ops: inputs and a cache with any sequences in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from ops.modules import KvCache, LayerCache
+from workers.device import Device
+from workers.inputs import StepInputs
+
+MAX_SEQS = 24
+MAX_TOKENS = 256
+MAX_LENGTH = 320
+
+
+class HandMadeStep:
+    """`sequences`: (slot, start, count) each. Every slot has blocks of its own, scattered over the cache."""
+
+    def __init__(self, sequences: list[tuple[int, int, int]], *, block_size: int = 16) -> None:
+        self.device = Device("cpu")
+        self.inputs = StepInputs(self.device, MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size)
+        blocks_per_slot = self.inputs.host_block_tables.shape[1]
+        self.num_blocks = MAX_SEQS * blocks_per_slot
+        order = np.random.default_rng(5).permutation(self.num_blocks) + 1
+        self.inputs.host_block_tables[:MAX_SEQS] = order.reshape(MAX_SEQS, blocks_per_slot)
+        self.block_size = block_size
+        self.token_ids = np.random.default_rng(6).integers(0, 50, (MAX_SEQS, MAX_LENGTH)).astype(np.int32)
+        self.set(sequences)
+
+    def set(self, sequences: list[tuple[int, int, int]]) -> None:
+        slots, starts, counts = (np.array(column, np.int32) for column in zip(*sequences, strict=True))
+        self.inputs.set_rows(slots, starts, counts, self.token_ids)
+
+    def cache(self, num_kv_heads: int, head_dim: int, seed: int = 7) -> KvCache:
+        """One layer of random keys and values; the dummy block is zero."""
+        generator = np.random.default_rng(seed)
+        shape = ((self.num_blocks + 1) * self.block_size, num_kv_heads * head_dim)
+        keys, values = generator.standard_normal(shape, np.float32), generator.standard_normal(shape, np.float32)
+        keys[: self.block_size] = values[: self.block_size] = 0
+        return KvCache(self.block_size, [LayerCache(paddle.to_tensor(keys), paddle.to_tensor(values))])
+
+    def slots_of(self, slot: int, num_keys: int) -> np.ndarray:
+        """The cache slots of a sequence's first keys."""
+        positions = np.arange(num_keys)
+        blocks = self.inputs.host_block_tables[slot, positions // self.block_size]
+        return blocks * self.block_size + positions % self.block_size

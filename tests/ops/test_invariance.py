@@ -1,0 +1,142 @@
+"""A row's bits depend on that row alone: every op gives a row alone, in any batch, at any place and in any chunk the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from ops.modules import AttentionShape, HeadNorm, Linear, Norm, Rotary
+from ops.reference import TABLE as k
+from ops.table import ROW_TILE
+from tests.ops.steps import HandMadeStep
+from workers.rotary import rotary_tables
+
+NUM_ROWS = 96
+RowOp = Callable[[paddle.Tensor], paddle.Tensor]
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def linear_of(num_inputs: int, num_outputs: int) -> RowOp:
+    module = Linear(("w",), num_inputs, (num_outputs,), has_bias=True)
+    k.pack_linear(module, random(num_outputs, num_inputs, seed=1), random(num_outputs, seed=2))
+    return lambda x: k.linear(x, module)
+
+
+def norm_of(width: int) -> RowOp:
+    module = Norm("n", width, 1e-6)
+    k.pack_norm(module, random(width, seed=1))
+    return lambda x: k.add_rms_norm(x, x * 0.5, module)[0]
+
+
+def assert_row_alone(op: RowOp, rows: np.ndarray) -> None:
+    """Each row at several places of batches of several sizes, among other rows each time."""
+    whole = op(paddle.to_tensor(rows)).numpy()
+    assert len(whole) == NUM_ROWS
+    generator = np.random.default_rng(3)
+    for size in (ROW_TILE, 2 * ROW_TILE, 3 * ROW_TILE, 4 * ROW_TILE):
+        for _ in range(4):
+            chosen = generator.permutation(NUM_ROWS)[:size]
+            np.testing.assert_array_equal(op(paddle.to_tensor(rows[chosen])).numpy(), whole[chosen])
+    alone = np.zeros((ROW_TILE, rows.shape[1]), np.float32)
+    for row, place in ((0, 0), (11, 5), (95, 15)):
+        alone[:] = 0
+        alone[place] = rows[row]
+        np.testing.assert_array_equal(op(paddle.to_tensor(alone)).numpy()[place], whole[row])
+
+
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 192), (192, 320), (20, 37), (100, 48), (256, 1024), (7, 1)])
+def test_linear(num_inputs: int, num_outputs: int) -> None:
+    assert_row_alone(linear_of(num_inputs, num_outputs), random(NUM_ROWS, num_inputs))
+
+
+@pytest.mark.parametrize("width", [64, 100, 37, 20, 256])
+def test_norm(width: int) -> None:
+    assert_row_alone(norm_of(width), random(NUM_ROWS, width))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"])
+@pytest.mark.parametrize("width", [64, 37])
+def test_activation(activation: str, width: int) -> None:
+    assert_row_alone(lambda x: k.activate_and_multiply(x, activation), random(NUM_ROWS, 2 * width) * 3)
+
+
+SHAPES = [
+    AttentionShape(4, 2, 16),
+    AttentionShape(4, 4, 20),  # multi-head
+    AttentionShape(6, 1, 24),  # multi-query
+    AttentionShape(1, 1, 8),
+    AttentionShape(8, 2, 32, sliding_window=9),
+    AttentionShape(8, 2, 32, sliding_window=100),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_attention_and_rotation(shape: AttentionShape, block_size: int) -> None:
+    """A prompt in one step, in chunks of several sizes, token by token, and in company: the same queries, keys, values and
+    attention."""
+    length, slot = 150, 3
+    whole = run_attention(shape, block_size, [[(slot, 0, length)]])
+    chunked = run_attention(shape, block_size, [[(slot, start, min(37, length - start))] for start in range(0, length, 37)])
+    np.testing.assert_array_equal(chunked, whole)
+    single = run_attention(shape, block_size, [[(slot, 0, 120)], *([(slot, start, 1)] for start in range(120, length))])
+    np.testing.assert_array_equal(single, whole)
+    company = [(1, 0, 60), (7, 200, 1), (9, 3, 17)]
+    mixed = run_attention(shape, block_size, [[(slot, 0, 64), *company], [(slot, 64, length - 64), (7, 201, 1), (9, 20, 3)]])
+    np.testing.assert_array_equal(mixed, whole)
+    decoded = run_attention(
+        shape, block_size, [[(slot, 0, 140)], *([(slot, start, 1), (7, start, 1), (9, 1, 1)] for start in range(140, length))]
+    )
+    np.testing.assert_array_equal(decoded, whole)
+
+
+def run_attention(shape: AttentionShape, block_size: int, steps: list[list[tuple[int, int, int]]]) -> np.ndarray:
+    """Attention of the first sequence's rows over all steps. A row's input depends on its slot and position alone."""
+    step = HandMadeStep(steps[0], block_size=block_size)
+    cache = step.cache(shape.num_kv_heads, shape.head_dim)
+    norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)
+    k.pack_head_norm(norm, random(shape.head_dim, seed=8), random(shape.head_dim, seed=9))
+    rotary = Rotary(_rope(shape.head_dim), shape.head_dim)
+    k.pack_rotary(rotary, *rotary_tables(rotary.rope, shape.head_dim, 320))
+    inputs_of_slot = random(24, 320, shape.queries_width + 2 * shape.keys_width, seed=10)
+    outputs = []
+    for sequences in steps:
+        step.set(sequences)
+        inputs = step.inputs
+        rows = [inputs_of_slot[slot, start : start + count] for slot, start, count in sequences]
+        qkv = np.zeros((inputs.num_rows, inputs_of_slot.shape[-1]), np.float32)
+        qkv[: inputs.num_tokens] = np.concatenate(rows)
+        begun = k.begin(inputs, cache)
+        angles = k.rotary_angles(inputs, rotary)
+        queries = k.rotate_and_store(inputs, paddle.to_tensor(qkv), angles, norm, shape, cache.layers[0])
+        outputs.append(k.attention(begun, queries, shape, cache.layers[0]).numpy()[: len(rows[0])])
+    return np.concatenate(outputs)
+
+
+def _rope(head_dim: int):  # type: ignore[no-untyped-def]
+    from engine.model_config import RopeConfig
+
+    return RopeConfig("default", 10_000.0, head_dim, False, 320)
+
+
+def test_two_threads() -> None:
+    """The same with two BLAS threads, in a process of their own."""
+    program = (
+        "from workers.blas import configure_blas; configure_blas(2)\n"
+        "from tests.ops.test_invariance import *\n"
+        "for shape in [(64, 192), (256, 1024), (1024, 512)]: assert_row_alone(linear_of(*shape), random(NUM_ROWS, shape[0]))\n"
+        "test_attention_and_rotation(SHAPES[0], 16)\n"
+        "test_attention_and_rotation(SHAPES[2], 16)\n"
+    )
+    repository = Path(__file__).resolve().parents[2]
+    ran = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,138 @@
+"""The reference ops against their formulas in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+
+from engine.model_config import RopeConfig
+from ops import reference
+from ops.modules import AttentionShape, Embedding, Linear, Norm, Rotary
+from ops.reference import TABLE as k
+from tests.ops.steps import HandMadeStep
+from workers.rotary import rotary_tables
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("num_outputs", [(5,), (64,), (64, 64, 3), (200,)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear(num_outputs: tuple[int, ...], has_bias: bool) -> None:
+    module = Linear(tuple("abc"[: len(num_outputs)]), 20, num_outputs, has_bias)
+    weight, bias = random(sum(num_outputs), 20, seed=1), random(sum(num_outputs), seed=2)
+    k.pack_linear(module, weight, bias if has_bias else None)
+    x = random(32, 20)
+    expected = x.astype(np.float64) @ weight.T + (bias if has_bias else 0)
+    np.testing.assert_allclose(k.linear(paddle.to_tensor(x), module).numpy(), expected, atol=1e-5)
+
+
+def test_add_rms_norm() -> None:
+    module = Norm("n", 24, 1e-3)
+    weight = random(24, seed=1)
+    k.pack_norm(module, weight)
+    x, residual = random(16, 24), random(16, 24, seed=3)
+    normed, total = k.add_rms_norm(paddle.to_tensor(x), paddle.to_tensor(residual), module)
+    np.testing.assert_array_equal(total.numpy(), x + residual)
+    exact = (x + residual).astype(np.float64)
+    np.testing.assert_allclose(
+        normed.numpy(), exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-3) * weight, atol=1e-5
+    )
+
+
+def test_embedding_and_take_rows() -> None:
+    step = HandMadeStep([(2, 5, 3)])
+    module = Embedding("e", 50, 8)
+    weight = random(50, 8)
+    k.pack_embedding(module, weight)
+    rows = k.embedding(step.inputs, module)
+    assert rows.shape == [16, 8]
+    np.testing.assert_array_equal(rows.numpy()[:3], weight[step.token_ids[2, 5:8]])
+    taken = k.take_rows(rows, paddle.to_tensor(np.array([2, 0], np.int32)))
+    np.testing.assert_array_equal(taken.numpy(), rows.numpy()[[2, 0]])
+
+
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation(activation: str) -> None:
+    x = random(16, 18) * 2
+    gate, up = np.split(x.astype(np.float64), 2, axis=1)
+    found = k.activate_and_multiply(paddle.to_tensor(x), activation).numpy()
+    np.testing.assert_allclose(found, ACTIVATIONS[activation](gate) * up, atol=1e-5)
+
+
+@pytest.mark.parametrize("rotary_dim", [8, 6])
+@pytest.mark.parametrize("is_interleaved", [True, False])
+def test_rotation_and_store(rotary_dim: int, is_interleaved: bool) -> None:
+    """Each pair (a, b) at position p is turned by p * theta^(-2 i / rotary_dim); the rest stays; keys and values are at their
+    slots."""
+    shape = AttentionShape(2, 1, 8)
+    step = HandMadeStep([(2, 5, 3), (4, 70, 1)])
+    cache = step.cache(1, 8)
+    before = cache.layers[0].keys.numpy()
+    rotary = Rotary(RopeConfig("default", 100.0, rotary_dim, is_interleaved, 320), 8)
+    k.pack_rotary(rotary, *rotary_tables(rotary.rope, 8, 320))
+    qkv = random(16, 32)
+    k.begin(step.inputs, cache)
+    queries = k.rotate_and_store(
+        step.inputs, paddle.to_tensor(qkv), k.rotary_angles(step.inputs, rotary), None, shape, cache.layers[0]
+    ).numpy()
+    half = rotary_dim // 2
+    places = [(2, 5), (2, 6), (2, 7), (4, 70)]
+    for row, (slot, position) in enumerate(places):
+        expected = qkv[row].astype(np.float64).reshape(4, 8)
+        for pair in range(half):
+            a, b = (2 * pair, 2 * pair + 1) if is_interleaved else (pair, pair + half)
+            angle = position * 100.0 ** (-2 * pair / rotary_dim)
+            turned = (expected[:3, a] + 1j * expected[:3, b]) * np.exp(1j * angle)
+            expected[:3, a], expected[:3, b] = turned.real, turned.imag
+        np.testing.assert_allclose(queries[row].reshape(2, 8), expected[:2], atol=2e-5)
+        cache_slot = step.slots_of(slot, position + 1)[-1]
+        np.testing.assert_allclose(cache.layers[0].keys.numpy()[cache_slot], expected[2], atol=2e-5)
+        np.testing.assert_array_equal(cache.layers[0].values.numpy()[cache_slot], qkv[row, 24:])
+    written = {0, *(int(step.slots_of(slot, position + 1)[-1]) for slot, position in places)}
+    untouched = [slot for slot in range(len(before)) if slot not in written]
+    np.testing.assert_array_equal(cache.layers[0].keys.numpy()[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("window", [0, 1, 70])
+@pytest.mark.parametrize("max_scores", [1 << 23, 1 << 14])
+def test_attention(window: int, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Softmax attention over each row's own keys, also when it is done in several passes; what other sequences left in the
+    cache, NaN included, does not matter."""
+    monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
+    shape = AttentionShape(6, 2, 8, window)
+    sequences = [(2, 90, 40), (3, 0, 1), (5, 200, 2), (11, 0, 20)]
+    step = HandMadeStep(sequences)
+    cache = step.cache(2, 8)
+    keys, values = cache.layers[0].keys.numpy(), cache.layers[0].values.numpy()
+    used = np.concatenate([step.slots_of(slot, start + count) for slot, start, count in sequences])
+    stale = np.setdiff1d(np.arange(step.block_size, len(keys)), used)
+    keys[stale] = values[stale] = np.nan
+    cache.layers[0].keys, cache.layers[0].values = paddle.to_tensor(keys), paddle.to_tensor(values)
+    queries = random(step.inputs.num_rows, 48)
+    found = k.attention(k.begin(step.inputs, cache), paddle.to_tensor(queries), shape, cache.layers[0]).numpy()
+    row = 0
+    for slot, start, count in sequences:
+        for position in range(start, start + count):
+            seen = step.slots_of(slot, position + 1)[-window if window else 0 :]
+            for head in range(6):
+                columns = slice(head // 3 * 8, head // 3 * 8 + 8)
+                scores = keys[seen, columns].astype(np.float64) @ queries[row, head * 8 : head * 8 + 8] / math.sqrt(8)
+                weights = np.exp(scores - scores.max())
+                expected = weights @ values[seen, columns] / weights.sum()
+                np.testing.assert_allclose(found[row, head * 8 : head * 8 + 8], expected, atol=1e-5)
+            row += 1
