@@ -58,7 +58,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("max-model-len", whole(2), None, "longest prompt with its answer, in tokens; default: the model's limit"),
         Option("load-format", choice("auto", "safetensors", "dummy"), "auto", "dummy: random weights from config.json alone"),
         Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the model's"),
-        Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights, and of requests that bring none"),
+        Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights (--load-format dummy)"),
     ),
     "batches and cache": (
         Option("max-num-seqs", whole(1, 4096), 32, "samples in the batch"),

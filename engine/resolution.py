@@ -136,23 +136,20 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
 
 
 def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> int:
-    """The longest sample, which must fit into the cache alone: a limit that was asked for is an error where it does not, the
-    model's own is lowered."""
+    """The longest sample, where that is the model's own limit lowered to what the cache holds. A limit that was asked for stays:
+    the scheduler then refuses the requests that can never fit, and only those."""
     block_size = options.values["block_size"]
     room = num_kv_blocks * block_size
     if limit <= room:
         return limit
     needed = math.ceil(limit / block_size)
-    if "max_model_len" in options.given:
-        raise OptionError(
-            f"the KV cache has {num_kv_blocks} blocks of {block_size} tokens, --max-model-len {limit} needs {needed}; give "
-            f"--num-kv-blocks {needed} or more, more --kv-cache-memory, or --max-model-len {room} or less"
-        )
+    is_asked = "max_model_len" in options.given
     options.notes.append(
-        f"max-model-len is {room}, what {num_kv_blocks} KV blocks hold; the model's limit {limit} needs "
-        f"--num-kv-blocks {needed}"
+        f"{num_kv_blocks} KV blocks hold {room} tokens, "
+        f"{f'--max-model-len {limit}' if is_asked else f'the limit {limit} of the model'} needs {needed} blocks "
+        f"(--num-kv-blocks, --kv-cache-memory); longer requests are refused"
     )
-    return int(room)
+    return limit if is_asked else int(room)
 
 
 # ----------------------------------------------------------------------------------------------------------- machine
