@@ -39,9 +39,7 @@ def test_add_rms_norm() -> None:
     normed, total = k.add_rms_norm(paddle.to_tensor(x), paddle.to_tensor(residual), module)
     np.testing.assert_array_equal(total.numpy(), x + residual)
     exact = (x + residual).astype(np.float64)
-    np.testing.assert_allclose(
-        normed.numpy(), exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-3) * weight, atol=1e-5
-    )
+    np.testing.assert_allclose(normed.numpy(), exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-3) * weight, atol=1e-5)
 
 
 def test_embedding_and_take_rows() -> None:

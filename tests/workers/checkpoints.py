@@ -1,0 +1,75 @@
+"""Checkpoints made by tests: a config.json and drawn weights, written as any tool would, in any layout, dtype and number of files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.model_config import ModelConfig
+from tests.workers.variants import values
+from workers.models import declare_model
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 2,
+    "transformers_version": "5.0.0",
+}
+
+
+def write_config(path: Path, config: dict[str, Any]) -> ModelConfig:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    return ModelConfig.read(path)
+
+
+def drawn_tensors(config: ModelConfig) -> dict[str, np.ndarray]:
+    """Every tensor of the model in the Hugging Face layout."""
+    _, weights = declare_model(config)
+    return {name: values(name, shape) for name, shape in weights.shapes().items()}
+
+
+def to_paddle_layout(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Linear weights [in, out]; embeddings and norms stay."""
+    return {
+        name: np.ascontiguousarray(tensor.T) if tensor.ndim == 2 and "embed_tokens" not in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def write_safetensors(
+    path: Path, tensors: dict[str, np.ndarray], *, dtype: str = "F32", metadata: dict[str, str] | None = None
+) -> None:
+    """One file; `dtype` may be F32, F16, F64, BF16 or U16 (the latter two: bfloat16, rounded to zero)."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    data = bytearray()
+    for name, tensor in tensors.items():
+        raw = stored(tensor, dtype)
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def stored(tensor: np.ndarray, dtype: str) -> bytes:
+    if dtype in ("BF16", "U16"):
+        return (tensor.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return tensor.astype({"F32": np.float32, "F16": np.float16, "F64": np.float64}[dtype]).tobytes()
+
+
+def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
+    """A whole checkpoint with drawn weights."""
+    model = write_config(path, config)
+    write_safetensors(path / "model.safetensors", drawn_tensors(model), metadata={"format": "pt"})
+    return model

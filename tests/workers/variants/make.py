@@ -1,0 +1,127 @@
+"""Writes `variants.json` with transformers on torch (neither is needed to run the tests):
+
+python -m tests.workers.variants.make
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.workers.variants import values
+
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+LLAMA = {**COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+QWEN2 = {**COMMON, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {**COMMON, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama multi-head, odd sizes, gelu": {
+        **LLAMA, "hidden_size": 30, "intermediate_size": 37, "num_attention_heads": 3, "num_key_value_heads": 3,
+        "hidden_act": "gelu", "rms_norm_eps": 1e-3, "vocab_size": 89,
+    },
+    "llama multi-query, biases, wide heads, tied": {
+        **LLAMA, "num_key_value_heads": 1, "head_dim": 20, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    "llama linear, older style": {**LLAMA, "rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 2.5}},
+    "llama llama3, older style": {
+        **LLAMA, "rope_theta": 1000.0,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "llama yarn": {
+        **LLAMA, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        },
+    },
+    "llama yarn, every option, older style": {
+        **LLAMA, "rope_theta": 500.0, "rope_scaling": {
+            "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 24, "beta_fast": 8, "beta_slow": 2, "mscale": 0.7,
+            "mscale_all_dim": 1.3, "truncate": False,
+        },
+    },
+    "llama yarn, attention factor": {
+        **LLAMA, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+            "attention_factor": 1.5,
+        },
+    },
+    "llama dynamic, within its length": {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
+    "llama dynamic, growing beyond its length": {
+        **LLAMA, "max_position_embeddings": 64, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0,
+        },
+    },
+    "qwen2 sliding windows by layer index": {
+        **QWEN2, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+    },
+    "qwen2 sliding windows off": {
+        **QWEN2, "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0, "tie_word_embeddings": True,
+    },
+    "qwen3 sliding windows by layer type, biases": {
+        **QWEN3, "use_sliding_window": True, "sliding_window": 11, "layer_types": ["sliding_attention", "full_attention"],
+        "attention_bias": True,
+    },
+    "qwen3 yarn, tied": {
+        **QWEN3, "tie_word_embeddings": True, "rope_scaling": {
+            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 40,
+        }, "rope_theta": 1000000.0,
+    },
+    "ernie4_5 biases, multi-query, untied": {
+        **ERNIE, "use_bias": True, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": False, "rope_theta": 500000.0,
+    },
+    "ernie4_5 linear": {
+        **ERNIE, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+}  # fmt: skip
+PROMPT_LENGTH = 60
+NUM_OUTPUTS = 12
+
+
+def expected_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Greedy tokens, token by token with a cache, and the 3 best log-probabilities of each."""
+    plain = AutoConfig.for_model(**json.loads(json.dumps(config)))
+    model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(values(name, tuple(parameter.shape))))
+    model.tie_weights()
+    prompt = np.random.default_rng(1).integers(3, config["vocab_size"], PROMPT_LENGTH).tolist()
+    tokens, tops, cache, new = [], [], None, prompt
+    for _ in range(NUM_OUTPUTS):
+        with torch.no_grad():
+            output = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        best = torch.log_softmax(output.logits[0, -1], -1).topk(3)
+        tops.append([[int(index), round(float(value), 6)] for value, index in zip(*best, strict=True)])
+        new = [tops[-1][0][0]]
+        tokens += new
+    return {"config": config, "prompt_token_ids": prompt, "greedy_token_ids": tokens, "top_logprobs": tops}
+
+
+if __name__ == "__main__":
+    results = {name: expected_of(config) for name, config in CONFIGS.items()}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(result)}" for name, result in results.items())
+    Path(__file__).with_name("variants.json").write_text("{\n" + lines + "\n}\n")
