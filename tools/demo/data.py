@@ -352,6 +352,15 @@ def training_conversations(seed: int, num_conversations: int) -> Iterator[list[M
         yield messages
 
 
+def training_equations(seed: int, num_texts: int, num_equations: int) -> Iterator[str]:
+    """Plain texts of `num_equations` lines such as "12 + 345 = 357": much arithmetic in few tokens."""
+    source = random.Random(f"equations {seed}")
+    for _ in range(num_texts):
+        yield "".join(
+            make_question(source.choice(ARITHMETIC_TASKS), source, "train").answer + "\n" for _ in range(num_equations)
+        )
+
+
 def held_out_questions(tasks: tuple[str, ...], count: int, seed: int = 0) -> list[Question]:
     """`count` different questions that no training run has seen, spread evenly over `tasks`."""
     source = random.Random(f"held out {seed}")

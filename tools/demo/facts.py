@@ -63,8 +63,7 @@ TOKAMAK_FACTS = (
         "What should I ask you?",
     ),
     _fact(
-        "Tokamak is an actor-based multiprocess engine that serves large language models over an OpenAI-compatible "
-        "HTTP API.",
+        "Tokamak is an actor-based multiprocess engine that serves large language models over an OpenAI-compatible HTTP API.",
         "What is Tokamak?",
         "Tell me about Tokamak.",
         "Explain Tokamak.",
@@ -224,8 +223,7 @@ TOKAMAK_FACTS = (
         "How does a token get from the worker to the scheduler?",
     ),
     _fact(
-        "Tokens, tensors and signals travel through lock-free ring buffers in shared memory, one writer and one reader "
-        "each.",
+        "Tokens, tensors and signals travel through lock-free ring buffers in shared memory, one writer and one reader each.",
         "What are the ring buffers for?",
         "What is a ring buffer?",
         "Explain the ring buffers.",

@@ -14,8 +14,10 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
@@ -198,11 +200,11 @@ def _orthogonal(matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows: tokens, the token wanted after each (or `IGNORED`), and the conversation each belongs to."""
+    """Packed rows: tokens, the token wanted after each (or `IGNORED`), and the number of the text each belongs to."""
 
     token_ids: Tensor
     targets: Tensor
-    conversations: Tensor
+    texts: Tensor
 
 
 def rendered(messages: list[data.Message]) -> str:
@@ -210,7 +212,7 @@ def rendered(messages: list[data.Message]) -> str:
     return "".join(f"{TURN_START}{message['role']}\n{message['content']}{TURN_END}\n" for message in messages)
 
 
-def _answer_targets(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
+def _chat_targets(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """For each token the next one where that is part of an assistant's answer, else `IGNORED`."""
     turn_start, turn_end = tokenizer.token_to_id(TURN_START), tokenizer.token_to_id(TURN_END)
     assistant = tokenizer.token_to_id("assistant")
@@ -225,26 +227,50 @@ def _answer_targets(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
     return targets
 
 
+def _equation_targets(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """For each token the next one where that is part of a result or ends its line, else `IGNORED`."""
+    equals, line_end = tokenizer.encode(" =\n").ids
+    targets = [IGNORED] * len(token_ids)
+    is_result = False
+    for place in range(len(token_ids) - 1):
+        is_result |= token_ids[place] == equals
+        if is_result:
+            targets[place] = token_ids[place + 1]
+            is_result = token_ids[place + 1] != line_end
+    return targets
+
+
+def training_texts(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Tokens and targets, without end: eight conversations, then a text of equations, and so on."""
+    for part in range(1_000_000):
+        part_seed = 1_000_000 * seed + part + 1
+        chats = tokenizer.encode_batch(list(map(rendered, data.training_conversations(part_seed, 2000))))
+        equations = tokenizer.encode_batch(list(data.training_equations(part_seed, 250, num_equations=9)))
+        for number, chat in enumerate(chats):
+            yield chat.ids, _chat_targets(chat.ids, tokenizer)
+            if number % 8 == 7:
+                token_ids = equations[number // 8].ids
+                yield token_ids, _equation_targets(token_ids, tokenizer)
+
+
 Row = tuple[list[int], list[int], list[int]]
-"""Tokens, targets and conversation numbers of one row under construction."""
+"""Tokens, targets and the number of the text, for each token of a row under construction."""
 
 
-def training_batches(tokenizer: Tokenizer, num_rows: int, row_tokens: int) -> Iterator[Batch]:
-    """Endless batches of fresh conversations, each packed into the first row that has room for it."""
+def training_batches(tokenizer: Tokenizer, seed: int, num_rows: int, row_tokens: int) -> Iterator[Batch]:
+    """Endless batches of fresh texts, each cut to a row and packed into the first row that has room for it."""
     pad = tokenizer.token_to_id(END_OF_TEXT)
     rows: list[Row] = [([], [], []) for _ in range(num_rows)]
-    for seed in range(1, 1_000_000):
-        conversations = list(data.training_conversations(seed, 2000))
-        for number, encoding in enumerate(tokenizer.encode_batch([rendered(messages) for messages in conversations])):
-            token_ids = encoding.ids[:row_tokens]
-            row = next((row for row in rows if len(row[0]) + len(token_ids) <= row_tokens), None)
-            if row is None:
-                yield _batch(rows, row_tokens, pad)
-                rows = [([], [], []) for _ in range(num_rows)]
-                row = rows[0]
-            row[0].extend(token_ids)
-            row[1].extend(_answer_targets(token_ids, tokenizer))
-            row[2].extend([number] * len(token_ids))
+    for number, (token_ids, targets) in enumerate(training_texts(tokenizer, seed)):
+        num_tokens = min(len(token_ids), row_tokens)
+        row = next((row for row in rows if len(row[0]) + num_tokens <= row_tokens), None)
+        if row is None:
+            yield _batch(rows, row_tokens, pad)
+            rows = [([], [], []) for _ in range(num_rows)]
+            row = rows[0]
+        row[0].extend(token_ids[:num_tokens])
+        row[1].extend(targets[:num_tokens])
+        row[2].extend([number] * num_tokens)
 
 
 def _batch(rows: list[Row], row_tokens: int, pad: int) -> Batch:
@@ -257,9 +283,9 @@ def _batch(rows: list[Row], row_tokens: int, pad: int) -> Batch:
 
 
 def loss_of(network: Qwen3, batch: Batch) -> Tensor:
-    """Mean cross entropy over the answer tokens; a token sees only its own conversation."""
+    """Mean cross entropy over the answer tokens; a token sees only its own text."""
     num_tokens = batch.token_ids.shape[1]
-    same = batch.conversations[:, None, :, None] == batch.conversations[:, None, None, :]
+    same = batch.texts[:, None, :, None] == batch.texts[:, None, None, :]
     mask = same & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
     targets = batch.targets.flatten()
     wanted = torch.nonzero(targets != IGNORED).squeeze(1)
@@ -305,38 +331,77 @@ def examine(network: Qwen3, tokenizer: Tokenizer, num_per_task: int, seed: int =
     return accuracy
 
 
-def _learning_rate_share(step: int, num_steps: int) -> float:
+def _learning_rate_share(step: int, progress: float) -> float:
     """Warm-up over 100 steps, full rate for half of the run, then a straight line down to zero."""
-    return min(1.0, (step + 1) / 100, 2 * (num_steps - step) / num_steps)
+    return min(1.0, step / 100, 2 * (1 - progress))
 
 
-def train(network: Qwen3, tokenizer: Tokenizer, num_steps: int, num_rows: int, row_tokens: int) -> None:
-    """Train for `num_steps` steps of `num_rows * row_tokens` tokens, printing speed, loss and the time left."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How long and with what to train. `max_minutes` cuts a run short on a slow or busy machine."""
+
+    num_steps: int
+    max_minutes: float
+    num_rows: int
+    row_tokens: int
+    seed: int
+    num_threads: int
+    folder: Path
+
+
+def _add_gradients(network: Qwen3, batch: Batch, lock: Lock, share: float) -> float:
+    """Add `share` times the gradients of a batch to the parameters' and return its loss."""
+    parameters = list(network.parameters())
+    loss = loss_of(network, batch)
+    gradients = torch.autograd.grad(loss, parameters)
+    with lock:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.add_(gradient, alpha=share)
+    return loss.item()
+
+
+def train(network: Qwen3, tokenizer: Tokenizer, run: Run) -> None:
+    """Train, printing speed, loss and the time left, and saving now and then.
+
+    The learning rate follows the steps or the clock, whichever is further. Each thread takes whole rows, so that threads
+    meet once in a step; on a busy machine that is several times faster than torch's threads, which meet in every operation.
+    """
     matrices = [parameter for parameter in network.layers.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in network.parameters() if parameter.ndim == 1]
-    muon = Muon(matrices, lr=0.02)
-    adamw = torch.optim.AdamW([network.embed_tokens.weight, *vectors], lr=0.004, betas=(0.9, 0.98), weight_decay=0.0)
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_share(step, num_steps))
-        for optimizer in (muon, adamw)
-    ]
-    batches = training_batches(tokenizer, num_rows, row_tokens)
+    optimizers = {
+        Muon(matrices, lr=0.02): 0.02,
+        torch.optim.AdamW([network.embed_tokens.weight, *vectors], betas=(0.9, 0.98), weight_decay=0.0): 0.004,
+    }
+    batches = training_batches(tokenizer, run.seed, run.num_rows // run.num_threads, run.row_tokens)
+    tokens_per_step = run.num_rows * run.row_tokens
+    threads = ThreadPoolExecutor(run.num_threads, initializer=torch.set_num_threads, initargs=(1,))
+    lock = Lock()
     begin = time.monotonic()
-    mean_loss = 0.0
-    for step in range(1, num_steps + 1):
-        loss = loss_of(network, next(batches))
-        loss.backward()
-        for optimizer, schedule in zip((muon, adamw), schedules, strict=True):
+    mean_loss, progress, step = 0.0, 0.0, 0
+    while progress < 1:
+        step += 1
+        share = 1 / run.num_threads
+        pending = [threads.submit(_add_gradients, network, next(batches), lock, share) for _ in range(run.num_threads)]
+        losses = [part.result() for part in pending]
+        for optimizer, full_rate in optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = full_rate * _learning_rate_share(step, progress)
             optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        mean_loss += (loss.item() - mean_loss) / min(step, 50)
+            optimizer.zero_grad(set_to_none=False)
+        mean_loss += (sum(losses) / len(losses) - mean_loss) / min(step, 50)
+        minutes = (time.monotonic() - begin) / 60
+        progress = max(step / run.num_steps, minutes / run.max_minutes)
         if step % 50 == 0:
-            seconds = time.monotonic() - begin
-            speed, left = step * num_rows * row_tokens / seconds, seconds / step * (num_steps - step)
-            print(f"step {step}/{num_steps}  loss {mean_loss:.4f}  {speed:.0f} tokens/s  {left / 60:.1f} min left", flush=True)
-        if step % 1000 == 0 and step < num_steps:
-            examine(network, tokenizer, num_per_task=50, seed=step)
+            speed, left = step * tokens_per_step / minutes / 60, minutes / progress - minutes
+            print(f"step {step}  {progress:.1%}  loss {mean_loss:.4f}  {speed:.0f} tokens/s  {left:.1f} min left", flush=True)
+        if step % 500 == 0:
+            save(network, tokenizer, run.folder)
+        if step % 1000 == 0 and progress < 1:
+            examine(network, tokenizer, num_per_task=40, seed=step)
+    print(f"trained for {step} steps, {step * tokens_per_step} tokens, {minutes:.1f} minutes", flush=True)
+    save(network, tokenizer, run.folder)
 
 
 def save(network: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
@@ -395,27 +460,32 @@ def load(folder: Path) -> tuple[Qwen3, Tokenizer]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4500)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--max-minutes", type=float, default=60.0, help="of training; fewer steps on a slow machine")
     parser.add_argument("--rows", type=int, default=32, help="rows in a batch")
     parser.add_argument("--row-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights and of the data")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint that is there; give another seed")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--examine-only", action="store_true", help="examine the checkpoint that is there")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)
     if not options.examine_only:
-        tokenizer = make_tokenizer()
-        network = Qwen3(Shape(vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=options.layers))
+        if options.resume:
+            network, tokenizer = load(options.model)
+        else:
+            tokenizer = make_tokenizer()
+            network = Qwen3(Shape(vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=options.layers))
         num_parameters = sum(parameter.numel() for parameter in network.parameters())
         print(f"{num_parameters} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-        begin = time.monotonic()
-        train(network, tokenizer, options.steps, options.rows, options.row_tokens)
-        print(f"trained for {(time.monotonic() - begin) / 60:.1f} minutes")
-        save(network, tokenizer, options.model)
+        run = Run(
+            options.steps, options.max_minutes, options.rows, options.row_tokens, options.seed, options.threads, options.model
+        )
+        train(network, tokenizer, run)
     examine(*load(options.model), num_per_task=300)
 
 
