@@ -16,7 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.errors import ControlError
+from engine.errors import ControlError, StartError
 from engine.messages import Command, Control, Order, Reply, decode_control, encode
 from engine.run import Run
 
@@ -79,9 +79,15 @@ class ControlServer:
         self.control = self._context.socket(zmq.ROUTER)
         self.control.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.control.setsockopt(zmq.LINGER, 1000)
-        self.control.bind(run.control_endpoint)
         self.events = self._context.socket(zmq.PULL)
-        self.events.bind(run.events_endpoint)
+        try:
+            self.control.bind(run.control_endpoint)
+            self.events.bind(run.events_endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise StartError(
+                f"cannot make sockets in {run.directory}: {error}; give another directory with --run-dir"
+            ) from error
         self._clients: dict[str, bytes] = {}
 
     def commands(self) -> list[Command]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -77,21 +78,40 @@ def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: c
 
 
 def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> None:
-    """The ready line, and what to try. Tools wait for the first line exactly as it is."""
+    """The ready line and what to try, on stdout. Tools wait for the first line exactly as it is."""
     seconds = time.monotonic() - start_s
     segments.counters.counter("start_seconds", SUPERVISOR).set(seconds)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    url = f"http://{host}:{config.port}"
-    near = f"http://127.0.0.1:{config.port}" if config.host in ("0.0.0.0", "::") else url
     name = config.served_model_name[0]
+    lines = [
+        f"ready {_url(config.host, config.port)}",
+        f"  model {name} on {config.device}, up to {config.max_model_len} tokens, ready after {seconds:.1f} s; try:",
+        *(f"    {line}" for line in _examples(config, name)),
+    ]
+    with contextlib.suppress(OSError):  # nobody reads it: the engine serves all the same
+        print("\n".join(lines), flush=True)
+
+
+def _examples(config: EngineConfig, name: str) -> tuple[str, str, str]:
+    """curl, the openai client, and the monitor."""
+    url = _url("127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host, config.port)
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What are you?"}}]}}'
-    print(f"ready {url}")
-    print(f"  model {name}, {config.device}, {config.max_model_len} tokens, ready after {seconds:.1f} s; try:")
-    print(f"    curl {near}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
-    print(
-        f"    python -c \"from openai import OpenAI; c = OpenAI(base_url='{near}/v1', api_key='{'KEY' if key else '-'}'); "
-        f"print(c.chat.completions.create(model='{name}', messages=[dict(role='user', content='What are you?')])"
-        '.choices[0].message.content)"'
+    client = f"OpenAI(base_url='{url}/v1', api_key='{'KEY' if key else '-'}')"
+    call = f"chat.completions.create(model='{name}', messages=[dict(role='user', content='What are you?')])"
+    return (
+        f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+        f'{_program("python")} -c "from openai import OpenAI; print({client}.{call}.choices[0].message.content)"',
+        f"{_program('tokamak')} top",
     )
-    print("    tokamak top", flush=True)
+
+
+def _program(name: str) -> str:
+    """How a shell in this directory starts a program of this environment."""
+    path = Path(sys.executable).parent / name
+    if not path.exists() or shutil.which(name) == str(path):
+        return name
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

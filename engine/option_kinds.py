@@ -22,6 +22,7 @@ class Kind:
     parse: Callable[[str], Any]
     is_list: bool = False
     is_flag: bool = False
+    show: Callable[[Any], str] = str
 
 
 def whole(least: int, most: int = 1 << 53) -> Kind:
@@ -49,7 +50,7 @@ def seconds(least: float, most: float = 1e7) -> Kind:
             raise ValueError("expected a number of seconds")
         return _bounded(value, least, most)
 
-    return Kind("SECONDS", parse)
+    return Kind("SECONDS", parse, show=lambda value: f"{value:g}")
 
 
 def power_of_two(least: int, most: int) -> Kind:
@@ -75,7 +76,7 @@ def num_bytes(least: int) -> Kind:
             raise ValueError(f"expected at least {least} bytes")
         return value
 
-    return Kind("SIZE", parse)
+    return Kind("SIZE", parse, show=lambda size: f"{size >> 20}MiB")
 
 
 def choice(*values: str) -> Kind:

@@ -152,7 +152,7 @@ def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
         )
         return
     if option.default not in (None, "", ()):
-        shown += f" (default: {option.default})"
+        shown += f" (default: {option.kind.show(option.default)})"
     action = "append" if option.kind.is_list else "store"
     group.add_argument(f"--{option.name}", metavar=option.kind.metavar, action=action, help=shown)
 

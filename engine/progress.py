@@ -6,6 +6,7 @@ each change is a line.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -54,10 +55,10 @@ class PlainProgress:
         return text != printed and time.monotonic() - printed_s >= _TEXT_INTERVAL_S
 
     def end(self) -> None:
-        sys.stderr.flush()
+        """Nothing is left on the screen."""
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _print(text)
 
 
 class LiveProgress:
@@ -98,9 +99,15 @@ class LiveProgress:
             self._live = None
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _print(text)
 
 
 def terminal_progress() -> Progress:
     """The live one where a person looks at stderr."""
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _print(text: str) -> None:
+    """To stderr; an engine whose terminal was closed goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -136,8 +136,8 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
 
 
 def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> int:
-    """The longest sample, where that is the model's own limit lowered to what the cache holds. A limit that was asked for stays:
-    the scheduler then refuses the requests that can never fit, and only those."""
+    """The longest sample, where that is the model's own limit lowered to what the cache holds. A limit that was asked for
+    stays: the scheduler then refuses the requests that can never fit, and only those."""
     block_size = options.values["block_size"]
     room = num_kv_blocks * block_size
     if limit <= room:

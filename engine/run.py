@@ -181,8 +181,9 @@ def new_run_id() -> str:
 def runs_root() -> Path:
     """Where this user's runs are. The one look at the environment outside the options: tools find a run before they know its
     configuration."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(runtime) / "tokamak" if os.path.isdir(runtime) else Path(f"/tmp/tokamak-{os.getuid()}")
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
+    is_ours = runtime.is_dir() and runtime.stat().st_uid == os.getuid()  # not so after sudo
+    return runtime / "tokamak" if is_ours else Path(f"/tmp/tokamak-{os.getuid()}")
 
 
 def make_private_directory(path: Path) -> None:

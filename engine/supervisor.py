@@ -248,11 +248,11 @@ class Supervisor:
         limit_s = self.config.load_timeout_s if row.state in _STARTING_STATES else self.config.hang_timeout_s
         match child.watch.look(now_ns, row.heartbeat_ns, int(limit_s * 1e9)):
             case HangAction.DUMP:
-                self._num_hangs.add(1)
-                child.failure = f"no heartbeat for {limit_s:g} s ({row.state.name})"
-                self._progress.note(f"{child.name} hangs: {child.failure}; its stacks are in {child.log_path}")
+                self._progress.note(f"{child.name} hangs: no heartbeat for {limit_s:g} s; its stacks are in {child.log_path}")
                 child.send_signal(SIGUSR1)
             case HangAction.TERMINATE:
+                self._num_hangs.add(1)
+                child.failure = f"hung, no heartbeat for {limit_s:g} s while {row.state.name}"
                 child.send_signal(SIGTERM)
             case HangAction.KILL:
                 child.send_signal(SIGKILL)
