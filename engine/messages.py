@@ -426,7 +426,7 @@ class Reply(msgspec.Struct, tag=True):
     command_id: str
     status: int = 200
     message: str = ""
-    details: dict[str, int | float | str | None | list[dict[str, int | float | str | None]]] = {}
+    details: dict[str, int | float | str | list[dict[str, int | float | str | None]] | None] = {}
 
 
 class ActorState(msgspec.Struct, tag=True):
