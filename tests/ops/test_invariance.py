@@ -1,4 +1,5 @@
-"""A row's bits depend on that row alone: every op gives a row alone, in any batch, at any place and in any chunk the same bits."""
+"""A row's bits depend on that row alone: every op gives a row alone, in any batch, at any place and in any chunk the same
+bits."""
 
 from __future__ import annotations
 

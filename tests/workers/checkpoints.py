@@ -1,4 +1,5 @@
-"""Checkpoints made by tests: a config.json and drawn weights, written as any tool would, in any layout, dtype and number of files."""
+"""Checkpoints made by tests: a config.json and drawn weights, written as any tool would, in any layout, dtype and number of
+files."""
 
 from __future__ import annotations
 

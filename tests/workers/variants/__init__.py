@@ -1,9 +1,8 @@
 """Other shapes and options of the supported architectures, each with what transformers answers.
 
 `variants.json` holds, per variant, a config.json in its original style, a prompt and the expected greedy tokens and
-log-probabilities. The weights are not stored: they are drawn by `values`, which `make.py` (run by hand where torch and transformers
-are installed) and the tests share.
-"""
+log-probabilities. The weights are not stored: they are drawn by `values`, which `make.py` (run by hand where torch and
+transformers are installed) and the tests share."""
 
 from __future__ import annotations
 

@@ -35,67 +35,124 @@ ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausa
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama multi-head, odd sizes, gelu": {
-        **LLAMA, "hidden_size": 30, "intermediate_size": 37, "num_attention_heads": 3, "num_key_value_heads": 3,
-        "hidden_act": "gelu", "rms_norm_eps": 1e-3, "vocab_size": 89,
+        **LLAMA,
+        "hidden_size": 30,
+        "intermediate_size": 37,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "hidden_act": "gelu",
+        "rms_norm_eps": 1e-3,
+        "vocab_size": 89,
     },
     "llama multi-query, biases, wide heads, tied": {
-        **LLAMA, "num_key_value_heads": 1, "head_dim": 20, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        **LLAMA,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
         "hidden_act": "gelu_pytorch_tanh",
     },
     "llama linear, older style": {**LLAMA, "rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 2.5}},
     "llama llama3, older style": {
-        **LLAMA, "rope_theta": 1000.0,
+        **LLAMA,
+        "rope_theta": 1000.0,
         "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32,
         },
     },
     "llama yarn": {
-        **LLAMA, "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        **LLAMA,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
         },
     },
     "llama yarn, every option, older style": {
-        **LLAMA, "rope_theta": 500.0, "rope_scaling": {
-            "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 24, "beta_fast": 8, "beta_slow": 2, "mscale": 0.7,
-            "mscale_all_dim": 1.3, "truncate": False,
+        **LLAMA,
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 16.0,
+            "original_max_position_embeddings": 24,
+            "beta_fast": 8,
+            "beta_slow": 2,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.3,
+            "truncate": False,
         },
     },
     "llama yarn, attention factor": {
-        **LLAMA, "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        **LLAMA,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
             "attention_factor": 1.5,
         },
     },
     "llama dynamic, within its length": {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
     "llama dynamic, growing beyond its length": {
-        **LLAMA, "max_position_embeddings": 64, "rope_parameters": {
-            "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0,
+        **LLAMA,
+        "max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "factor": 3.0,
         },
     },
     "qwen2 sliding windows by layer index": {
-        **QWEN2, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+        **QWEN2,
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
     },
     "qwen2 sliding windows off": {
-        **QWEN2, "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0, "tie_word_embeddings": True,
+        **QWEN2,
+        "use_sliding_window": False,
+        "sliding_window": 8,
+        "max_window_layers": 0,
+        "tie_word_embeddings": True,
     },
     "qwen3 sliding windows by layer type, biases": {
-        **QWEN3, "use_sliding_window": True, "sliding_window": 11, "layer_types": ["sliding_attention", "full_attention"],
+        **QWEN3,
+        "use_sliding_window": True,
+        "sliding_window": 11,
+        "layer_types": ["sliding_attention", "full_attention"],
         "attention_bias": True,
     },
     "qwen3 yarn, tied": {
-        **QWEN3, "tie_word_embeddings": True, "rope_scaling": {
-            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 40,
-        }, "rope_theta": 1000000.0,
+        **QWEN3,
+        "tie_word_embeddings": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": 40,
+        },
+        "rope_theta": 1000000.0,
     },
     "ernie4_5 biases, multi-query, untied": {
-        **ERNIE, "use_bias": True, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": False, "rope_theta": 500000.0,
+        **ERNIE,
+        "use_bias": True,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "rope_theta": 500000.0,
     },
     "ernie4_5 linear": {
-        **ERNIE, "tie_word_embeddings": True,
+        **ERNIE,
+        "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     },
-}  # fmt: skip
+}
 PROMPT_LENGTH = 60
 NUM_OUTPUTS = 12
 
