@@ -16,14 +16,14 @@ from starlette.responses import Response
 from api import protocol
 from api.completions import likeliest
 from api.errors import json_response
-from api.exchange import ABORT_KEY, Exchange, until_finished
+from api.exchange import Exchange, until_finished
 from api.generation import Generation, OpenSample
 from api.logprobs import chat_logprobs, prompt_logprobs
 from api.model import ServedModel
 from api.protocol import ChatRequest, Conversation, invalid
 from api.responses import AssistantMessage, ChatChoice, ChatChunkChoice, ChatCompletion, ChatDelta, FinishReason
 from api.sse import ChunkWriter, EventStream
-from api.submission import check_max_tokens, check_samples, check_stream, make_submits, sampling_params
+from api.submission import check_max_tokens, check_samples, check_stream, open_generation, sampling_params
 from api.usage import usage_of
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Delta
@@ -39,15 +39,14 @@ class ChatHead(msgspec.Struct):
 async def create_chat_completion(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
-    client, model = exchange.services.client, exchange.services.model
+    model = exchange.services.model
     fields = protocol.load(await exchange.body(request))
     body = protocol.convert(fields, ChatRequest)
-    name = model.resolve(body.model)
+    head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
     prompt = chat_prompt(fields)
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
-    num_logprobs = _num_logprobs(body)
-    max_tokens = _max_tokens(body, model)
+    num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
     sampling = sampling_params(
         body,
         model,
@@ -55,15 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
         num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
         num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
     )
-    generation = client.open(
-        exchange.key,
-        make_submits(exchange.key, [prompt], body, model, sampling, best_of=best_of, arrival_ns=exchange.arrival_ns),
-        samples_per_prompt=best_of,
-        is_streaming=bool(body.stream),
-        is_scoring=max_tokens == 0,
-        abort_connection=request.scope[ABORT_KEY],
-    )
-    head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), name)
+    generation = open_generation(request, body, [prompt], sampling, best_of=best_of, is_scoring=max_tokens == 0)
     if body.stream:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body))
@@ -96,9 +87,11 @@ def chat_prompt(fields: dict[str, Any]) -> ChatPrompt:
 
 def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:
     """None: up to the model's limit."""
-    if body.max_completion_tokens is not None:
-        return check_max_tokens("max_completion_tokens", body.max_completion_tokens, body, model)
-    return None if body.max_tokens is None else check_max_tokens("max_tokens", body.max_tokens, body, model)
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if max_tokens is not None:
+        check_max_tokens(param, max_tokens, body, model)
+    return max_tokens
 
 
 def _num_logprobs(body: ChatRequest) -> int:

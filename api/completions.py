@@ -14,16 +14,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import ABORT_KEY, Exchange, until_finished
+from api.exchange import Exchange, until_finished
 from api.generation import Generation, OpenSample
 from api.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from api.model import ServedModel
 from api.protocol import CompletionRequest, invalid
 from api.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
 from api.sse import ChunkWriter, EventStream
-from api.submission import check_max_tokens, check_samples, check_stream, check_vocabulary, int32, make_submits, sampling_params
+from api.submission import (
+    check_max_tokens,
+    check_samples,
+    check_stream,
+    check_vocabulary,
+    int32,
+    open_generation,
+    sampling_params,
+)
 from api.usage import usage_of
-from engine.messages import Delta, Prompt, TextPrompt, TokensPrompt
+from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -38,37 +46,35 @@ class CompletionHead(msgspec.Struct):
 async def create_completion(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
-    client, model = exchange.services.client, exchange.services.model
+    model = exchange.services.model
     body = await exchange.parse(request, CompletionRequest)
-    name = model.resolve(body.model)
+    head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body, model)
     check_stream(body)
     n, best_of = check_samples(body, len(prompts), model)
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    max_tokens = check_max_tokens("max_tokens", asked, body, model)
-    echoed = [await _text_of(prompt, exchange) for prompt in prompts] if body.echo else []
-    num_logprobs = -1 if body.logprobs is None else body.logprobs
-    sampling = sampling_params(
-        body,
-        model,
-        max_tokens=max_tokens,
-        num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
-        num_prompt_logprobs=max(_given(body.prompt_logprobs), num_logprobs if body.echo else -1),
-    )
-    generation = client.open(
-        exchange.key,
-        make_submits(exchange.key, prompts, body, model, sampling, best_of=best_of, arrival_ns=exchange.arrival_ns),
-        samples_per_prompt=best_of,
-        is_streaming=bool(body.stream),
-        is_scoring=max_tokens == 0,
-        abort_connection=request.scope[ABORT_KEY],
-    )
-    head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), name)
-    builders = [ChoiceBuilder(body, echoed[index // best_of] if echoed else "") for index in range(len(generation.samples))]
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    check_max_tokens("max_tokens", max_tokens, body, model)
+    echoes = [await _text_of(prompt, exchange) if body.echo else "" for prompt in prompts]
+    sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
+    generation = open_generation(request, body, prompts, sampling, best_of=best_of, is_scoring=max_tokens == 0)
+    builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, builders))
     await until_finished(generation, request.receive)
     return _answer(head, generation, builders, n)
+
+
+def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int, has_rivals: bool) -> SamplingParams:
+    """An echo shows its log-probabilities as well; samples that compete are measured by theirs."""
+    num_logprobs = -1 if body.logprobs is None else body.logprobs
+    num_prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+    return sampling_params(
+        body,
+        model,
+        max_tokens=max_tokens,
+        num_logprobs=max(num_logprobs, 0) if has_rivals else num_logprobs,
+        num_prompt_logprobs=max(num_prompt_logprobs, num_logprobs) if body.echo else num_prompt_logprobs,
+    )
 
 
 def prompts_of(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
@@ -166,7 +172,3 @@ async def _text_of(prompt: Prompt, exchange: Exchange) -> str:
         return prompt.text
     assert isinstance(prompt, TokensPrompt)
     return await exchange.services.client.detokenize(prompt.token_ids)
-
-
-def _given(num_logprobs: int | None) -> int:
-    return -1 if num_logprobs is None else num_logprobs

@@ -12,7 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
+from starlette.requests import Request
 
+from api.exchange import ABORT_KEY, Exchange
+from api.generation import Generation
 from api.model import ServedModel
 from api.protocol import GenerationRequest, invalid
 from engine.messages import Prompt, SamplingParams, Submit, TextOptions
@@ -50,13 +53,12 @@ def sampling_params(
     )
 
 
-def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, model: ServedModel) -> int:
+def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, model: ServedModel) -> None:
     """`max_tokens`, which came as the parameter `param`, against the model and `min_tokens`."""
     if max_tokens > model.max_model_len:
         raise invalid(param, f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens")
     if (request.min_tokens or 0) > max_tokens:
         raise invalid("min_tokens", f"{request.min_tokens} is more than {param}, {max_tokens}")
-    return max_tokens
 
 
 def text_options(request: GenerationRequest) -> TextOptions:
@@ -100,24 +102,38 @@ def check_vocabulary(param: str, token_ids: Iterable[int], model: ServedModel) -
             raise invalid(param, f"token id {token_id} is not in the vocabulary of {model.vocab_size} tokens")
 
 
-def make_submits(
-    key: str,
+def open_generation(
+    request: Request,
+    body: GenerationRequest,
     prompts: Sequence[Prompt],
-    request: GenerationRequest,
-    model: ServedModel,
     sampling: SamplingParams,
     *,
     best_of: int,
-    arrival_ns: int,
+    is_scoring: bool,
+) -> Generation:
+    """Submit every sample of every prompt. Raises RequestError where the engine takes no more."""
+    exchange = Exchange.of(request)
+    return exchange.services.client.open(
+        exchange.key,
+        make_submits(exchange, body, prompts, sampling, best_of),
+        samples_per_prompt=best_of,
+        is_streaming=bool(body.stream),
+        is_scoring=is_scoring,
+        abort_connection=request.scope[ABORT_KEY],
+    )
+
+
+def make_submits(
+    exchange: Exchange, body: GenerationRequest, prompts: Sequence[Prompt], sampling: SamplingParams, best_of: int
 ) -> list[Submit]:
-    """Every sample of every prompt, prompt by prompt. `key` is unique in the run; samples of one prompt share `group_id`. What
-    comes before the first `~` of any of these ids is the request id that the client knows."""
-    text = text_options(request)
-    timeout_s = request.timeout or model.request_timeout_s
+    """Prompt by prompt; samples of one prompt share `group_id`. What comes before the first `~` of any of these ids is the
+    request id that the client knows."""
+    text = text_options(body)
+    timeout_s = body.timeout or exchange.services.model.request_timeout_s
     samplings = [msgspec.structs.replace(sampling, sample_index=index) for index in range(best_of)]
     submits = []
     for number, prompt in enumerate(prompts):
-        group_id = key if len(prompts) == 1 else f"{key}~p{number}"
+        group_id = exchange.key if len(prompts) == 1 else f"{exchange.key}~p{number}"
         for index in range(best_of):
             submits.append(
                 Submit(
@@ -129,9 +145,9 @@ def make_submits(
                     sampling=samplings[index],
                     text=text,
                     group_id=group_id,
-                    priority=request.priority or 0,
-                    arrival_ns=arrival_ns,
-                    deadline_ns=arrival_ns + int(timeout_s * 1e9) if timeout_s else 0,
+                    priority=body.priority or 0,
+                    arrival_ns=exchange.arrival_ns,
+                    deadline_ns=exchange.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0,
                 )
             )
     return submits
