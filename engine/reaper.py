@@ -94,19 +94,24 @@ def _run_id_in(directory: Path) -> str:
 
 def _reap_orphan(run_id: str) -> bool:
     """Remove the segments of a run without directory if they are ours and their creator is dead."""
-    if not is_run_id(run_id):
+    names = segment_names(run_id)
+    if not is_run_id(run_id) or not all(map(_is_ours, names)) or is_held(run_id):
         return False
-    with contextlib.suppress(SharedMemoryError, FileNotFoundError):
-        if not is_held(run_id) and all(_is_ours_and_dead(name) for name in segment_names(run_id)):
-            unlink_segments(run_id)
-            return True
-    return False
+    try:
+        creators = [Segment.attach(name, is_readonly=True, timeout_s=0.0).owner for name in names]
+    except SharedMemoryError:
+        return False  # it has no header (yet), or has gone
+    if any(creator.is_alive() for creator in creators):
+        return False
+    unlink_segments(run_id)
+    return True
 
 
-def _is_ours_and_dead(name: str) -> bool:
-    if (DIRECTORY / name[1:]).stat().st_uid != os.getuid():
+def _is_ours(name: str) -> bool:
+    try:
+        return (DIRECTORY / name[1:]).stat().st_uid == os.getuid()
+    except FileNotFoundError:
         return False
-    return not Segment.attach(name, is_readonly=True, timeout_s=0.0).owner.is_alive()
 
 
 def _kill_children(run_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from engine.reaper import create_run, reap, remove_run
 from engine.run import Manifest, Run, WeightsRecord, choose_run, find_runs, new_run_id, open_run, runs_root
 from engine.topology import ActorPlan
 from shm.counters import Counters
+from shm.process import ProcessIdentity
 from shm.segment import DIRECTORY, Segment, segment_name, segment_names, unlink_segment
 from tests.engine.echo_engine import REPOSITORY, is_gone
 from tests.waiting import wait_until
@@ -112,18 +114,17 @@ def test_a_pid_that_was_used_again_is_not_killed(root: Path, owner: Owner) -> No
     counters = Counters.attach(run.run_id)
     bystander = subprocess.Popen(["sleep", "1000"])
     try:
-        row = counters.actor("echo0")
-        child_pid, start_ticks = row.pid, row.start_ticks
-        row._view.set_word("pid", bystander.pid)  # its start time is another's
+        identity = ProcessIdentity.of(bystander.pid)
+        earlier = ProcessIdentity(identity.pid, identity.start_ticks - 1, identity.boot_id)
+        counters.actor("echo0").set_process(earlier)
         counters.close()
         owner.kill()
         assert reap(root) == [run.run_id]
         assert bystander.poll() is None
-        assert start_ticks > 0
     finally:
         bystander.kill()
         bystander.wait()
-        os.kill(child_pid, 9)
+        os.kill(owner.child_pid, signal.SIGKILL)
 
 
 def test_a_dead_run_elsewhere_is_found_by_its_link(root: Path, tmp_path: Path) -> None:
@@ -218,5 +219,16 @@ def test_segments_whose_creator_cannot_be_seen_but_holds_them_stay(root: Path) -
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
     with open(DIRECTORY / f"tokamak.{run_id}.counters.main", "rb") as counters_file:
         fcntl.flock(counters_file, fcntl.LOCK_SH)
+        assert run_id not in reap(root)
+    assert run_id in reap(root)
+
+
+def test_segments_of_another_user_stay(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir(mode=0o700)
+    run_id = new_run_id()
+    code = f"from shm.counters import Counters; Counters.create('{run_id}', ('supervisor',), lambda role: ())"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+    with monkeypatch.context() as other_user:
+        other_user.setattr(os, "getuid", lambda: 4_000_000_000)
         assert run_id not in reap(root)
     assert run_id in reap(root)
