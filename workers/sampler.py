@@ -111,12 +111,12 @@ def _only(weights: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
 
 
 def best(values: np.ndarray, count: int) -> np.ndarray:
-    """Indexes of the `count` largest values, best first, ties by the lower index."""
+    """Indexes of the `count` largest values, best first, ties by the lower index; NaN counts as the least."""
     count = min(count, len(values))
     if count == 0:
         return np.empty(0, np.int64)
     threshold = np.partition(values, len(values) - count)[len(values) - count]
-    candidates = np.flatnonzero(values >= threshold)
+    candidates = np.flatnonzero(~(values < threshold))
     return candidates[np.argsort(-values[candidates], kind="stable")[:count]]
 
 

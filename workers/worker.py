@@ -152,8 +152,8 @@ class WorkerActor(Actor):
         from workers.runner import Runner
 
         self.context.row.beat(time.monotonic_ns())
-        arena = self.context.arena()
-        return Runner(config, ModelConfig.read(config.model), arena.buffer, self.context.index)
+        self._arena = self.context.arena()
+        return Runner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index)
 
     def _load(self, path: str, version: int) -> None:
         """Load weights; CheckpointError leaves the present ones."""

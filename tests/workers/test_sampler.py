@@ -187,6 +187,11 @@ class TestLogprobs:
         ids, values = sampler.top_logprobs(logits_of()[0], np.float32(0), count)
         assert len(ids) == len(values) == min(count, VOCAB)
 
+    def test_broken_logits_have_best_ones_all_the_same(self) -> None:
+        assert len(sampler.best(np.full(VOCAB, np.nan, np.float32), 4)) == 4
+        partly = np.array([np.nan, 1.0, np.nan, 2.0], np.float32)
+        assert sampler.best(partly, 4).tolist() == [3, 1, 0, 2]
+
     def test_equal_best_are_ordered_by_id(self) -> None:
         logits = np.zeros(VOCAB, np.float32)
         logits[30] = 1

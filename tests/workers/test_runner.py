@@ -1,0 +1,154 @@
+"""The runner's weights: replaced whole or not at all, and what they left behind does not reach those that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import CheckpointError
+from engine.messages import SamplingParams, Step
+from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
+from tests.workers.serving import Sample, Serving, make_runner
+from workers.runner import Runner
+
+PROMPT = [5, 9, 3, 30, 22, 8, 17]
+
+
+def quiet(num_done: int, num_bytes: int) -> None:
+    """No progress."""
+
+
+def answer(runner: Runner) -> tuple[object, ...]:
+    sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2), 8)
+    serving = Serving(runner, chunk=4)
+    serving.place(sample, 2)
+    serving.run([sample])
+    return sample.answer()
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "first", TINY)
+    return tmp_path / "first"
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """Other weights of the same shape."""
+    config = write_config(tmp_path / "second", TINY)
+    tensors = {name: values * np.float32(1.5) for name, values in drawn_tensors(config).items()}
+    write_safetensors(tmp_path / "second" / "model.safetensors", tensors)
+    return tmp_path / "second"
+
+
+def runner_of(path: Path) -> Runner:
+    return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4)
+
+
+def test_reload_equals_a_fresh_start(first: Path, second: Path) -> None:
+    runner = runner_of(first)
+    before = answer(runner)
+    runner.load(str(second), 2, quiet)
+    assert (runner.weights.version, runner.weights.path) == (2, str(second))
+    assert answer(runner) == answer(runner_of(second)) != before
+    runner.load(str(first), 3, quiet)
+    assert answer(runner) == before
+
+
+def test_a_broken_checkpoint_changes_nothing(first: Path, second: Path) -> None:
+    runner = runner_of(first)
+    before = answer(runner)
+    weights = second / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="truncated"):
+        runner.load(str(second), 2, quiet)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        runner.load(str(second), 2, quiet)
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        runner.load(str(second / "nowhere"), 2, quiet)
+    assert runner.weights.version == 1
+    assert answer(runner) == before
+
+
+def test_another_shape_is_refused(first: Path, tmp_path: Path) -> None:
+    runner = runner_of(first)
+    write_checkpoint(tmp_path / "other", {**TINY, "intermediate_size": 32, "rms_norm_eps": 1e-5})
+    with pytest.raises(CheckpointError, match=r"intermediate_size: 24, 32; rms_norm_eps: 1e-06, 1e-05"):
+        runner.load(str(tmp_path / "other"), 2, quiet)
+
+
+def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path) -> None:
+    """NaN in the cache, in the dummy block too, does not reach the answers of the weights after them."""
+    config = write_config(tmp_path / "broken", TINY)
+    broken = {name: np.full_like(values, np.nan) for name, values in drawn_tensors(config).items()}
+    write_safetensors(tmp_path / "broken" / "model.safetensors", broken)
+    runner = runner_of(first)
+    before = answer(runner)
+    runner.load(str(tmp_path / "broken"), 2, quiet)
+    assert np.isnan(answer(runner)[1]).all()  # type: ignore[call-overload]
+    runner.load(str(first), 3, quiet)
+    assert answer(runner) == before
+
+
+def test_a_step_without_weights_is_our_own_bug(first: Path) -> None:
+    runner = runner_of(first)
+    runner.clear()
+    assert runner.weights.version == 0
+    with pytest.raises(AssertionError, match="step 9 came while the weights are cleared"):
+        runner.run(Step(9, [], b"", b"", b"", b"", b"", b"", b""))
+
+
+def test_an_empty_step(first: Path) -> None:
+    result = runner_of(first).run(Step(9, [], b"", b"", b"", b"", b"", b"", b""))
+    assert (result.step_id, result.token_ids, result.num_tokens) == (9, b"", 0)
+
+
+def test_random_weights_need_no_files(tmp_path: Path) -> None:
+    write_config(tmp_path, TINY)
+    first, again = (make_runner(tmp_path, max_model_len=64, num_kv_blocks=16, load_format="dummy") for _ in range(2))
+    assert answer(first) == answer(again)
+
+
+def test_prompt_logprobs(first: Path) -> None:
+    """Of every prompt token after the first, with its rank and as many of the best as were asked for; none a second time."""
+    runner = runner_of(first)
+    sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_prompt_logprobs=2), 3)
+    serving = Serving(runner, chunk=3)
+    serving.place(sample, 0)
+    serving.run([sample])
+    assert sorted(sample.prompt_logprobs) == list(range(1, len(PROMPT)))
+    for position, ids in sample.prompt_tops.items():
+        assert len(ids) == 2
+        assert (sample.prompt_ranks[position] == 1) == (ids[0] == PROMPT[position])
+    assert not sample.tops
+    found, sample.prompt_logprobs = sample.prompt_logprobs, {}
+    serving.place(sample, 1)  # preempted: computed again, its log-probabilities are known
+    sample.num_outputs += 1
+    serving.run([sample])
+    assert found
+    assert not sample.prompt_logprobs
+
+
+def test_seeded_samples_do_not_depend_on_the_batch(first: Path) -> None:
+    """Alone, in chunks, in another slot, among others: the same draws; other seeds and samples draw others."""
+    runner = make_runner(first, max_model_len=128, num_kv_blocks=100, max_num_seqs=12)
+
+    def sample(seed: int, index: int) -> Sample:
+        sampling = SamplingParams(temperature=1.2, top_p=0.95, seed=seed, sample_index=index, num_logprobs=1)
+        return Sample(PROMPT, sampling, 20)
+
+    alone = sample(1, 0)
+    serving = Serving(runner)
+    serving.place(alone, 0)
+    serving.run([alone])
+    crowd = [sample(seed, index) for seed in (3, 1, 2) for index in (2, 0, 1)]
+    serving = Serving(runner, budget=40, chunk=5)
+    for slot, member in enumerate(crowd):
+        serving.place(member, slot)
+    serving.run(crowd)
+    assert [member.answer() == alone.answer() for member in crowd].count(True) == 1
+    assert crowd[4].answer() == alone.answer()
+    assert len({tuple(member.outputs) for member in crowd}) == len(crowd)

@@ -1,0 +1,306 @@
+"""The worker actor on real rings, turn by turn in one process; the test is the scheduler and the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from engine.actor import ActorContext, ActorLoop
+from engine.config import EngineConfig
+from engine.errors import CheckpointError
+from engine.messages import (
+    ActorState,
+    ClearWeights,
+    Hello,
+    LoadWeights,
+    Message,
+    SamplingParams,
+    SlotStart,
+    Step,
+    StepResult,
+    WeightsChanged,
+    decode,
+    decode_control,
+    encode,
+)
+from engine.model_config import ModelConfig
+from engine.run import Run, WeightsRecord, new_run_id
+from engine.segments import RunSegments, unlink_segments
+from shm.counters import State
+from shm.mailbox import Mailbox
+from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
+from tests.workers.serving import Sample, Serving, int32, make_runner
+from workers.kv_cache import kv_cache_bytes
+from workers.worker import WorkerActor
+
+NAMES = ("scheduler", "worker0")
+PROMPT = [5, 9, 3, 30, 22, 8, 17]
+NUM_BLOCKS = 16
+
+
+class Engine:
+    """A run of a scheduler (this object) and a worker, without processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = directory / "model"
+        shape = write_checkpoint(self.model, TINY)
+        self.config = EngineConfig(
+            model=str(self.model),
+            served_model_name=("tiny",),
+            max_model_len=64,
+            max_num_seqs=4,
+            num_kv_blocks=NUM_BLOCKS,
+            kv_cache_bytes=kv_cache_bytes(shape, NUM_BLOCKS, 16),
+            run_id=new_run_id(),
+            run_dir=str(directory),
+        )
+        self.run = Run(self.config.run_id, directory)
+        self.segments = RunSegments.of(self.config, NAMES)
+        self.zmq = zmq.Context()
+        self.events = self.zmq.socket(zmq.PULL)
+        self.events.bind(self.run.events_endpoint)
+        for name in NAMES:
+            self.segments.counters.actor(name).begin_epoch(1, 0)
+        self.mailbox = Mailbox.attach(self.config.run_id, "scheduler", 1)
+        self.workers: list[WorkerActor] = []
+
+    def worker(self, epoch: int = 1) -> WorkerActor:
+        """A started worker; an earlier one is as good as dead."""
+        assert self.segments.arena is not None
+        context = ActorContext(self.run, self.config, "worker0", epoch, self.segments.arena.fd)
+        worker = WorkerActor(context)
+        self.workers.append(worker)
+        worker.on_start()
+        return worker
+
+    def send(self, message: Message) -> None:
+        assert self.segments.broadcast.try_send(encode(message))
+
+    def received(self) -> list[Message]:
+        messages = []
+        while records := self.mailbox.receive():
+            messages += [decode(payload) for _, payload in records]
+        return messages
+
+    def ask(self, worker: WorkerActor, message: Message) -> Message:
+        """The one answer to a message."""
+        self.send(message)
+        ActorLoop(worker).turn()
+        (answer,) = self.received()
+        return answer
+
+    def progress(self) -> list[str]:
+        texts = []
+        while self.events.poll(200):
+            event = decode_control(self.events.recv())
+            assert isinstance(event, ActorState)
+            texts.append(event.text)
+        return texts
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.context.close()
+        self.mailbox.close()
+        self.events.close(0)
+        self.zmq.term()
+        self.segments.close()
+        unlink_segments(self.run.run_id)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = Engine(tmp_path)
+    yield made
+    made.close()
+
+
+def other_weights(path: Path, factor: float = 1.5) -> Path:
+    config = write_config(path, TINY)
+    tensors = {name: values * np.float32(factor) for name, values in drawn_tensors(config).items()}
+    write_safetensors(path / "model.safetensors", tensors)
+    return path
+
+
+def step_of(step_id: int, tokens: list[int], start: int, *, is_start: bool) -> Step:
+    """Compute what is left of `tokens` in slot 1 and sample."""
+    starts = []
+    if is_start:
+        sampling = SamplingParams(temperature=0.0, num_logprobs=0)
+        starts = [SlotStart(1, "r", int32(tokens), len(PROMPT), sampling, int32([3, 4]))]
+    count = len(tokens) - start
+    return Step(step_id, starts, int32([1]), int32([start]), int32([count]), b"\1", b"", b"", b"", dispatch_ns=77)
+
+
+def token_of(result: Message) -> int:
+    assert isinstance(result, StepResult)
+    return int(np.frombuffer(result.token_ids, np.int32)[0])
+
+
+def expected_outputs(path: Path) -> list[int]:
+    sample = Sample(PROMPT, SamplingParams(temperature=0.0), 6)
+    serving = Serving(make_runner(path, max_model_len=64, num_kv_blocks=NUM_BLOCKS))
+    serving.place(sample, 0)
+    serving.run([sample])
+    return sample.outputs
+
+
+def test_start(engine: Engine) -> None:
+    """Weights, with progress for the terminal, then Hello to the scheduler."""
+    worker = engine.worker()
+    assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
+    texts = engine.progress()
+    assert texts[0] == "starting Paddle"
+    assert texts[-1].startswith("weights [####################] ")
+    assert worker.context.counter("weights_version").value == 1
+    assert worker.context.counter("weights_bytes").value > 0
+    assert worker.context.counter("weights_load_seconds").value > 0
+
+
+def test_steps(engine: Engine) -> None:
+    """Each sampled token is the worker's own input of the next step."""
+    worker = engine.worker()
+    engine.received()
+    tokens = list(PROMPT)
+    for step_id, expected in enumerate(expected_outputs(engine.model)):
+        start = 0 if step_id == 0 else len(tokens) - 1
+        result = engine.ask(worker, step_of(step_id, tokens, start, is_start=step_id == 0))
+        assert token_of(result) == expected
+        assert isinstance(result, StepResult)
+        assert (result.step_id, result.rank, result.weight_version, result.dispatch_ns) == (step_id, 0, 1, 77)
+        assert result.received_ns > 0
+        assert result.run_ns > 0
+        assert (result.idle_ns > 0) == (step_id > 0)
+        tokens.append(expected)
+    assert worker.context.counter("worker_steps_total").value == 6
+    assert worker.context.counter("worker_tokens_total").value == len(PROMPT) + 5
+    assert worker.context.counter("worker_busy_seconds_total").value > 0
+
+
+def test_a_worker_after_a_crash_goes_on_from_the_arena(engine: Engine) -> None:
+    first = engine.worker()
+    engine.received()
+    expected = expected_outputs(engine.model)
+    tokens = list(PROMPT)
+    for step_id in range(3):
+        start = 0 if step_id == 0 else len(tokens) - 1
+        tokens.append(token_of(engine.ask(first, step_of(step_id, tokens, start, is_start=step_id == 0))))
+    second = engine.worker(epoch=2)
+    assert engine.received() == [Hello("worker0", 2, 1, str(engine.model))]
+    for step_id in range(3, 6):
+        result = engine.ask(second, step_of(step_id, tokens, len(tokens) - 1, is_start=step_id == 3))
+        tokens.append(token_of(result))
+    assert tokens[len(PROMPT) :] == expected
+
+
+def test_reload(engine: Engine, tmp_path: Path) -> None:
+    worker = engine.worker()
+    engine.received()
+    other = other_weights(tmp_path / "other")
+    changed = engine.ask(worker, LoadWeights("c1", str(other), 2, []))
+    assert changed == WeightsChanged("c1", 0, 2, str(other))
+    assert worker.context.counter("weights_version").value == 2
+    result = engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))
+    assert isinstance(result, StepResult)
+    assert result.weight_version == 2
+    assert token_of(result) == expected_outputs(other)[0]
+
+
+def test_a_broken_checkpoint_leaves_the_weights(engine: Engine, tmp_path: Path) -> None:
+    worker = engine.worker()
+    engine.received()
+    before = worker.context.row.state
+    changed = engine.ask(worker, LoadWeights("c1", str(tmp_path / "none"), 2, [0]))
+    assert isinstance(changed, WeightsChanged)
+    assert (changed.version, changed.path) == (1, str(engine.model))
+    assert "config.json is missing" in changed.error
+    assert worker.context.row.state == before
+    assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
+
+
+def test_weights_for_other_ranks_are_not_ours(engine: Engine, tmp_path: Path) -> None:
+    worker = engine.worker()
+    engine.received()
+    engine.send(LoadWeights("c1", str(tmp_path / "none"), 2, [1]))
+    ActorLoop(worker).turn()
+    assert engine.received() == []
+
+
+def test_clear_and_load_again(engine: Engine) -> None:
+    worker = engine.worker()
+    engine.received()
+    assert engine.ask(worker, ClearWeights("c1")) == WeightsChanged("c1", 0, 0, "")
+    assert worker.context.counter("weights_bytes").value == 0
+    assert engine.ask(worker, LoadWeights("c2", str(engine.model), 1, [])) == WeightsChanged("c2", 0, 1, str(engine.model))
+
+
+def test_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
+    other = other_weights(tmp_path / "other")
+    engine.run.write_weights_in_use(WeightsRecord(str(other), 5))
+    engine.worker()
+    assert engine.received() == [Hello("worker0", 1, 5, str(other))]
+
+
+def test_starts_with_the_first_weights_where_those_are_gone(engine: Engine, tmp_path: Path) -> None:
+    engine.run.write_weights_in_use(WeightsRecord(str(tmp_path / "gone"), 5))
+    engine.worker()
+    assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
+    assert any("gone" in text for text in (entry.text for entry in engine.segments.counters.errors.entries()))
+
+
+def test_no_weights_at_all(engine: Engine) -> None:
+    (engine.model / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        engine.worker()
+
+
+def test_a_new_scheduler_is_greeted(engine: Engine) -> None:
+    worker = engine.worker()
+    loop = ActorLoop(worker)
+    engine.received()
+    engine.segments.counters.actor("scheduler").begin_epoch(2, 0)
+    loop.turn()
+    assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
+    assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
+
+
+def test_results_wait_while_the_ring_is_full(engine: Engine) -> None:
+    worker = engine.worker()
+    engine.received()
+    outbox = worker.context.outbox("scheduler")
+    filler = Hello("worker0", 1, 0, "x" * (outbox.max_record_bytes // 2))
+    num_fillers = 0
+    while outbox.send(filler):
+        num_fillers += 1
+    while outbox.send(Hello("worker0", 1)):
+        num_fillers += 1
+    for step_id in range(3):
+        engine.send(step_of(step_id, PROMPT, 0, is_start=True))
+    loop = ActorLoop(worker)
+    for _ in range(3):
+        loop.turn()
+    assert worker.deadline_ns() > 0
+    assert len(engine.received()) == num_fillers
+    assert loop.turn() == 3
+    results = engine.received()
+    assert [result.step_id for result in results if isinstance(result, StepResult)] == [0, 1, 2]
+    assert worker.deadline_ns() == 0
+
+
+def test_stop_leaves_the_ring(engine: Engine) -> None:
+    worker = engine.worker()
+    engine.send(ClearWeights("c"))
+    ActorLoop(worker).turn()
+    assert engine.segments.broadcast.active_readers() == [0]
+    worker.on_stop()
+    assert engine.segments.broadcast.active_readers() == []
+    assert worker.context.row.state != State.FAILED
+
+
+def test_arena_of_the_config_is_enough() -> None:
+    """The supervisor reserves a dummy block besides the blocks that the scheduler has."""
+    shape = ModelConfig.read(Path(__file__).resolve().parents[1] / "golden" / "qwen3")
+    assert kv_cache_bytes(shape, 7, 16) == 8 * shape.kv_bytes_per_block(16)
