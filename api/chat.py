@@ -54,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
         num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
         num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
     )
-    generation = open_generation(request, body, [prompt], sampling, best_of=best_of, is_scoring=max_tokens == 0)
+    generation = open_generation(request, body, [prompt], sampling, best_of=best_of)
     if body.stream:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body))

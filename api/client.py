@@ -88,7 +88,6 @@ class EdgeClient:
         *,
         samples_per_prompt: int,
         is_streaming: bool,
-        is_scoring: bool,
         abort_connection: Callable[[], None],
     ) -> Generation:
         """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where a
@@ -106,7 +105,7 @@ class EdgeClient:
         generation.num_unfinished = len(submits)
         try:
             for submit in submits:
-                generation.samples.append(self._open_sample(submit, generation, is_scoring))
+                generation.samples.append(self._open_sample(submit, generation))
         except RequestError:
             self.close(generation)
             raise
@@ -203,7 +202,7 @@ class EdgeClient:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _open_sample(self, submit: Submit, generation: Generation, is_scoring: bool) -> OpenSample:
+    def _open_sample(self, submit: Submit, generation: Generation) -> OpenSample:
         submit.api, submit.api_epoch = self._name, self._epoch
         tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
         outbox = self._outboxes[tokenizer]
@@ -213,7 +212,7 @@ class EdgeClient:
             raise RequestError(
                 "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1
             )
-        sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation, is_scoring)
+        sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation)
         return sample
 
     def _check_size(self, num_bytes: int, outbox: Outbox, prompt: Prompt | None) -> None:

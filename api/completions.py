@@ -56,7 +56,7 @@ async def create_completion(request: Request) -> Response:
     check_max_tokens("max_tokens", max_tokens, body, model)
     echoes = [await _text_of(prompt, exchange) if body.echo else "" for prompt in prompts]
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
-    generation = open_generation(request, body, prompts, sampling, best_of=best_of, is_scoring=max_tokens == 0)
+    generation = open_generation(request, body, prompts, sampling, best_of=best_of)
     builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, builders))

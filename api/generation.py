@@ -30,7 +30,6 @@ class OpenSample:
         "finish_reason",
         "first_token_ns",
         "generation",
-        "is_scoring",
         "last_token_ns",
         "num_cached_tokens",
         "num_prompt_tokens",
@@ -44,11 +43,10 @@ class OpenSample:
         "weight_versions",
     )
 
-    def __init__(self, submit: Submit, tokenizer: str, generation: Generation, is_scoring: bool) -> None:
+    def __init__(self, submit: Submit, tokenizer: str, generation: Generation) -> None:
         self.submit = submit
         self.tokenizer = tokenizer
         self.generation = generation
-        self.is_scoring = is_scoring  # only the prompt is wanted: the one token that the engine must draw is dropped
         self.delivered = array("i")
         self.pending: list[Delta] = []
         self.prompt_token_ids: list[int] = []
@@ -82,8 +80,6 @@ class OpenSample:
             self.prompt_logprobs, self.prompt_tokens = delta.prompt_logprobs, delta.prompt_tokens or []
         if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
             self.weight_versions.append(delta.weight_version)
-        if self.is_scoring and delta.token_ids:
-            delta = Delta(delta.request_id, delta.attempt, [], "", "length")
         self.delivered.extend(delta.token_ids)
         self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason

@@ -20,6 +20,7 @@ from engine.weights import WeightsState
 from shm.counters import ActorSnapshot, Counters, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
+STALE_STEP_NS = 30_000_000_000  # a worker does not beat within a step, which may be long
 
 
 async def health(request: Request) -> Response:
@@ -39,7 +40,7 @@ def problems(actors: Iterable[ActorSnapshot], state: WeightsState, now_ns: int) 
         age_ns = now_ns - actor.heartbeat_ns
         if actor.state not in (State.READY, State.RUNNING):
             found.append(HealthProblem(actor.name, f"is {State(actor.state).name}, not READY or RUNNING"))
-        elif age_ns > STALE_HEARTBEAT_NS:
+        elif age_ns > (STALE_STEP_NS if actor.role == "worker" else STALE_HEARTBEAT_NS):
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
         elif actor.name == SCHEDULER and state is WeightsState.CLEARED:
             found.append(HealthProblem(actor.name, "has no weights: they were cleared; reload them"))

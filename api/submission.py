@@ -28,8 +28,7 @@ _SEED_MASK = 2**64 - 1
 def sampling_params(
     request: GenerationRequest, model: ServedModel, *, max_tokens: int | None, num_logprobs: int, num_prompt_logprobs: int
 ) -> SamplingParams:
-    """How a sample is drawn, but for its index. `max_tokens` None: up to the model's limit; 0 (a prompt to be scored) runs as 1
-    and `client.OpenSample` drops the token."""
+    """How a sample is drawn, but for its index. `max_tokens` None: up to the model's limit; 0: the prompt alone."""
     for param in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         check_vocabulary(param, getattr(request, param) or (), model)
     defaults = model.defaults
@@ -43,7 +42,7 @@ def sampling_params(
         frequency_penalty=request.frequency_penalty or 0.0,
         seed=secrets.randbits(64) if request.seed is None else request.seed & _SEED_MASK,
         min_tokens=request.min_tokens or 0,
-        max_tokens=-1 if max_tokens is None else max(1, max_tokens),
+        max_tokens=-1 if max_tokens is None else max_tokens,
         ignore_eos=bool(request.ignore_eos),
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
@@ -109,7 +108,6 @@ def open_generation(
     sampling: SamplingParams,
     *,
     best_of: int,
-    is_scoring: bool,
 ) -> Generation:
     """Submit every sample of every prompt. Raises RequestError where the engine takes no more."""
     exchange = Exchange.of(request)
@@ -118,7 +116,6 @@ def open_generation(
         make_submits(exchange, body, prompts, sampling, best_of),
         samples_per_prompt=best_of,
         is_streaming=bool(body.stream),
-        is_scoring=is_scoring,
         abort_connection=request.scope[ABORT_KEY],
     )
 

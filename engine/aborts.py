@@ -66,8 +66,13 @@ class Aborts:
         return len(samples)
 
     def abort_request(self, request_id: str) -> int:
-        """End the sample of this id, or all samples of the HTTP request of this id; how many."""
-        samples = [sample for name, sample in self._roster.samples.items() if request_id in (name, name.rpartition("-")[0])]
+        """End the sample of this id, or all samples of the HTTP request of this id (of which `api/submission.py` makes
+        theirs); how many."""
+        samples = [
+            sample
+            for name, sample in self._roster.samples.items()
+            if request_id in (name, name.rpartition("-")[0], name.partition("~")[0])
+        ]
         for sample in samples:
             self.abort(sample, "abort")
         return len(samples)

@@ -1,7 +1,7 @@
 """The engine's configuration: one frozen value, made once from the command line, the environment and a file.
 
-The supervisor makes it, writes it to the run's manifest, and every actor reads it from there; nothing else looks at `os.environ`
-or at arguments.
+The supervisor makes it, writes it to the run's manifest, and every actor reads it from there; nothing else looks at
+`os.environ` or at arguments.
 """
 
 from __future__ import annotations

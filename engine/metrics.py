@@ -1,8 +1,8 @@
 """The names of everything that is counted, once: what each role writes, with its kind, unit and help.
 
-The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer); `/metrics`, `tokamak top` and
-`tokamak ctl counters` print whatever rows the file has, so that a new metric is one line here and one call where it happens. Names
-and meanings follow vLLM's where it has one; `/metrics` prints them with the prefix `tokamak:`.
+The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer); `/metrics`,
+`tokamak top` and `tokamak ctl counters` print whatever rows the file has, so that a new metric is one line here and one call
+where it happens. Names and meanings follow vLLM's where it has one; `/metrics` prints them with the prefix `tokamak:`.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ class Stream:
         return DEFAULT_NUM_TOKENS if limit < 0 else limit
 
     def next_delta(self, weight_version: int) -> Delta:
+        if self.num_tokens == 0:
+            return self._prompt_alone(weight_version)
         sampling = self.submit.sampling
         token = said(self.num_sent + 1, sampling.sample_index)[-1]
         self.num_sent += 1
@@ -92,6 +94,13 @@ class Stream:
         )
         if self.is_first:
             self._add_prompt(delta)
+        return delta
+
+    def _prompt_alone(self, weight_version: int) -> Delta:
+        submit = self.submit
+        delta = Delta(submit.request_id, submit.attempt, [], "", "length", num_prompt_tokens=len(self.prompt))
+        delta.weight_version = weight_version
+        self._add_prompt(delta)
         return delta
 
     def _add_prompt(self, delta: Delta) -> None:
