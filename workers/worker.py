@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_PARTS = 20
 _MIB = 1 << 20
+_RETRY_NS = 1_000_000
 
 
 class WorkerActor(Actor):
@@ -97,7 +98,7 @@ class WorkerActor(Actor):
         self._reader.wait(timeout_ns)
 
     def deadline_ns(self) -> int:
-        return time.monotonic_ns() + _MIB if self._unsent else 0  # about a millisecond
+        return time.monotonic_ns() + _RETRY_NS if self._unsent else 0
 
     # ---------------------------------------------------------------------------------------------------------- work
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.messages import SamplingParams, SlotStart
 from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner
+from workers.runner import Runner
 from workers.slots import Slots
 
 NUM_SLOTS = 5
@@ -104,13 +107,13 @@ def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
     assert answers(swaps) == answers([])
 
 
-_runner = None
+@cache
+def runner() -> Runner:
+    return make_runner(GOLDEN / "qwen3", max_model_len=64, max_num_seqs=6, num_kv_blocks=40)
 
 
 def answers(swaps: list[tuple[int, int]]) -> list[tuple[object, ...]]:
-    global _runner
-    runner = _runner = _runner or make_runner(GOLDEN / "qwen3", max_model_len=64, max_num_seqs=6, num_kv_blocks=40)
-    serving = Serving(runner)
+    serving = Serving(runner())
     samples = [
         Sample(list(range(5 + index, 12 + 3 * index)), SamplingParams(temperature=1.0, seed=index, num_logprobs=2), 8)
         for index in range(5)
@@ -121,7 +124,7 @@ def answers(swaps: list[tuple[int, int]]) -> list[tuple[object, ...]]:
         serving.step(samples)
         if index < len(swaps):
             first, second = swaps[index]
-            runner.slots.swap(first, second)
+            runner().slots.swap(first, second)
             for sample in samples:
                 sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
     return [sample.answer() for sample in samples]

@@ -1,0 +1,79 @@
+"""The native module (ops/cpu/native). Tensors are addresses (0: none) of contiguous float32 or int32 rows; `ops.cpu.table` is
+the one caller. The last two arguments of an op are the address of its number of rows (int32, read whenever it runs; 0: none)
+and the number itself where there is no address."""
+
+PANEL: int  # outputs side by side in packed weights
+KEY_SPLIT: int
+MAX_HEAD_DIM: int
+
+class Op: ...
+
+def embedding(y: int, weight: int, token_ids: int, width: int, rows: int, count: int) -> Op: ...
+def linear(
+    y: int, x: int, weight: int, bias: int, num_inputs: int, num_outputs: int, rows: int, count: int
+) -> Op: ...
+def rms_norm(
+    y: int, total: int, x: int, residual: int, weight: int, epsilon: float, width: int, rows: int, count: int
+) -> Op: ...
+def map_slots(
+    slots: int,
+    positions: int,
+    row_slots: int,
+    block_tables: int,
+    table_width: int,
+    block_size: int,
+    rows: int,
+    count: int,
+) -> Op: ...
+def rotate_and_store(
+    queries: int,
+    qkv: int,
+    keys: int,
+    values: int,
+    positions: int,
+    slots: int,
+    cosines: int,
+    sines: int,
+    partners: int,
+    query_weight: int,
+    key_weight: int,
+    epsilon: float,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rows: int,
+    count: int,
+) -> Op: ...
+def attention(
+    y: int,
+    queries: int,
+    keys: int,
+    values: int,
+    sequence_slots: int,
+    sequence_offsets: int,
+    sequence_starts: int,
+    block_tables: int,
+    table_width: int,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    sliding_window: int,
+    rows: int,  # the number of sequences
+    count: int,
+) -> Op: ...
+def activate_and_multiply(y: int, x: int, activation: int, width: int, rows: int, count: int) -> Op: ...
+def run(op: Op) -> None: ...
+def pack(packed: int, weight: int, output_stride: int, input_stride: int, num_inputs: int, num_outputs: int) -> None: ...
+def set_num_threads(count: int) -> None: ...  # of every op from now on, the caller's included
+def num_threads() -> int: ...
+def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last
+def variant() -> str: ...  # the one in use
+def select(name: str) -> bool: ...  # False: no such variant here
+
+class Tape:
+    def __init__(self, ops: list[Op]) -> None: ...
+    def replay(self) -> None: ...
+    def replay_timed(self) -> None: ...  # also adds up what each op took
+    @property
+    def times_ns(self) -> list[int]: ...

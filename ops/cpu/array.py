@@ -1,0 +1,77 @@
+"""Arrays of the native table: an address, a number of rows and a width. The ops' Tensor on this backend.
+
+Made by the executors (`immediate.py`, `recording.py`) and by the packing functions. Everything is float32 or int32, rows lie one
+after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A number of rows: `limit`, or at most that many and read from `counter` (int32 [1]) whenever an op runs."""
+
+    limit: int
+    counter: np.ndarray | None = None
+
+    @property
+    def address(self) -> int:
+        return 0 if self.counter is None else int(self.counter.ctypes.data)
+
+    @property
+    def count(self) -> int:
+        return self.limit if self.counter is None else int(self.counter[0])
+
+
+@dataclass(slots=True)
+class Array:
+    """[rows, width]. `owner` keeps the memory; an array of a recording has neither owner nor address until it is placed."""
+
+    rows: Rows
+    width: int
+    address: int = 0
+    owner: np.ndarray | None = None
+
+    @property
+    def shape(self) -> list[int]:
+        return [self.rows.count, self.width]
+
+    def numpy(self) -> np.ndarray:
+        """The values, in place: what runs next may overwrite them."""
+        assert self.owner is not None, "this array was recorded and has no memory yet"
+        values: np.ndarray = self.owner.reshape(-1)[: self.rows.count * self.width].reshape(self.shape)
+        return values
+
+
+def array_of(values: np.ndarray) -> Array:
+    """`values` [n] or [rows, width], which must be contiguous, in place."""
+    assert values.flags.c_contiguous, "arrays have their rows one after another"
+    rows, width = values.shape if values.ndim == 2 else (1, len(values))
+    return Array(Rows(rows), width, int(values.ctypes.data), values)
+
+
+def empty(num_floats: int) -> np.ndarray:
+    """Uninitialized float32 memory that starts at a cache line."""
+    memory = np.empty(num_floats * 4 + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_floats * 4].view(np.float32)
+
+
+def address_of(tensor: Any) -> int:
+    """Of an Array, a Paddle tensor on the CPU or a numpy array; 0 for None."""
+    if tensor is None:
+        return 0
+    if isinstance(tensor, Array):
+        return tensor.address
+    return int(tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr())
+
+
+def rows_of(tensor: Any) -> Rows:
+    return tensor.rows if isinstance(tensor, Array) else Rows(int(tensor.shape[0]))

@@ -1,0 +1,126 @@
+"""What becomes of an op that a model calls on the native table: it is run at once, or recorded for a tape.
+
+`Immediate` serves the table that `EagerPlan` calls, `Recording` a plan that wants a tape. Both hand the same arguments to the
+same native functions, so what they compute is bit for bit the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ops import _cpu
+from ops.cpu.array import ALIGNMENT, Array, Rows, address_of, empty
+
+OpMaker = Callable[..., _cpu.Op]
+
+
+class Executor(Protocol):
+    """Where the table's ops go."""
+
+    def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
+        """The number of rows that counts[index] holds, `limit` of them at most."""
+
+    def allocate(self, rows: Rows, width: int) -> Array:
+        """Memory for an op's result."""
+
+    def emit(self, make: OpMaker, *arguments: Any, rows: Rows) -> None:
+        """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address."""
+
+
+def _make(make: OpMaker, arguments: Sequence[Any], rows: Rows) -> _cpu.Op:
+    values = [value if isinstance(value, (int, float)) else address_of(value) for value in arguments]
+    return make(*values, rows.address, rows.limit)
+
+
+class Immediate:
+    """Op by op."""
+
+    def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
+        return Rows(int(counts[index]))
+
+    def allocate(self, rows: Rows, width: int) -> Array:
+        memory = empty(rows.count * width)
+        return Array(rows, width, int(memory.ctypes.data), memory)
+
+    def emit(self, make: OpMaker, *arguments: Any, rows: Rows) -> None:
+        _cpu.run(_make(make, arguments, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    make: OpMaker
+    arguments: tuple[Any, ...]
+    rows: Rows
+
+    def arrays(self) -> list[Array]:
+        return [value for value in self.arguments if isinstance(value, Array)]
+
+
+class Recording:
+    """A list of ops, and the results that wait for a place in memory."""
+
+    def __init__(self) -> None:
+        self._ops: list[_Recorded] = []
+        self._results: list[Array] = []
+
+    def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
+        return Rows(limit, counts[index : index + 1])
+
+    def allocate(self, rows: Rows, width: int) -> Array:
+        array = Array(rows, width)
+        self._results.append(array)
+        return array
+
+    def emit(self, make: OpMaker, *arguments: Any, rows: Rows) -> None:
+        self._ops.append(_Recorded(make, arguments, rows))
+
+    def finish(self, output: Array) -> Tape:
+        """Place every result and make the tape. `output` keeps its memory until the next replay."""
+        lives = {id(array): [len(self._ops), -1] for array in self._results}
+        for index, op in enumerate(self._ops):
+            for array in op.arrays():
+                if id(array) in lives:
+                    life = lives[id(array)]
+                    life[0], life[1] = min(life[0], index), max(life[1], index)
+        lives[id(output)][1] = len(self._ops)
+        sizes = [-(-array.rows.limit * array.width * 4 // ALIGNMENT) * ALIGNMENT for array in self._results]
+        offsets, num_bytes = place([(*lives[id(array)], size) for array, size in zip(self._results, sizes, strict=True)])
+        arena = empty(num_bytes // 4)
+        for array, offset, size in zip(self._results, offsets, sizes, strict=True):
+            array.owner = arena[offset // 4 : (offset + size) // 4]
+            array.address = int(arena.ctypes.data) + offset
+        ops = [_make(op.make, op.arguments, op.rows) for op in self._ops]
+        return Tape(_cpu.Tape(ops), [op.make.__name__ for op in self._ops], num_bytes, self._ops)
+
+
+def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Offsets of buffers (first use, last use, bytes), in the order of their first use, and the bytes in all: each at the
+    lowest offset where it overlaps nothing that lives at the same time."""
+    placed: list[tuple[int, int, int, int]] = []  # first, last, begin, end
+    for first, last, size in lives:
+        begin = 0
+        for _, _, other_begin, other_end in sorted(
+            (other for other in placed if other[0] <= last and first <= other[1]), key=lambda other: other[2]
+        ):
+            if begin + size <= other_begin:
+                break
+            begin = max(begin, other_end)
+        placed.append((first, last, begin, begin + size))
+    return [begin for _, _, begin, _ in placed], max((end for *_, end in placed), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """A recorded list of ops over an arena. Addresses are fixed; contents and numbers of rows are read at each replay."""
+
+    native: _cpu.Tape
+    names: list[str]  # of the ops
+    num_bytes: int  # of the arena
+    _ops: list[_Recorded]  # keeps everything alive whose addresses the tape holds
+
+    def replay(self) -> None:
+        self.native.replay()

@@ -1,0 +1,81 @@
+// What one instruction set offers: the kernels over a range of rows, without threads.
+//
+// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags; `best()`
+// picks one by CPUID. A further variant is one more such unit, a line in CMakeLists.txt and one in `variants()`.
+//
+// Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
+// shape of the operands alone. Variants need not agree with each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tokamak::cpu {
+
+using i32 = std::int32_t;
+using i64 = std::int64_t;
+
+constexpr i64 PANEL = 16;      // outputs that packed weights hold side by side: [ceil(outputs / PANEL)][inputs][PANEL]
+constexpr i64 KEY_SPLIT = 64;  // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
+
+enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, COUNT };
+
+struct LinearShape {
+    float *y;           // [rows, outputs]
+    const float *x;     // [rows, inputs]
+    const float *weight;  // packed
+    const float *bias;  // [outputs, filled up to whole panels] or null
+    i64 inputs, outputs;
+};
+
+struct RotationShape {
+    float *queries;     // [rows, heads * head_dim]
+    const float *qkv;   // [rows, (heads + 2 * kv_heads) * head_dim]
+    float *keys, *values;  // [slots, kv_heads * head_dim]
+    const i32 *positions, *slots;  // of each row
+    const float *cosines, *sines;  // [positions, head_dim]
+    const i32 *partners;           // [head_dim]
+    const float *query_weight, *key_weight;  // [head_dim] or null: heads are not normalized
+    float epsilon;
+    i64 heads, kv_heads, head_dim;
+};
+
+// One split of keys for a tile of queries that share a kv head.
+struct SplitShape {
+    const float *queries;  // [num_queries, padded_dim], scaled, zero from head_dim on
+    const float *const *keys, *const *values;  // [KEY_SPLIT] rows of head_dim; valid in [begin, end) of all queries
+    const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
+    i64 num_queries, head_dim, padded_dim;
+    float *scores;  // [num_queries, KEY_SPLIT] scratch
+    float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, padded_dim]: written where keys are seen
+};
+
+struct Kernels {
+    const char *name;
+    i64 lanes;      // floats of a vector; padded_dim is a multiple of it
+    i64 tile_rows;  // rows of the largest linear micro-kernel
+    // [outputs, inputs] with any strides (in floats) -> panels [panel_begin, panel_end), zero where there is no output
+    void (*pack)(float *packed, const float *weight, i64 output_stride, i64 input_stride, i64 inputs, i64 outputs,
+                 i64 panel_begin, i64 panel_end);
+    void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
+    // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
+    void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
+                     i64 width, i64 row_begin, i64 row_end);
+    void (*rotate_and_store)(const RotationShape &shape, i64 row_begin, i64 row_end);
+    void (*scale)(float *y, const float *x, float factor, i64 count);
+    void (*attend)(const SplitShape &shape);
+    // (largest, sum, output) of the splits so far, joined by the next one's
+    void (*join)(float *largest, float *sum, float *output, float next_largest, float next_sum, const float *next_output,
+                 i64 padded_dim);
+    // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
+    void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
+};
+
+const Kernels &portable_kernels();
+#ifdef TOKAMAK_AVX2
+const Kernels &avx2_kernels();
+#endif
+
+constexpr i64 MAX_HEAD_DIM = 512;
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,96 @@
+// ops._cpu: the float32 ops of a step on this machine's cores. Python gives addresses (ops/cpu/table.py knows what lies there);
+// everything is run without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "ops.h"
+
+namespace nb = nanobind;
+
+namespace tokamak::cpu {
+namespace {
+
+using Address = std::uintptr_t;
+
+float *floats(Address address) { return reinterpret_cast<float *>(address); }
+i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
+Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
+
+void bind_ops(nb::module_ &module) {
+    nb::class_<Op>(module, "Op");
+    module.def("embedding", [](Address y, Address weight, Address token_ids, i64 width, Address rows, i64 count) {
+        return Op{Embed{floats(y), floats(weight), ints(token_ids), width, rows_of(rows, count)}};
+    });
+    module.def("linear", [](Address y, Address x, Address weight, Address bias, i64 inputs, i64 outputs, Address rows, i64 count) {
+        return Op{LinearOp{{floats(y), floats(x), floats(weight), floats(bias), inputs, outputs}, rows_of(rows, count)}};
+    });
+    module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
+                              Address rows, i64 count) {
+        return Op{RmsNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), epsilon, width,
+                          rows_of(rows, count)}};
+    });
+    module.def("map_slots", [](Address slots, Address positions, Address row_slots, Address block_tables, i64 table_width,
+                               i64 block_size, Address rows, i64 count) {
+        return Op{MapSlots{ints(slots), ints(positions), ints(row_slots), ints(block_tables), table_width, block_size,
+                           rows_of(rows, count)}};
+    });
+    module.def("rotate_and_store", [](Address queries, Address qkv, Address keys, Address values, Address positions, Address slots,
+                                      Address cosines, Address sines, Address partners, Address query_weight,
+                                      Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, Address rows,
+                                      i64 count) {
+        return Op{RotateAndStore{{floats(queries), floats(qkv), floats(keys), floats(values), ints(positions), ints(slots),
+                                  floats(cosines), floats(sines), ints(partners), floats(query_weight), floats(key_weight),
+                                  epsilon, heads, kv_heads, head_dim},
+                                 rows_of(rows, count)}};
+    });
+    module.def("attention", [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets,
+                               Address starts, Address block_tables, i64 table_width, i64 block_size, i64 heads, i64 kv_heads,
+                               i64 head_dim, i64 window, Address sequences, i64 count) {
+        return Op{Attend{floats(y), floats(queries), floats(keys), floats(values), ints(slots), ints(offsets), ints(starts),
+                         ints(block_tables), table_width, block_size, heads, kv_heads, head_dim, window,
+                         rows_of(sequences, count)}};
+    });
+    module.def("activate_and_multiply", [](Address y, Address x, i32 activation, i64 width, Address rows, i64 count) {
+        return Op{Activate{floats(y), floats(x), static_cast<Activation>(activation), width, rows_of(rows, count)}};
+    });
+    module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_engine(nb::module_ &module) {
+    module.def("set_num_threads", [](int count) { Engine::get().set_num_threads(count); },
+               nb::call_guard<nb::gil_scoped_release>());
+    module.def("num_threads", [] { return Engine::get().pool().num_threads(); });
+    module.def("variants", [] {
+        std::vector<std::string> names;
+        for (const Kernels *kernels : variants()) names.emplace_back(kernels->name);
+        return names;
+    });
+    module.def("variant", [] { return std::string(Engine::get().kernels().name); });
+    module.def("select", [](const std::string &name) { return Engine::get().select(name.c_str()); });
+    module.def("pack", [](Address packed, Address weight, i64 output_stride, i64 input_stride, i64 inputs, i64 outputs) {
+        Engine &engine = Engine::get();
+        const i64 panels = (outputs + PANEL - 1) / PANEL, num_tasks = (panels + 15) / 16;
+        engine.pool().run(num_tasks, [&](i64 task, int) {
+            engine.kernels().pack(floats(packed), floats(weight), output_stride, input_stride, inputs, outputs,
+                                  panels * task / num_tasks, panels * (task + 1) / num_tasks);
+        });
+    }, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+}  // namespace tokamak::cpu
+
+NB_MODULE(_cpu, module) {
+    using namespace tokamak::cpu;
+    module.attr("PANEL") = PANEL;
+    module.attr("KEY_SPLIT") = KEY_SPLIT;
+    module.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
+    bind_ops(module);
+    bind_engine(module);
+    nb::class_<Tape>(module, "Tape")
+        .def(nb::init<std::vector<Op>>())
+        .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())
+        .def("replay_timed", &Tape::replay_timed, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("times_ns", &Tape::times_ns);
+}

@@ -1,0 +1,157 @@
+#include "ops.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it wakes others
+constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
+constexpr i64 MAX_TASK_ROWS = 192;      // their block of inputs stays in the second cache
+constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
+constexpr i64 PANEL_GROUP = 4;          // tasks have whole groups, as the micro-kernels for few rows like them
+
+i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
+
+// function(begin, end) over [0, rows), in one piece where it is little.
+template <class Function>
+void for_rows(Engine &engine, i64 rows, i64 width, const Function &function) {
+    if (rows * width <= SMALL_COUNT) {
+        if (rows > 0) function(i64{0}, rows);
+        return;
+    }
+    const i64 most = engine.pool().num_threads() * TASKS_PER_THREAD;
+    const i64 num_tasks = std::min({rows, most, divide_up(rows * width, SMALL_COUNT / 4)});
+    engine.pool().run(num_tasks, [&](i64 task, int) { function(rows * task / num_tasks, rows * (task + 1) / num_tasks); });
+}
+
+void run_op(Engine &engine, const Embed &op) {
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            std::memcpy(op.y + row * op.width, op.weight + op.token_ids[row] * op.width, op.width * sizeof(float));
+        }
+    });
+}
+
+void run_op(Engine &engine, const LinearOp &op) {
+    const i64 rows = op.rows.get(), panels = divide_up(op.shape.outputs, PANEL);
+    if (rows == 0) return;
+    const auto linear = engine.kernels().linear;
+    const int threads = engine.pool().num_threads();
+    if (threads == 1 && rows <= MAX_TASK_ROWS) return linear(op.shape, 0, rows, 0, panels);
+    if (rows * op.shape.inputs * op.shape.outputs <= SMALL_PRODUCT) return linear(op.shape, 0, rows, 0, panels);
+    const i64 row_parts = divide_up(rows, MAX_TASK_ROWS);
+    const i64 groups = divide_up(panels, PANEL_GROUP);
+    const i64 group_parts = std::min(groups, divide_up(threads * TASKS_PER_THREAD, row_parts));
+    engine.pool().run(row_parts * group_parts, [&](i64 task, int) {
+        const i64 row_part = task % row_parts, group_part = task / row_parts;  // neighbours in time share their weights
+        const i64 begin = groups * group_part / group_parts * PANEL_GROUP;
+        const i64 end = std::min(panels, groups * (group_part + 1) / group_parts * PANEL_GROUP);
+        linear(op.shape, rows * row_part / row_parts, rows * (row_part + 1) / row_parts, begin, end);
+    });
+}
+
+void run_op(Engine &engine, const RmsNorm &op) {
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        engine.kernels().rms_norm(op.y, op.total, op.x, op.residual, op.weight, op.epsilon, op.width, begin, end);
+    });
+}
+
+void run_op(Engine &, const MapSlots &op) {
+    const i64 rows = op.rows.get();
+    for (i64 row = 0; row < rows; ++row) {
+        const i64 position = op.positions[row];
+        const i32 block = op.block_tables[op.row_slots[row] * op.table_width + position / op.block_size];
+        op.slots[row] = static_cast<i32>(block * op.block_size + position % op.block_size);
+    }
+}
+
+void run_op(Engine &engine, const RotateAndStore &op) {
+    const i64 width = (op.shape.heads + 2 * op.shape.kv_heads) * op.shape.head_dim;
+    for_rows(engine, op.rows.get(), width, [&](i64 begin, i64 end) {
+        engine.kernels().rotate_and_store(op.shape, begin, end);
+    });
+}
+
+void run_op(Engine &engine, const Attend &op) { attend(engine, op); }
+
+void run_op(Engine &engine, const Activate &op) {
+    const i64 parts = divide_up(op.width, SMALL_COUNT / 4), rows = op.rows.get();
+    for_rows(engine, rows * parts, divide_up(op.width, parts), [&](i64 begin, i64 end) {
+        for (i64 index = begin; index < end; ++index) {
+            const i64 row = index / parts, part = index % parts;
+            engine.kernels().activate(op.y + row * op.width, op.x + 2 * row * op.width, op.activation, op.width,
+                                      op.width * part / parts, op.width * (part + 1) / parts);
+        }
+    });
+}
+
+i64 monotonic_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
+}  // namespace
+
+std::vector<const Kernels *> variants() {
+    std::vector<const Kernels *> found{&portable_kernels()};
+#ifdef TOKAMAK_AVX2
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2_kernels());
+#endif
+    return found;
+}
+
+Engine::Engine() : kernels_(variants().back()) { set_num_threads(1); }
+
+Engine &Engine::get() {
+    static Engine *engine = new Engine();  // never destroyed: its threads may still sleep when the process ends
+    return *engine;
+}
+
+void Engine::set_num_threads(int num_threads) {
+    pool_.reset();
+    pool_ = std::make_unique<Pool>(num_threads);
+    scratch_.resize(num_threads);
+}
+
+bool Engine::select(const char *variant) {
+    for (const Kernels *kernels : variants()) {
+        if (std::strcmp(kernels->name, variant) == 0) {
+            kernels_ = kernels;
+            return true;
+        }
+    }
+    return false;
+}
+
+float *Engine::scratch(int thread, i64 num_floats) {
+    std::vector<float> &floats = scratch_[thread];
+    if (static_cast<i64>(floats.size()) < num_floats) floats.resize(num_floats);
+    return floats.data();
+}
+
+void run(Engine &engine, const Op &op) {
+    std::visit([&](const auto &typed) { run_op(engine, typed); }, op);
+}
+
+void Tape::replay() {
+    Engine &engine = Engine::get();
+    for (const Op &op : ops_) run(engine, op);
+}
+
+void Tape::replay_timed() {
+    Engine &engine = Engine::get();
+    i64 last = monotonic_ns();
+    for (std::size_t index = 0; index < ops_.size(); ++index) {
+        run(engine, ops_[index]);
+        const i64 now = monotonic_ns();
+        times_ns_[index] += now - last;
+        last = now;
+    }
+}
+
+}  // namespace tokamak::cpu

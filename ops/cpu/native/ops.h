@@ -1,0 +1,109 @@
+// The ops of a step: kernels over all rows, on the rank's threads. An op is a value with the addresses that it reads and writes,
+// fixed when it is made; how many rows it has it may read from memory each time. `run` runs one; a tape is a list of them.
+#pragma once
+
+#include <variant>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace tokamak::cpu {
+
+// A number of rows: read at `address` where there is one, so that a recorded op follows the step's inputs.
+struct Rows {
+    const i32 *address;
+    i64 count;
+    i64 get() const { return address == nullptr ? count : *address; }
+};
+
+struct Embed {
+    float *y;
+    const float *weight;
+    const i32 *token_ids;  // rows of `weight` [num_rows, width]
+    i64 width;
+    Rows rows;
+};
+
+struct LinearOp {
+    LinearShape shape;
+    Rows rows;
+};
+
+struct RmsNorm {
+    float *y, *total;
+    const float *x, *residual;  // residual and total may be null, both
+    const float *weight;
+    float epsilon;
+    i64 width;
+    Rows rows;
+};
+
+struct MapSlots {
+    i32 *slots;
+    const i32 *positions, *row_slots, *block_tables;
+    i64 table_width, block_size;
+    Rows rows;
+};
+
+struct RotateAndStore {
+    RotationShape shape;
+    Rows rows;
+};
+
+// Sequence i has the rows [offsets[i], offsets[i + 1]) at positions [starts[i], ...), and the block table slots[i].
+struct Attend {
+    float *y;  // [rows, heads * head_dim]
+    const float *queries, *keys, *values;
+    const i32 *slots, *offsets, *starts, *block_tables;
+    i64 table_width, block_size, heads, kv_heads, head_dim, window;
+    Rows sequences;
+};
+
+struct Activate {
+    float *y;
+    const float *x;
+    Activation activation;
+    i64 width;
+    Rows rows;
+};
+
+using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate>;
+
+// What ops run on, one for the process.
+class Engine {
+public:
+    static Engine &get();
+
+    Pool &pool() { return *pool_; }
+    const Kernels &kernels() const { return *kernels_; }
+    void set_num_threads(int num_threads);
+    bool select(const char *variant);  // false: this processor has no such variant
+    float *scratch(int thread, i64 num_floats);  // contents do not outlast a task
+
+    std::vector<float> partial;  // what attention keeps of splits that are done in parallel
+
+private:
+    Engine();
+    std::unique_ptr<Pool> pool_;
+    const Kernels *kernels_;
+    std::vector<std::vector<float>> scratch_;
+};
+
+std::vector<const Kernels *> variants();  // of this processor, the best last
+void run(Engine &engine, const Op &op);
+void attend(Engine &engine, const Attend &op);
+
+class Tape {
+public:
+    explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
+    void replay();
+    void replay_timed();  // and adds up the time of each op
+    const std::vector<i64> &times_ns() const { return times_ns_; }
+
+private:
+    std::vector<Op> ops_;
+    std::vector<i64> times_ns_;
+};
+
+}  // namespace tokamak::cpu

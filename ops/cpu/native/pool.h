@@ -1,0 +1,59 @@
+// The rank's threads: `run(num_tasks, task)` calls task(index, thread) for each index, on the caller and on threads that live as
+// long as the pool. Who runs which task is chance; kernels give the same bits whoever runs them.
+//
+// A thread without work looks for it for SPIN_NS and then sleeps in a futex: other actors need the cores. The caller never waits
+// for a thread that took no task, so one that is late, or that another process keeps from its core, holds up nothing but what
+// it has begun.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace tokamak::cpu {
+
+class Pool {
+public:
+    using Task = void (*)(void *context, std::int64_t index, int thread);
+
+    explicit Pool(int num_threads);
+    ~Pool();
+    Pool(const Pool &) = delete;
+    Pool &operator=(const Pool &) = delete;
+
+    int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+
+    // Not from within a task, and from one thread at a time.
+    template <class Function>
+    void run(std::int64_t num_tasks, const Function &function) {
+        const Task task = [](void *context, std::int64_t index, int thread) {
+            (*static_cast<const Function *>(context))(index, thread);
+        };
+        run_tasks(num_tasks, task, const_cast<Function *>(&function));
+    }
+
+private:
+    void run_tasks(std::int64_t num_tasks, Task task, void *context);
+    bool work(int thread);  // one claim; false: nothing to claim
+    void serve(int thread);
+    void wait_until_finished(std::uint32_t num_tasks);
+
+    // generation (24 bits) | number of tasks (20) | next task (20): a claim is one fetch_add, and what it returns is whole, even
+    // to a thread that was held up across generations. Task and context stay until every claimed task of them is finished.
+    alignas(64) std::atomic<std::uint64_t> claims_{0};
+    alignas(64) std::atomic<std::uint32_t> num_finished_{0};  // futex word of the caller
+    std::atomic<std::uint32_t> is_caller_asleep_{0};
+    alignas(64) std::atomic<std::uint32_t> num_jobs_{0};  // futex word of the threads
+    std::atomic<std::uint32_t> num_asleep_{0};
+    std::atomic<bool> is_stopping_{false};
+    Task task_ = nullptr;
+    void *context_ = nullptr;
+    std::uint64_t generation_ = 0;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace tokamak::cpu

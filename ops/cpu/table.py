@@ -1,0 +1,205 @@
+"""The native table: the ops of `ops/table.py` on float32 kernels (`native/`).
+
+`TABLE` runs each op when it is called; `make_table(Recording())` records them. Tensors are `Array`s; Paddle tensors on the CPU
+and numpy arrays are taken as well, in place. A step needs no padded rows (`row_tile` 1) and no attention tiles: attention reads
+the sequences of the step and their block tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.errors import CheckpointError
+from ops import _cpu
+from ops.cpu.array import Array, Rows, array_of, empty, rows_of
+from ops.cpu.executors import Executor, Immediate
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
+from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")  # as `Activation` in native/kernels.h
+assert KEY_SPLIT == _cpu.KEY_SPLIT, "ops/table.py and native/kernels.h split keys differently"
+
+# -------------------------------------------------------------------------------------------------------- weights
+
+
+def _kept(values: np.ndarray) -> Array:
+    """A copy that starts at a cache line."""
+    kept = empty(values.size).reshape(values.shape)
+    kept[...] = values
+    return array_of(kept)
+
+
+def pack_linear(module: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    """[out, in] -> [ceil(out / PANEL), in, PANEL], the outputs padded with zeros."""
+    num_outputs, num_inputs = weight.shape
+    num_panels = -(-num_outputs // _cpu.PANEL)
+    packed = empty(num_panels * num_inputs * _cpu.PANEL)
+    output_stride, input_stride = (stride // 4 for stride in weight.strides)
+    _cpu.pack(packed.ctypes.data, weight.ctypes.data, output_stride, input_stride, num_inputs, num_outputs)
+    module.weight = array_of(packed)
+    module.bias = None if bias is None else _kept(np.pad(bias, (0, num_panels * _cpu.PANEL - num_outputs)))
+
+
+def pack_embedding(module: Embedding, weight: np.ndarray) -> None:
+    module.weight = _kept(weight)
+
+
+def pack_norm(module: Norm, weight: np.ndarray) -> None:
+    module.weight = _kept(weight)
+
+
+def pack_head_norm(module: HeadNorm, queries: np.ndarray, keys: np.ndarray) -> None:
+    """Two arrays."""
+    if module.width > _cpu.MAX_HEAD_DIM:
+        raise CheckpointError(f"heads have {module.width} elements, the native ops take {_cpu.MAX_HEAD_DIM}: use --ops reference")
+    module.weight = _kept(queries), _kept(keys)
+
+
+def pack_rotary(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners: np.ndarray) -> None:
+    if module.head_dim > _cpu.MAX_HEAD_DIM:
+        raise CheckpointError(
+            f"heads have {module.head_dim} elements, the native ops take {_cpu.MAX_HEAD_DIM}: use --ops reference"
+        )
+    module.cosines, module.sines = _kept(cosines), _kept(sines)
+    module.partners = array_of(np.ascontiguousarray(partners, np.int32))
+
+
+# ------------------------------------------------------------------------------------------------------------- ops
+
+
+class CpuOps:
+    """The ops, on one executor. A step's metadata are the inputs themselves: nothing is derived from them but the slots."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def _rows(self, inputs: Inputs) -> Rows:
+        return self._executor.rows(inputs.host_counts, NUM_ROWS, inputs.max_rows)
+
+    def begin(self, inputs: Inputs, cache: KvCache) -> tuple[Inputs, int]:
+        self._executor.emit(
+            _cpu.map_slots,
+            inputs.slot_mapping,
+            inputs.positions,
+            inputs.row_slots,
+            inputs.block_tables,
+            inputs.block_tables.shape[1],
+            cache.block_size,
+            rows=self._rows(inputs),
+        )
+        return inputs, cache.block_size
+
+    def embedding(self, inputs: Inputs, module: Embedding) -> Array:
+        return self._gather(module.weight, inputs.token_ids, module.width, self._rows(inputs))
+
+    def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
+        return self._gather(x, row_ids, x.shape[1], rows_of(row_ids))
+
+    def _gather(self, table: Tensor, row_ids: Tensor, width: int, rows: Rows) -> Array:
+        y = self._executor.allocate(rows, width)
+        self._executor.emit(_cpu.embedding, y, table, row_ids, width, rows=rows)
+        return y
+
+    def linear(self, x: Tensor, module: Linear) -> Array:
+        y = self._executor.allocate(rows_of(x), module.width)
+        self._executor.emit(_cpu.linear, y, x, module.weight, module.bias, module.num_inputs, module.width, rows=y.rows)
+        return y
+
+    def rms_norm(self, x: Tensor, module: Norm) -> Array:
+        y = self._executor.allocate(rows_of(x), module.width)
+        self._executor.emit(_cpu.rms_norm, y, None, x, None, module.weight, module.epsilon, module.width, rows=y.rows)
+        return y
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, module: Norm) -> tuple[Array, Array]:
+        rows = rows_of(x)
+        y, total = self._executor.allocate(rows, module.width), self._executor.allocate(rows, module.width)
+        self._executor.emit(_cpu.rms_norm, y, total, x, residual, module.weight, module.epsilon, module.width, rows=rows)
+        return y, total
+
+    def rotary_angles(self, inputs: Inputs, module: Rotary) -> Rotary:
+        """Nothing to compute: angles are read where they lie, by position."""
+        return module
+
+    def rotate_and_store(
+        self, inputs: Inputs, qkv: Tensor, rotary: Rotary, norm: HeadNorm | None, shape: AttentionShape, cache: LayerCache
+    ) -> Array:
+        queries = self._executor.allocate(rows_of(qkv), shape.queries_width)
+        query_weight, key_weight = (None, None) if norm is None else norm.weight
+        self._executor.emit(
+            _cpu.rotate_and_store,
+            queries,
+            qkv,
+            cache.keys,
+            cache.values,
+            inputs.positions,
+            inputs.slot_mapping,
+            rotary.cosines,
+            rotary.sines,
+            rotary.partners,
+            query_weight,
+            key_weight,
+            0.0 if norm is None else norm.epsilon,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            rows=queries.rows,
+        )
+        return queries
+
+    def attention(self, step: tuple[Inputs, int], queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
+        inputs, block_size = step
+        y = self._executor.allocate(rows_of(queries), shape.queries_width)
+        self._executor.emit(
+            _cpu.attention,
+            y,
+            queries,
+            cache.keys,
+            cache.values,
+            inputs.sequence_slots,
+            inputs.sequence_offsets,
+            inputs.sequence_starts,
+            inputs.block_tables,
+            inputs.block_tables.shape[1],
+            block_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.sliding_window,
+            rows=self._executor.rows(inputs.host_counts, NUM_SEQUENCES, inputs.max_rows),
+        )
+        return y
+
+    def activate_and_multiply(self, x: Tensor, activation: str) -> Array:
+        width = x.shape[1] // 2
+        y = self._executor.allocate(rows_of(x), width)
+        self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, rows=y.rows)
+        return y
+
+
+def make_table(executor: Executor) -> OpTable:
+    """The table whose ops go to `executor`."""
+    ops: Any = CpuOps(executor)
+    return OpTable(
+        name="native",
+        row_tile=1,
+        pack_linear=pack_linear,
+        pack_embedding=pack_embedding,
+        pack_norm=pack_norm,
+        pack_head_norm=pack_head_norm,
+        pack_rotary=pack_rotary,
+        begin=ops.begin,
+        embedding=ops.embedding,
+        linear=ops.linear,
+        rms_norm=ops.rms_norm,
+        add_rms_norm=ops.add_rms_norm,
+        rotary_angles=ops.rotary_angles,
+        rotate_and_store=ops.rotate_and_store,
+        attention=ops.attention,
+        activate_and_multiply=ops.activate_and_multiply,
+        take_rows=ops.take_rows,
+    )
+
+
+TABLE = make_table(Immediate())
