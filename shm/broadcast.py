@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from shm import _native
 from shm.errors import SharedMemoryError
 from shm.layout import LINE, StructView, round_up, size_of
-from shm.mailbox import MIN_RING_BYTES, wait_in_slices
+from shm.mailbox import DEFAULT_SPIN_NS, MIN_RING_BYTES, wait_in_slices
 from shm.segment import Segment, segment_name
 
 KIND = "broadcast"
@@ -94,7 +94,7 @@ class BroadcastReader:
 
     def __init__(self, segment: Segment, reader: int, epoch: int) -> None:
         self.segment = segment
-        self.spin_ns = 0  # how long to spin before sleeping, when a record came within the last millisecond
+        self.spin_ns = DEFAULT_SPIN_NS
         self._reader = _native.BroadcastReader(segment.buffer, reader, epoch)
 
     @classmethod

@@ -4,6 +4,12 @@ A mailbox belongs to one receiver and has one SPSC ring for each sender, so that
 one doorbell that all of them ring. The supervisor creates all mailboxes; the receiver attaches a `Mailbox`, each sender a
 `MailboxSender`. Nothing here blocks a sender: a full ring is a refused send.
 
+Waiting: a reader whose last wait was short (100 us) looks for `spin_ns` before it sleeps, giving its core away in
+between; all others sleep at once. Measured on two cores (`tokamak bench shm`, back to back, 256 B, one way): with the two
+processes on different cores 1.8 us instead of 20 us without the spin; on one core, or on a busy machine, 5.1 us instead
+of 6.0 us, where a spin that keeps the core costs 59 us. A record that comes a millisecond after the last finds the reader
+asleep either way.
+
 A record arrives whole or not at all. Killed while sending, the writer never sent it; killed while receiving, the reader
 finds it again in its next life.
 """
@@ -24,6 +30,7 @@ RINGS_OFFSET = MAILBOX_OFFSET + size_of("MailboxHeader") + size_of("DoorbellLine
 READER_OFFSET = size_of("WriterLine")  # of the ReaderLine in a ring
 RING_HEADER_BYTES = size_of("WriterLine") + size_of("ReaderLine")
 MIN_RING_BYTES = 1024
+DEFAULT_SPIN_NS = 20_000
 
 
 class Mailbox:
@@ -32,7 +39,7 @@ class Mailbox:
     def __init__(self, segment: Segment, epoch: int) -> None:
         self.segment = segment
         self.senders = ring_senders(segment.buffer)
-        self.spin_ns = 0  # how long to spin before sleeping, when a record came within the last millisecond
+        self.spin_ns = DEFAULT_SPIN_NS
         self._reader = _native.MailboxReader(segment.buffer, self.senders, epoch)
 
     @classmethod
@@ -135,9 +142,8 @@ def ring_senders(buffer: memoryview) -> list[str]:
 def wait_in_slices(reader: _native.MailboxReader | _native.BroadcastReader, timeout_ns: int, spin_ns: int) -> bool:
     """Native waits end after 100 ms, or at a signal, so that its handler can run between two of them."""
     deadline = time.monotonic_ns() + timeout_ns
-    while True:
-        if reader.wait(timeout_ns, spin_ns):
-            return True
+    while not reader.wait(timeout_ns, spin_ns):
         timeout_ns = deadline - time.monotonic_ns()
         if timeout_ns <= 0:
             return False
+    return True

@@ -130,12 +130,10 @@ public:
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         check_place();
         ring_->commit();
-        if (nb::len(batch) > 0) place_.doorbell.note_activity();
         return batch;
     }
 
     bool wait(i64 timeout_ns, i64 spin_ns) {
-        if (has_news()) return true;
         nb::gil_scoped_release release;
         return place_.doorbell.wait(timeout_ns, spin_ns, [this] { return has_news(); });
     }

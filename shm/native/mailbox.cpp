@@ -81,12 +81,10 @@ public:
         } catch (const Fault &) {
             if (nb::len(batch) == 0) throw;
         }
-        if (nb::len(batch) > 0) doorbell_.note_activity();
         return batch;
     }
 
     bool wait(i64 timeout_ns, i64 spin_ns) {
-        if (has_records()) return true;
         nb::gil_scoped_release release;
         return doorbell_.wait(timeout_ns, spin_ns, [this] { return has_records(); });
     }
