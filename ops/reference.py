@@ -10,6 +10,8 @@ alone):
 - In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x
   [KEY_SPLIT, head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is
   exact in any order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.
+- Products read and write whole lines of LANES elements: widths that are no multiple are padded with zeros, which change no
+  sum. A BLAS treats operands that begin within a line with other code.
 - Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
   outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
 """
@@ -25,9 +27,10 @@ import paddle
 from paddle.nn import functional
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary
-from ops.table import KEY_SPLIT, Inputs, OpTable
+from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
+LANES = 16  # float32 of a 64-byte line
 MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
 
 
@@ -35,10 +38,10 @@ MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in
 
 
 def pack_linear(module: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
-    """[out, in] -> [chunks, 1, in, OUTPUT_CHUNK], the outputs padded with zeros."""
+    """[out, in] -> [chunks, 1, in, OUTPUT_CHUNK], both padded with zeros."""
     num_chunks = max(2, -(-len(weight) // OUTPUT_CHUNK))
-    padding = num_chunks * OUTPUT_CHUNK - len(weight)
-    chunks = np.pad(weight, ((0, padding), (0, 0))).reshape(num_chunks, 1, OUTPUT_CHUNK, -1)
+    padding = (0, num_chunks * OUTPUT_CHUNK - len(weight)), (0, -weight.shape[1] % LANES)
+    chunks = np.pad(weight, padding).reshape(num_chunks, 1, OUTPUT_CHUNK, -1)
     module.weight = paddle.to_tensor(np.ascontiguousarray(chunks.swapaxes(2, 3)))
     module.bias = None if bias is None else paddle.to_tensor(bias)
 
@@ -128,6 +131,12 @@ def _expand(x: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
     return paddle.expand(x, shape)
 
 
+def _whole_lines(x: paddle.Tensor) -> paddle.Tensor:
+    """`x` with its last axis padded to a multiple of LANES."""
+    padding = -x.shape[-1] % LANES
+    return paddle.concat([x, paddle.zeros([*x.shape[:-1], padding])], axis=-1) if padding else x
+
+
 # ------------------------------------------------------------------------------------------------------------- ops
 
 
@@ -137,7 +146,7 @@ def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
 
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
     rows = x.shape[0]
-    chunks = paddle.matmul(x.reshape([1, rows, 1, module.num_inputs]), module.weight)
+    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), module.weight)
     y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
     y = y if y.shape[1] == module.width else y[:, : module.width]
     return y if module.bias is None else y + module.bias
@@ -210,6 +219,8 @@ def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape
 
 def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
     """[T, Q, 1, H, G, D] against [T, 1, S, H, KEY_SPLIT, D] -> [T, Q, H, G, D]."""
+    dim = queries.shape[-1]
+    queries, keys, values = _whole_lines(queries), _whole_lines(keys), _whole_lines(values)
     scores = paddle.matmul(queries, keys, transpose_y=True)
     scores = scores + _expand(mask, scores.shape)
     largest = paddle.max(scores, axis=-1, keepdim=True)
@@ -217,7 +228,8 @@ def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, 
         largest = paddle.max(largest, axis=2, keepdim=True)
     weights = paddle.exp(scores - _expand(largest, scores.shape))
     sums, sums_of_values = paddle.sum(weights, axis=-1, keepdim=True), paddle.matmul(weights, values)
-    return _add_splits(sums_of_values) / _add_splits(sums)
+    output = _add_splits(sums_of_values) / _add_splits(sums)
+    return output if output.shape[-1] == dim else output[..., :dim]
 
 
 def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
@@ -247,6 +259,7 @@ _ACTIVATIONS = {
 
 TABLE = OpTable(
     name="reference",
+    row_tile=ROW_TILE,
     pack_linear=pack_linear,
     pack_embedding=pack_embedding,
     pack_norm=pack_norm,

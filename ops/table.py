@@ -1,8 +1,8 @@
 """The op table: what a model may call. One field per op; a backend fills them with its own functions.
 
 A model is written once, straight-line, as `k.linear(...)`, `k.attention(...)`; the worker chooses the table. `R` below is the
-number of rows of a step, padded to a multiple of `ROW_TILE`; padded rows hold token 0 at position 0 of the dummy block and
-mean nothing.
+number of rows of a step, padded to a multiple of the table's `row_tile`; padded rows hold token 0 at position 0 of the dummy
+block and mean nothing.
 
 Every op is batch- and chunk-invariant: a row's bits depend on that row (and the keys it sees) alone. The order of each
 reduction is fixed by the operand's shape, never by the number of rows, their place, the chunk or the thread.
@@ -19,15 +19,17 @@ import numpy as np
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 
-ROW_TILE = 16  # a step has a multiple of so many rows
+ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
+NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS = range(3)  # what `Inputs.counts` holds
 
 
 class Inputs(Protocol):
     """What ops read of a step. The tensors have fixed addresses and their full sizes; the counts say how much of them is in
     use. `workers/inputs.py` makes them."""
 
-    num_rows: int  # R, a multiple of ROW_TILE
+    max_rows: int
+    num_rows: int  # R, a multiple of the table's row_tile
     num_tiles: int  # at least 2
     tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
     num_key_splits: int  # covers the longest context of the step
@@ -40,6 +42,10 @@ class Inputs(Protocol):
     tile_contexts: Tensor  # int32 [max_tiles]: keys of the tile's sequence, this step's included
     tile_row_ids: Tensor  # int32 [max_tiles * ROW_TILE]: row of each query of each tile
     row_queries: Tensor  # int32 [max_rows]: where each row's query is among the tiles'
+    sequence_slots: Tensor  # int32 [max_num_seqs]: batch slot of each sequence
+    sequence_offsets: Tensor  # int32 [max_num_seqs + 1]: first row of each sequence, and the end of the last
+    sequence_starts: Tensor  # int32 [max_num_seqs]: position of its first row
+    host_counts: np.ndarray  # int32 [3]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS of this step; of fixed address too
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class OpTable:
     """The ops of one backend."""
 
     name: str
+    row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # weights, float32 numpy as the checkpoint has them -> the backend's layout, set on the module
     pack_linear: Callable[[Linear, np.ndarray, np.ndarray | None], None]  # [out, in], [out]

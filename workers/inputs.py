@@ -4,7 +4,7 @@ Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inp
 full length, so that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step
 is run.
 
-    sequence 0, 3 rows | sequence 1, 1 row | padding to ROW_TILE
+    sequence 0, 3 rows | sequence 1, 1 row | padding to the op table's row_tile
     token_ids           5 7 9 | 4 | 0 0 ...
     positions           0 1 2 | 8 | 0 0 ...
     row_slots           2 2 2 | 6 | n n ...      n = max_num_seqs: a block table of zeros, so the dummy block
@@ -18,13 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 import paddle
 
-from ops.table import KEY_SPLIT, ROW_TILE
+from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
 from workers.device import Device
-
-
-def padded(num_rows: int) -> int:
-    """`num_rows` rounded up to whole tiles."""
-    return -(-num_rows // ROW_TILE) * ROW_TILE
 
 
 class StepInputs:
@@ -45,11 +40,20 @@ class StepInputs:
     row_queries: paddle.Tensor
     logit_row_ids: paddle.Tensor
 
-    def __init__(self, device: Device, max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        row_tile: int = ROW_TILE,
+    ) -> None:
         self._device = device
         self._dummy_slot = max_num_seqs
+        self._row_tile = row_tile
         self._host: dict[str, np.ndarray] = {}
-        max_rows = padded(max(max_num_tokens, max_num_seqs))
+        self.max_rows = max_rows = -(-max(max_num_tokens, max_num_seqs) // ROW_TILE) * ROW_TILE
         max_tiles = max(max_rows, max_rows // ROW_TILE + max_num_seqs + 1)
         max_keys = -(-max_model_len // KEY_SPLIT) * KEY_SPLIT
         for name, shape in (
@@ -71,12 +75,17 @@ class StepInputs:
             self._host[name] = np.zeros(shape, np.int32)
             setattr(self, name, device.tensor(self._host[name]))
         self.host_block_tables = self._host["block_tables"]
+        self.host_counts = np.zeros(3, np.int32)
         self.num_rows = 0
         self.num_tokens = 0
         self.num_tiles = 0
         self.tile_rows = 1
         self.num_key_splits = 0
         self.num_logit_rows = 0
+
+    def padded(self, num_rows: int) -> int:
+        """`num_rows` rounded up to a multiple of the op table's row_tile."""
+        return -(-num_rows // self._row_tile) * self._row_tile
 
     def tensors(self) -> Iterator[tuple[str, paddle.Tensor]]:
         """Every tensor, by name."""
@@ -87,7 +96,7 @@ class StepInputs:
         `slot_token_ids` [slots, tokens]. Sequences without rows may be among them."""
         offsets = np.concatenate([[0], np.cumsum(counts)])
         self.num_tokens = int(offsets[-1])
-        self.num_rows = padded(self.num_tokens)
+        self.num_rows = self.padded(self.num_tokens)
         rows = np.repeat(np.arange(len(counts)), counts)
         row_slots = slots[rows]
         positions = starts[rows] + np.arange(self.num_tokens) - offsets[rows]
@@ -98,6 +107,7 @@ class StepInputs:
         self._set("sequence_offsets", offsets, self.num_tokens)
         self._set("sequence_starts", starts)
         self._set("context_lengths", starts + counts)
+        self.host_counts[NUM_ROWS], self.host_counts[NUM_SEQUENCES] = self.num_rows, len(counts)
         self.num_key_splits = -(-int((starts + counts).max(initial=1)) // KEY_SPLIT)
         if counts.max(initial=0) <= 1:
             self._set_single_rows()
@@ -108,6 +118,7 @@ class StepInputs:
     def set_logit_rows(self, row_ids: np.ndarray) -> None:
         """The rows whose logits are wanted, in this order."""
         self.num_logit_rows = len(row_ids)
+        self.host_counts[NUM_LOGIT_ROWS] = self.num_logit_rows
         self._set("logit_row_ids", row_ids)
         self._upload("logit_row_ids")
 

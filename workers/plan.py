@@ -10,16 +10,16 @@ from typing import Protocol
 
 import paddle
 
-from ops.modules import KvCache
+from ops.modules import KvCache, Tensor
 from ops.table import OpTable
-from workers.inputs import StepInputs, padded
+from workers.inputs import StepInputs
 from workers.models import Model
 
 
 class Plan(Protocol):
     """A bound model."""
 
-    def replay(self) -> paddle.Tensor | None:
+    def replay(self) -> Tensor | None:
         """Run the step that the inputs hold. Logits float32 [m, vocab], m >= inputs.num_logit_rows; None where no row wants
         any."""
 
@@ -33,11 +33,11 @@ class EagerPlan:
         self._inputs = inputs
         self._cache = cache
 
-    def replay(self) -> paddle.Tensor | None:
+    def replay(self) -> Tensor | None:
         inputs = self._inputs
         with paddle.no_grad():
             hidden = self._model.hidden(self._ops, inputs, self._cache)
             if not inputs.num_logit_rows:
                 return None
-            row_ids = inputs.logit_row_ids[: padded(inputs.num_logit_rows)]
+            row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
             return self._model.logits(self._ops, hidden, row_ids)

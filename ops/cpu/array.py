@@ -1,7 +1,6 @@
 """Arrays of the native table: an address, a number of rows and a width. The ops' Tensor on this backend.
 
-Made by the executors (`immediate.py`, `recording.py`) and by the packing functions. Everything is float32 or int32, rows lie one
-after another.
+Made by the executors and by the packing functions. Everything is float32 or int32, rows lie one after another.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def pack_norm(module: Norm, weight: np.ndarray) -> None:
 def pack_head_norm(module: HeadNorm, queries: np.ndarray, keys: np.ndarray) -> None:
     """Two arrays."""
     if module.width > _cpu.MAX_HEAD_DIM:
-        raise CheckpointError(f"heads have {module.width} elements, the native ops take {_cpu.MAX_HEAD_DIM}: use --ops reference")
+        raise CheckpointError(
+            f"heads have {module.width} elements, the native ops take {_cpu.MAX_HEAD_DIM}: use --ops reference"
+        )
     module.weight = _kept(queries), _kept(keys)
 
 

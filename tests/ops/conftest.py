@@ -1,7 +1,20 @@
-"""Tests of the ops run Paddle as a worker does: the BLAS is set before it is loaded."""
+"""Tests of the ops run Paddle as a worker does: the BLAS is set before it is loaded. `k` is each op table in turn."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
 
 from workers.blas import configure_blas
 
 configure_blas(1)
+
+from ops.table import OpTable  # noqa: E402
+from tests.ops.tables import TABLES, table  # noqa: E402
+
+
+@pytest.fixture(params=TABLES)
+def k(request: pytest.FixtureRequest) -> Iterator[OpTable]:
+    with table(request.param) as found:
+        yield found

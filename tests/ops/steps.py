@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 
 from ops.modules import KvCache, LayerCache
+from ops.table import ROW_TILE
 from workers.device import Device
 from workers.inputs import StepInputs
 
@@ -17,9 +18,9 @@ MAX_LENGTH = 320
 class HandMadeStep:
     """`sequences`: (slot, start, count) each. Every slot has blocks of its own, scattered over the cache."""
 
-    def __init__(self, sequences: list[tuple[int, int, int]], *, block_size: int = 16) -> None:
+    def __init__(self, sequences: list[tuple[int, int, int]], *, block_size: int = 16, row_tile: int = ROW_TILE) -> None:
         self.device = Device("cpu")
-        self.inputs = StepInputs(self.device, MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size)
+        self.inputs = StepInputs(self.device, MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size, row_tile)
         blocks_per_slot = self.inputs.host_block_tables.shape[1]
         self.num_blocks = MAX_SEQS * blocks_per_slot
         order = np.random.default_rng(5).permutation(self.num_blocks) + 1

@@ -13,8 +13,7 @@ import paddle
 import pytest
 
 from ops.modules import AttentionShape, HeadNorm, Linear, Norm, Rotary
-from ops.reference import TABLE as k
-from ops.table import ROW_TILE
+from ops.table import ROW_TILE, OpTable
 from tests.ops.steps import HandMadeStep
 from workers.rotary import rotary_tables
 
@@ -26,24 +25,25 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def linear_of(num_inputs: int, num_outputs: int) -> RowOp:
+def linear_of(k: OpTable, num_inputs: int, num_outputs: int) -> RowOp:
     module = Linear(("w",), num_inputs, (num_outputs,), has_bias=True)
     k.pack_linear(module, random(num_outputs, num_inputs, seed=1), random(num_outputs, seed=2))
     return lambda x: k.linear(x, module)
 
 
-def norm_of(width: int) -> RowOp:
+def norm_of(k: OpTable, width: int) -> RowOp:
     module = Norm("n", width, 1e-6)
     k.pack_norm(module, random(width, seed=1))
     return lambda x: k.add_rms_norm(x, x * 0.5, module)[0]
 
 
-def assert_row_alone(op: RowOp, rows: np.ndarray) -> None:
+def assert_row_alone(op: RowOp, rows: np.ndarray, row_tile: int) -> None:
     """Each row at several places of batches of several sizes, among other rows each time."""
     whole = op(paddle.to_tensor(rows)).numpy()
     assert len(whole) == NUM_ROWS
     generator = np.random.default_rng(3)
-    for size in (ROW_TILE, 2 * ROW_TILE, 3 * ROW_TILE, 4 * ROW_TILE):
+    sizes = {-(-size // row_tile) * row_tile for size in (*range(1, 9), ROW_TILE, 29, 2 * ROW_TILE, 3 * ROW_TILE, 64)}
+    for size in sorted(sizes):
         for _ in range(4):
             chosen = generator.permutation(NUM_ROWS)[:size]
             np.testing.assert_array_equal(op(paddle.to_tensor(rows[chosen])).numpy(), whole[chosen])
@@ -55,19 +55,19 @@ def assert_row_alone(op: RowOp, rows: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 192), (192, 320), (20, 37), (100, 48), (256, 1024), (7, 1)])
-def test_linear(num_inputs: int, num_outputs: int) -> None:
-    assert_row_alone(linear_of(num_inputs, num_outputs), random(NUM_ROWS, num_inputs))
+def test_linear(k: OpTable, num_inputs: int, num_outputs: int) -> None:
+    assert_row_alone(linear_of(k, num_inputs, num_outputs), random(NUM_ROWS, num_inputs), k.row_tile)
 
 
 @pytest.mark.parametrize("width", [64, 100, 37, 20, 256])
-def test_norm(width: int) -> None:
-    assert_row_alone(norm_of(width), random(NUM_ROWS, width))
+def test_norm(k: OpTable, width: int) -> None:
+    assert_row_alone(norm_of(k, width), random(NUM_ROWS, width), k.row_tile)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"])
 @pytest.mark.parametrize("width", [64, 37])
-def test_activation(activation: str, width: int) -> None:
-    assert_row_alone(lambda x: k.activate_and_multiply(x, activation), random(NUM_ROWS, 2 * width) * 3)
+def test_activation(k: OpTable, activation: str, width: int) -> None:
+    assert_row_alone(lambda x: k.activate_and_multiply(x, activation), random(NUM_ROWS, 2 * width) * 3, k.row_tile)
 
 
 SHAPES = [
@@ -77,32 +77,37 @@ SHAPES = [
     AttentionShape(1, 1, 8),
     AttentionShape(8, 2, 32, sliding_window=9),
     AttentionShape(8, 2, 32, sliding_window=100),
+    AttentionShape(2, 1, 128),
+    AttentionShape(2, 2, 256, sliding_window=64),
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 5])
-def test_attention_and_rotation(shape: AttentionShape, block_size: int) -> None:
+def test_attention_and_rotation(k: OpTable, shape: AttentionShape, block_size: int) -> None:
     """A prompt in one step, in chunks of several sizes, token by token, and in company: the same queries, keys, values and
     attention."""
     length, slot = 150, 3
-    whole = run_attention(shape, block_size, [[(slot, 0, length)]])
-    chunked = run_attention(shape, block_size, [[(slot, start, min(37, length - start))] for start in range(0, length, 37)])
+    whole = run_attention(k, shape, block_size, [[(slot, 0, length)]])
+    chunked = run_attention(k, shape, block_size, [[(slot, start, min(37, length - start))] for start in range(0, length, 37)])
     np.testing.assert_array_equal(chunked, whole)
-    single = run_attention(shape, block_size, [[(slot, 0, 120)], *([(slot, start, 1)] for start in range(120, length))])
+    single = run_attention(k, shape, block_size, [[(slot, 0, 120)], *([(slot, start, 1)] for start in range(120, length))])
     np.testing.assert_array_equal(single, whole)
     company = [(1, 0, 60), (7, 200, 1), (9, 3, 17)]
-    mixed = run_attention(shape, block_size, [[(slot, 0, 64), *company], [(slot, 64, length - 64), (7, 201, 1), (9, 20, 3)]])
+    mixed = run_attention(k, shape, block_size, [[(slot, 0, 64), *company], [(slot, 64, length - 64), (7, 201, 1), (9, 20, 3)]])
     np.testing.assert_array_equal(mixed, whole)
     decoded = run_attention(
-        shape, block_size, [[(slot, 0, 140)], *([(slot, start, 1), (7, start, 1), (9, 1, 1)] for start in range(140, length))]
+        k,
+        shape,
+        block_size,
+        [[(slot, 0, 140)], *([(slot, start, 1), (7, start, 1), (9, 1, 1)] for start in range(140, length))],
     )
     np.testing.assert_array_equal(decoded, whole)
 
 
-def run_attention(shape: AttentionShape, block_size: int, steps: list[list[tuple[int, int, int]]]) -> np.ndarray:
+def run_attention(k: OpTable, shape: AttentionShape, block_size: int, steps: list[list[tuple[int, int, int]]]) -> np.ndarray:
     """Attention of the first sequence's rows over all steps. A row's input depends on its slot and position alone."""
-    step = HandMadeStep(steps[0], block_size=block_size)
+    step = HandMadeStep(steps[0], block_size=block_size, row_tile=k.row_tile)
     cache = step.cache(shape.num_kv_heads, shape.head_dim)
     norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)
     k.pack_head_norm(norm, random(shape.head_dim, seed=8), random(shape.head_dim, seed=9))
@@ -133,10 +138,12 @@ def test_two_threads() -> None:
     """The same with two BLAS threads, in a process of their own."""
     program = (
         "from workers.blas import configure_blas; configure_blas(2)\n"
+        "from ops.reference import TABLE as k\n"
         "from tests.ops.test_invariance import *\n"
-        "for shape in [(64, 192), (256, 1024), (1024, 512)]: assert_row_alone(linear_of(*shape), random(NUM_ROWS, shape[0]))\n"
-        "test_attention_and_rotation(SHAPES[0], 16)\n"
-        "test_attention_and_rotation(SHAPES[2], 16)\n"
+        "for inputs, outputs in [(64, 192), (256, 1024), (1024, 512)]:\n"
+        "    assert_row_alone(linear_of(k, inputs, outputs), random(NUM_ROWS, inputs), 16)\n"
+        "test_attention_and_rotation(k, SHAPES[0], 16)\n"
+        "test_attention_and_rotation(k, SHAPES[2], 16)\n"
     )
     repository = Path(__file__).resolve().parents[2]
     ran = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, timeout=120)

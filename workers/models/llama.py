@@ -69,5 +69,5 @@ class Llama:
         return k.add_rms_norm(h, residual, self.norm)[0]
 
     def logits(self, k: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
-        """Logits of the rows `row_ids` [m] (m a multiple of ROW_TILE): [m, vocab]."""
+        """Logits of the rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab]."""
         return k.linear(k.take_rows(hidden, row_ids), self.head)

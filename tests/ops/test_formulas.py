@@ -1,4 +1,4 @@
-"""The reference ops against their formulas in float64."""
+"""The ops of every table against their formulas in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from engine.model_config import RopeConfig
 from ops import reference
 from ops.modules import AttentionShape, Embedding, Linear, Norm, Rotary
-from ops.reference import TABLE as k
+from ops.table import OpTable
 from tests.ops.steps import HandMadeStep
 from workers.rotary import rotary_tables
 
@@ -22,7 +22,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("num_outputs", [(5,), (64,), (64, 64, 3), (200,)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_linear(num_outputs: tuple[int, ...], has_bias: bool) -> None:
+def test_linear(k: OpTable, num_outputs: tuple[int, ...], has_bias: bool) -> None:
     module = Linear(tuple("abc"[: len(num_outputs)]), 20, num_outputs, has_bias)
     weight, bias = random(sum(num_outputs), 20, seed=1), random(sum(num_outputs), seed=2)
     k.pack_linear(module, weight, bias if has_bias else None)
@@ -31,7 +31,7 @@ def test_linear(num_outputs: tuple[int, ...], has_bias: bool) -> None:
     np.testing.assert_allclose(k.linear(paddle.to_tensor(x), module).numpy(), expected, atol=1e-5)
 
 
-def test_add_rms_norm() -> None:
+def test_add_rms_norm(k: OpTable) -> None:
     module = Norm("n", 24, 1e-3)
     weight = random(24, seed=1)
     k.pack_norm(module, weight)
@@ -42,13 +42,13 @@ def test_add_rms_norm() -> None:
     np.testing.assert_allclose(normed.numpy(), exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-3) * weight, atol=1e-5)
 
 
-def test_embedding_and_take_rows() -> None:
-    step = HandMadeStep([(2, 5, 3)])
+def test_embedding_and_take_rows(k: OpTable) -> None:
+    step = HandMadeStep([(2, 5, 3)], row_tile=k.row_tile)
     module = Embedding("e", 50, 8)
     weight = random(50, 8)
     k.pack_embedding(module, weight)
     rows = k.embedding(step.inputs, module)
-    assert rows.shape == [16, 8]
+    assert rows.shape == [step.inputs.num_rows, 8]
     np.testing.assert_array_equal(rows.numpy()[:3], weight[step.token_ids[2, 5:8]])
     taken = k.take_rows(rows, paddle.to_tensor(np.array([2, 0], np.int32)))
     np.testing.assert_array_equal(taken.numpy(), rows.numpy()[[2, 0]])
@@ -65,7 +65,7 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activation(activation: str) -> None:
+def test_activation(k: OpTable, activation: str) -> None:
     x = random(16, 18) * 2
     gate, up = np.split(x.astype(np.float64), 2, axis=1)
     found = k.activate_and_multiply(paddle.to_tensor(x), activation).numpy()
@@ -74,16 +74,16 @@ def test_activation(activation: str) -> None:
 
 @pytest.mark.parametrize("rotary_dim", [8, 6])
 @pytest.mark.parametrize("is_interleaved", [True, False])
-def test_rotation_and_store(rotary_dim: int, is_interleaved: bool) -> None:
+def test_rotation_and_store(k: OpTable, rotary_dim: int, is_interleaved: bool) -> None:
     """Each pair (a, b) at position p is turned by p * theta^(-2 i / rotary_dim); the rest stays; keys and values are at their
     slots."""
     shape = AttentionShape(2, 1, 8)
-    step = HandMadeStep([(2, 5, 3), (4, 70, 1)])
+    step = HandMadeStep([(2, 5, 3), (4, 70, 1)], row_tile=k.row_tile)
     cache = step.cache(1, 8)
     before = cache.layers[0].keys.numpy()
     rotary = Rotary(RopeConfig("default", 100.0, rotary_dim, is_interleaved, 320), 8)
     k.pack_rotary(rotary, *rotary_tables(rotary.rope, 8, 320))
-    qkv = random(16, 32)
+    qkv = random(step.inputs.num_rows, 32)
     k.begin(step.inputs, cache)
     queries = k.rotate_and_store(
         step.inputs, paddle.to_tensor(qkv), k.rotary_angles(step.inputs, rotary), None, shape, cache.layers[0]
@@ -108,13 +108,13 @@ def test_rotation_and_store(rotary_dim: int, is_interleaved: bool) -> None:
 
 @pytest.mark.parametrize("window", [0, 1, 70])
 @pytest.mark.parametrize("max_scores", [1 << 23, 1 << 14])
-def test_attention(window: int, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention(k: OpTable, window: int, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Softmax attention over each row's own keys, also when it is done in several passes; what other sequences left in the
     cache, NaN included, does not matter."""
     monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
     shape = AttentionShape(6, 2, 8, window)
     sequences = [(2, 90, 40), (3, 0, 1), (5, 200, 2), (11, 0, 20)]
-    step = HandMadeStep(sequences)
+    step = HandMadeStep(sequences, row_tile=k.row_tile)
     cache = step.cache(2, 8)
     keys, values = cache.layers[0].keys.numpy(), cache.layers[0].values.numpy()
     used = np.concatenate([step.slots_of(slot, start + count) for slot, start, count in sequences])

@@ -1,0 +1,27 @@
+"""The op tables that this machine can run: the reference, and the native one with each of its instruction sets and with one and
+two threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ops import _cpu, reference
+from ops.cpu import table as native
+from ops.table import OpTable
+
+TABLES = ["reference", *(f"{variant}-{threads}" for variant in _cpu.variants() for threads in (1, 2))]
+
+
+@contextmanager
+def table(name: str) -> Iterator[OpTable]:
+    if name == "reference":
+        yield reference.TABLE
+        return
+    variant, threads = name.split("-")
+    before = _cpu.variant(), _cpu.num_threads()
+    assert _cpu.select(variant)
+    _cpu.set_num_threads(int(threads))
+    yield native.TABLE
+    _cpu.select(before[0])
+    _cpu.set_num_threads(before[1])

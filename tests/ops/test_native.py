@@ -1,0 +1,89 @@
+"""What is the native table's own: any number of threads gives the same bits, long contexts are cut for the threads, buffers of
+a recording do not overlap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops import _cpu
+from ops.cpu.array import Array
+from ops.cpu.executors import Immediate, place
+from ops.cpu.table import TABLE as k
+from ops.modules import AttentionShape, Linear
+from tests.ops.steps import HandMadeStep
+from tests.ops.tables import table
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(300, 200), (64, 1031), (1024, 48)])
+def test_linear_with_any_number_of_threads(variant: str, num_inputs: int, num_outputs: int) -> None:
+    """Also over and over, while threads fall asleep and wake."""
+    module = Linear(("w",), num_inputs, (num_outputs,))
+    x = random(400, num_inputs)
+    with table(f"{variant}-1"):
+        k.pack_linear(module, random(num_outputs, num_inputs, seed=1), None)
+        expected = {rows: k.linear(x[:rows], module).numpy() for rows in (1, 5, 17, 400)}
+    for threads in (2, 3, 5):
+        with table(f"{variant}-{threads}"):
+            for turn in range(60):
+                rows = (1, 5, 17, 17, 400)[turn % 5]
+                np.testing.assert_array_equal(k.linear(x[:rows], module).numpy(), expected[rows])
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize("shape", [AttentionShape(6, 1, 24), AttentionShape(4, 1, 64, 200), AttentionShape(4, 4, 32)], ids=str)
+def test_long_contexts_with_any_number_of_threads(variant: str, shape: AttentionShape) -> None:
+    """A few long contexts: their splits are tasks where threads would idle otherwise."""
+    results = []
+    for threads in (1, 2, 8):
+        with table(f"{variant}-{threads}"):
+            for sequences in ([(3, 300, 1)], [(3, 300, 1), (4, 319, 1), (5, 7, 1)]):
+                step = HandMadeStep(sequences, row_tile=1)
+                cache = step.cache(shape.num_kv_heads, shape.head_dim)
+                queries = random(3, shape.queries_width)[: len(sequences)]
+                results.append(k.attention(k.begin(step.inputs, cache), queries, shape, cache.layers[0]).numpy())
+    for index, result in enumerate(results):
+        np.testing.assert_array_equal(result, results[index % 2])
+        np.testing.assert_array_equal(result[0], results[0][0])
+
+
+def test_transposed_weights_are_packed_as_they_lie() -> None:
+    weight = random(37, 20, seed=1)
+    plain, transposed = (Linear(("w",), 20, (37,)) for _ in range(2))
+    k.pack_linear(plain, weight, None)
+    k.pack_linear(transposed, np.ascontiguousarray(weight.T).T, None)
+    np.testing.assert_array_equal(plain.weight.numpy(), transposed.weight.numpy())
+
+
+def test_no_rows() -> None:
+    module = Linear(("w",), 20, (37,))
+    k.pack_linear(module, random(37, 20), None)
+    rows = k.linear(np.empty((0, 20), np.float32), module)
+    assert isinstance(rows, Array)
+    assert rows.shape == [0, 37]
+
+
+def test_memory_starts_at_a_cache_line() -> None:
+    executor = Immediate()
+    counts = np.array([3], np.int32)
+    assert executor.allocate(executor.rows(counts, 0, 8), 5).address % 64 == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(1, 9)), max_size=40))
+def test_buffers_that_live_at_the_same_time_do_not_overlap(drawn: list[tuple[int, int, int]]) -> None:
+    lives = [(first, first + length, size * 64) for first, length, size in sorted(drawn)]
+    offsets, num_bytes = place(lives)
+    spans = [(*life, offset) for life, offset in zip(lives, offsets, strict=True)]
+    for index, (first, last, size, offset) in enumerate(spans):
+        assert 0 <= offset <= num_bytes - size
+        for other_first, other_last, other_size, other_offset in spans[:index]:
+            is_apart = offset + size <= other_offset or other_offset + other_size <= offset
+            assert last < other_first or other_last < first or is_apart
