@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from shm import _native
 from shm.errors import SharedMemoryError
-from shm.layout import LINE, StructView, round_up, size_of
-from shm.mailbox import DEFAULT_SPIN_NS, MIN_RING_BYTES, wait_in_slices
+from shm.layout import StructView, size_of
+from shm.mailbox import DEFAULT_SPIN_NS, ring_capacity, wait_in_slices
 from shm.segment import Segment, segment_name
 
 KIND = "broadcast"
@@ -38,7 +38,7 @@ class BroadcastWriter:
         names = [f"worker{index}" for index in range(num_readers)] if reader_names is None else list(reader_names)
         if num_readers < 1 or len(names) != num_readers:
             raise SharedMemoryError(f"broadcast ring {name}: {num_readers} readers with names {names}")
-        capacity = round_up(max(ring_bytes, MIN_RING_BYTES), LINE)
+        capacity = ring_capacity(ring_bytes)
         data_offset = READERS_OFFSET + num_readers * READER_BYTES
 
         def initialise(buffer: memoryview) -> None:

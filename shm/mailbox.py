@@ -30,6 +30,7 @@ RINGS_OFFSET = MAILBOX_OFFSET + size_of("MailboxHeader") + size_of("DoorbellLine
 READER_OFFSET = size_of("WriterLine")  # of the ReaderLine in a ring
 RING_HEADER_BYTES = size_of("WriterLine") + size_of("ReaderLine")
 MIN_RING_BYTES = 1024
+MAX_RING_BYTES = 1 << 31
 DEFAULT_SPIN_NS = 20_000
 
 
@@ -47,7 +48,7 @@ class Mailbox:
         """A mailbox with a ring of at least `ring_bytes` for each sender; the first is the control ring."""
         if not senders or len(set(senders)) != len(senders):
             raise SharedMemoryError(f"mailbox of {receiver}: senders {list(senders)} are none or not distinct")
-        capacity = round_up(max(ring_bytes, MIN_RING_BYTES), LINE)
+        capacity = ring_capacity(ring_bytes)
         stride = RING_HEADER_BYTES + capacity
 
         def initialise(buffer: memoryview) -> None:
@@ -126,6 +127,15 @@ class MailboxSender:
     def close(self) -> None:
         del self._writer
         self.segment.close()
+
+
+def ring_capacity(ring_bytes: int) -> int:
+    """What a ring of at least `ring_bytes` gets. Lengths in records have 32 bits."""
+    if ring_bytes > MAX_RING_BYTES:
+        raise SharedMemoryError(
+            f"a ring of {ring_bytes} bytes is too large, the limit is {MAX_RING_BYTES}; send large data by slab"
+        )
+    return round_up(max(ring_bytes, MIN_RING_BYTES), LINE)
 
 
 def ring_offsets(buffer: memoryview) -> list[int]:

@@ -33,12 +33,25 @@ class ProcessIdentity:
         if self.boot_id != boot_id():
             return False
         found = _state_and_start(self.pid)
-        return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
+        if found is None:
+            return _exists(self.pid)
+        return found[1] == self.start_ticks and found[0] not in "ZX"
 
 
 @cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, also where /proc hides those of other users (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it exists, and is another user's
+    return True
 
 
 def _state_and_start(pid: int) -> tuple[str, int] | None:

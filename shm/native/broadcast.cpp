@@ -171,10 +171,11 @@ private:
 
     void check_place() const {
         if (is_active()) return;
-        throw Fault(
-            "broadcast ring: reader " + std::to_string(index_) + " of epoch " + std::to_string(epoch_) +
-            (is_mine() ? " was evicted" : " was replaced by epoch " + std::to_string(load_relaxed(&place_.line->epoch))) +
-            "; attach again to join at the tail");
+        const std::string fate = !is_mine() ? "was replaced by epoch " + std::to_string(load_relaxed(&place_.line->epoch))
+                                 : place_.is(ReaderState::FREE) ? "has left"
+                                                                : "was evicted";
+        throw Fault("broadcast ring: reader " + std::to_string(index_) + " of epoch " + std::to_string(epoch_) + " " + fate +
+                    "; attach again to join at the tail");
     }
 
     Buffer buffer_;

@@ -93,9 +93,12 @@ private:
 class RecordReader {
 public:
     // Goes on at the head that the last incarnation left: what it had copied but not committed comes again.
-    RecordReader(const WriterLine *writer, ReaderLine *line, RecordArea area) : writer_(writer), line_(line), area_(area) {
-        rewind();
-    }
+    RecordReader(const WriterLine *writer, ReaderLine *line, RecordArea area)
+        : writer_(writer),
+          line_(line),
+          area_(area),
+          head_(load_acquire(&line->head)),
+          last_(load_relaxed(&line->last_epoch), load_relaxed(&line->last_seq)) {}
 
     // True: something is published beyond the committed head. Looks at shared words only, so any thread may ask.
     bool has_records() const { return load_acquire(&writer_->tail) != load_relaxed(&line_->head); }
@@ -128,19 +131,14 @@ public:
         return {};
     }
 
-    // Gives the space of what next() returned (or dropped) back to the writer.
-    // SYNC: pairs with the load-acquire of head by the writer.
+    // Gives the space of what next() returned (or dropped) back to the writer. SYNC: pairs with the load-acquire of head
+    // by the writer. The order of the three stores is for the next incarnation: killed between any two of them, this one
+    // leaves a number that is too low, never one that would drop a record not yet delivered.
     void commit() {
         if (head_ == load_relaxed(&line_->head)) return;
         store_release(&line_->head, head_);
-        store_relaxed(&line_->last_epoch, last_.first);
-        store_relaxed(&line_->last_seq, last_.second);
-    }
-
-    // Forgets what next() returned since the last commit(), and reads position and number from the line.
-    void rewind() {
-        head_ = load_acquire(&line_->head);
-        last_ = {load_relaxed(&line_->last_epoch), load_relaxed(&line_->last_seq)};
+        store_release(&line_->last_seq, last_.second);
+        store_release(&line_->last_epoch, last_.first);
     }
 
 private:

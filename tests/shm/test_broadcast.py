@@ -64,6 +64,8 @@ def test_writer_waits_for_the_slowest_active_reader_only(run_id: str) -> None:
     assert fill(writer) == 8
     assert writer.active_readers() == [0]
     assert len(fast.receive()) == 8
+    with pytest.raises(SharedMemoryError, match="reader 1 of epoch 1 has left"):
+        slow.receive()
 
 
 def test_evicted_reader_frees_the_writer_and_learns_of_it(run_id: str) -> None:

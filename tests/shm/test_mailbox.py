@@ -77,6 +77,21 @@ def test_record_delivered_twice_is_dropped(run_id: str) -> None:
     assert reader.word("num_dropped") == 1
 
 
+def test_reader_killed_while_it_notes_a_writers_new_epoch_costs_no_record(run_id: str) -> None:
+    """Its head has moved, and the number it delivered last, but not yet the epoch of that number."""
+    link = MailboxLink(run_id)
+    for _ in range(10):
+        link.writer.try_send(b"of epoch 1")
+    link.receive()
+    link.open_writer(2)
+    for number in range(3):
+        link.writer.try_send(b"%d" % number)
+    assert link.receive(1) == [b"0"]
+    link.views()[2].set_word("last_epoch", 1)
+    link.open_reader(2)
+    assert link.receive() == [b"1", b"2"]
+
+
 def test_corrupt_ring_costs_no_record_of_the_others(run_id: str) -> None:
     mailbox, senders = open_mailbox(run_id, "supervisor", "api0", "api1")
     for name in senders:
@@ -96,6 +111,8 @@ def test_unknown_sender_and_bad_names_are_refused(run_id: str) -> None:
         Mailbox.create(run_id, "cache", ["a", "a"], 4096)
     with pytest.raises(SharedMemoryError, match="none or not distinct"):
         Mailbox.create(run_id, "cache", [], 4096)
+    with pytest.raises(SharedMemoryError, match="ring of 4294967296 bytes is too large, the limit is 2147483648"):
+        Mailbox.create(run_id, "cache", ["a"], 1 << 32)
     with pytest.raises(SharedMemoryError, match="the limit is 31; use a shorter name"):
         Mailbox.create(run_id, "cache", ["a" * 32], 4096)
 
