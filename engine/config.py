@@ -34,6 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # processes
     device: str = "cpu"
     threads: int = 1  # per rank
+    ops: str = "native"  # "native" | "reference"
+    plan: str = "tape"  # "tape" | "eager"
     num_ranks: int = 1
     api_processes: int = 1
     tokenizer_processes: int = 1

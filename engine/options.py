@@ -78,6 +78,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "processes": (
         Option("device", choice("auto", "cpu", "gpu", "xpu"), "auto", "where the model runs"),
         Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
+        Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),
+        Option(
+            "plan", choice("auto", "tape", "eager"), "auto", "tape: the model recorded, and replayed natively; eager: op by op"
+        ),
         Option("api-processes", whole(1, 64), 1, "HTTP processes on the one port"),
         Option("tokenizer-processes", whole(1, 64), 1, "tokenizer processes"),
         Option("restart-limit", whole(1), 3, "deaths of one process within the window that end the engine"),

@@ -50,6 +50,8 @@ def resolve(options: OptionValues) -> EngineConfig:
     block_bytes = model.kv_bytes_per_block(values["block_size"], dtype)
     limit = _model_length(values["max_model_len"], model.max_position_embeddings)
     num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
+    device = _device(values["device"])
+    ops = _ops(values["ops"], device)
     run_id = new_run_id()
     return EngineConfig(
         model=str(model_path),
@@ -60,7 +62,9 @@ def resolve(options: OptionValues) -> EngineConfig:
         chat_template=_template(values["chat_template"]),
         num_kv_blocks=num_kv_blocks,
         kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write
-        device=_device(values["device"]),
+        device=device,
+        ops=ops,
+        plan=_plan(values["plan"], ops),
         threads=values["threads"] or available_cores(),
         run_id=run_id,
         run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
@@ -164,6 +168,24 @@ def _device(asked: str) -> str:
             f"--device {asked} needs {' or '.join(_DISTRIBUTIONS[asked][:1])}, which is not installed; "
             f"run pip install 'tokamak[{asked}]' or TOKAMAK_EXTRA={asked} tools/serve"
         )
+    return asked
+
+
+def _ops(asked: str, device: str) -> str:
+    """The op table that `asked` comes to on `device`."""
+    if asked == "native" and device != "cpu":
+        raise OptionError(f"--ops native: there are native ops for the CPU alone, the device is {device}; use --ops auto")
+    if asked == "auto":
+        return "native" if device == "cpu" else "reference"
+    return asked
+
+
+def _plan(asked: str, ops: str) -> str:
+    """How the table `ops` is run."""
+    if asked == "tape" and ops != "native":
+        raise OptionError(f"--plan tape: only native ops can be recorded, the ops are {ops}; use --plan auto")
+    if asked == "auto":
+        return "tape" if ops == "native" else "eager"
     return asked
 
 

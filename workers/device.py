@@ -11,7 +11,8 @@ import paddle
 from paddle.utils import dlpack
 
 from engine.errors import OptionError
-from ops import reference
+from ops import _cpu, reference
+from ops.cpu import table as native
 from ops.table import OpTable
 
 
@@ -31,10 +32,13 @@ class Device:
         self.is_host = name == "cpu"
         paddle.set_device("cpu" if self.is_host else f"{name}:0")
 
-    @property
-    def ops(self) -> OpTable:
-        """The fastest op table that this device has."""
-        return reference.TABLE
+    def table(self, name: str, num_threads: int) -> OpTable:
+        """The op table "native" (on a CPU alone; `num_threads` threads from now on) or "reference"."""
+        if name == "reference":
+            return reference.TABLE
+        assert self.is_host, f"there are no native ops for {self.name}"
+        _cpu.set_num_threads(num_threads)
+        return native.TABLE
 
     def tensor(self, host: np.ndarray) -> paddle.Tensor:
         """A tensor that stays tied to `host`: the same memory on a CPU, else a copy that `upload` refreshes."""

@@ -109,7 +109,9 @@ class StepInputs:
         self._set("context_lengths", starts + counts)
         self.host_counts[NUM_ROWS], self.host_counts[NUM_SEQUENCES] = self.num_rows, len(counts)
         self.num_key_splits = -(-int((starts + counts).max(initial=1)) // KEY_SPLIT)
-        if counts.max(initial=0) <= 1:
+        if self._row_tile == 1:
+            self.num_tiles = 0  # a table without padded rows reads no tiles either
+        elif counts.max(initial=0) <= 1:
             self._set_single_rows()
         else:
             self._set_tiles(slots, starts, counts, offsets)

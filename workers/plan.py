@@ -1,7 +1,8 @@
 """How a model is run: a plan is a model bound to its inputs and cache, replayed once a step.
 
-Made by the runner (anew for new weights). `EagerPlan` calls op by op, for any number of rows; plans that record a tape or a
-device graph offer the same two properties: contents of the inputs change between replays, addresses never.
+Made by the runner (anew for new weights). `EagerPlan` calls op by op, with any table; `TapePlan` has the native table record
+the model once and replays the record in one native call. Contents of the inputs change between replays, addresses never, and
+the numbers of rows are read from the inputs: one tape serves prefill, decode and mixed steps.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from typing import Protocol
 
 import paddle
 
+from ops.cpu.array import Array, address_of
+from ops.cpu.executors import Recording
+from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
-from ops.table import OpTable
+from ops.table import NUM_LOGIT_ROWS, OpTable
 from workers.inputs import StepInputs
 from workers.models import Model
 
@@ -20,8 +24,15 @@ class Plan(Protocol):
     """A bound model."""
 
     def replay(self) -> Tensor | None:
-        """Run the step that the inputs hold. Logits float32 [m, vocab], m >= inputs.num_logit_rows; None where no row wants
-        any."""
+        """Run the step that the inputs hold. Logits float32 [m, vocab], m >= inputs.num_logit_rows, valid until the next
+        replay; None where no row wants any."""
+
+
+def make_plan(name: str, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache) -> Plan:
+    """The plan "tape" (of the native table alone) or "eager"."""
+    if name == "tape" and ops.name == "native":
+        return TapePlan(model, inputs, cache)
+    return EagerPlan(model, ops, inputs, cache)
 
 
 class EagerPlan:
@@ -41,3 +52,23 @@ class EagerPlan:
                 return None
             row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
             return self._model.logits(self._ops, hidden, row_ids)
+
+
+class TapePlan:
+    """The model as a list of native ops over one arena, replayed without the GIL. A step that wants no logits has none of their
+    rows."""
+
+    def __init__(self, model: Model, inputs: StepInputs, cache: KvCache) -> None:
+        self._inputs = inputs
+        recording = Recording()
+        ops = make_table(recording)
+        hidden = model.hidden(ops, inputs, cache)
+        rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_rows)
+        self._logits = model.logits(ops, hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
+        self.tape = recording.finish(self._logits)
+
+    def replay(self) -> Tensor | None:
+        inputs = self._inputs
+        assert inputs.num_rows <= inputs.max_rows, f"the tape is for {inputs.max_rows} rows, the step has {inputs.num_rows}"
+        self.tape.replay()
+        return self._logits if inputs.num_logit_rows else None

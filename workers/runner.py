@@ -21,7 +21,7 @@ from workers.device import Device
 from workers.inputs import StepInputs
 from workers.kv_cache import map_kv_cache
 from workers.loader import Progress, load_model
-from workers.plan import EagerPlan, Plan
+from workers.plan import Plan, make_plan
 from workers.sampler import Draw
 from workers.slots import Slots
 
@@ -67,10 +67,15 @@ class Runner:
         self._model_config = model_config
         self._rank = rank
         device = Device(config.device)
-        self._ops = device.ops
+        self._ops = device.table(config.ops, config.threads)
         self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, device)
         self.inputs = StepInputs(
-            device, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size
+            device,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_model_len,
+            config.block_size,
+            self._ops.row_tile,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
         self.weights = LoadedWeights("", 0, 0, None)
@@ -91,7 +96,8 @@ class Runner:
         seed = self._config.seed + version - 1 if is_random else None
         model, num_bytes = load_model(Path(path), found, self._ops, self._config.max_model_len, on_progress, seed)
         self._clear_dummy_block()
-        self.weights = LoadedWeights(path, version, num_bytes, EagerPlan(model, self._ops, self.inputs, self._cache))
+        plan = make_plan(self._config.plan, model, self._ops, self.inputs, self._cache)
+        self.weights = LoadedWeights(path, version, num_bytes, plan)
 
     def clear(self) -> None:
         """Let go of the weights."""

@@ -53,6 +53,8 @@ def test_defaults(model: Path) -> None:
     assert config.num_kv_blocks == 32 * 1024 // 16  # a full batch of the longest samples
     assert config.kv_cache_bytes == (config.num_kv_blocks + 1) * 16 * TOKEN_BYTES
     assert config.threads >= 1
+    assert (config.ops, config.plan) == ("native", "tape")
+    assert configure(model, "--ops", "reference").plan == "eager"
     assert Path(config.run_dir).name == config.run_id
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
 
@@ -109,6 +111,7 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--hang-timeout", "nan"], "--hang-timeout nan: expected a number of seconds"),
         (["--stop-timeout", "0"], "expected 0.1 to 1e+07"),
         (["--threads", "0"], "--threads 0: expected 1 to 1024"),
+        (["--ops", "reference", "--plan", "tape"], "--plan tape: only native ops can be recorded"),
         (["--api-key", "a,,b"], "--api-key"),
         (["--model", "/other"], "two models are given"),
         (["--chat-template", "/no/such/file"], "--chat-template /no/such/file"),

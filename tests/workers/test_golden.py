@@ -18,9 +18,17 @@ def architecture(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(scope="module")
-def runner(architecture: str) -> Runner:
-    return make_runner(GOLDEN / architecture)
+BACKENDS = {
+    "reference": {"ops": "reference", "plan": "eager"},
+    "native, op by op": {"ops": "native", "plan": "eager"},
+    "native": {"ops": "native", "plan": "tape"},
+    "native, two threads": {"ops": "native", "plan": "tape", "threads": 2},
+}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def runner(architecture: str, request: pytest.FixtureRequest) -> Runner:
+    return make_runner(GOLDEN / architecture, **BACKENDS[request.param])
 
 
 def one_by_one(runner: Runner, samples: list[Sample]) -> None:
@@ -126,6 +134,16 @@ def test_agrees_with_transformers(plain: list[Sample], architecture: str) -> Non
                 assert sample.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
         assert sorted(sample.prompt_logprobs) == list(range(1, len(sample.prompt)))
         assert sample.ranks == [1] * len(sample.outputs)
+
+
+def test_native_plans_and_threads_agree(architecture: str) -> None:
+    """Recorded or op by op, with any number of threads: the same bits."""
+    answers = []
+    for backend in list(BACKENDS)[1:]:
+        samples = golden_samples(architecture)
+        together(make_runner(GOLDEN / architecture, **BACKENDS[backend]), samples)
+        answers.append([sample.answer() for sample in samples])
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("way", WAYS)
