@@ -342,6 +342,7 @@ class Run:
 
     num_steps: int
     max_minutes: float
+    learning_rate: float
     num_rows: int
     row_tokens: int
     seed: int
@@ -371,8 +372,8 @@ def train(network: Qwen3, tokenizer: Tokenizer, run: Run) -> None:
     matrices = [parameter for parameter in network.layers.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in network.parameters() if parameter.ndim == 1]
     optimizers = {
-        Muon(matrices, lr=0.02): 0.02,
-        torch.optim.AdamW([network.embed_tokens.weight, *vectors], betas=(0.9, 0.98), weight_decay=0.0): 0.004,
+        Muon(matrices, lr=0.0): run.learning_rate,
+        torch.optim.AdamW([network.embed_tokens.weight, *vectors], betas=(0.9, 0.98), weight_decay=0.0): run.learning_rate / 5,
     }
     batches = training_batches(tokenizer, run.seed, run.num_rows // run.num_threads, run.row_tokens)
     tokens_per_step = run.num_rows * run.row_tokens
@@ -462,6 +463,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--max-minutes", type=float, default=60.0, help="of training; fewer steps on a slow machine")
+    parser.add_argument("--learning-rate", type=float, default=0.02, help="of Muon; AdamW takes a fifth")
     parser.add_argument("--rows", type=int, default=32, help="rows in a batch")
     parser.add_argument("--row-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=5)
@@ -483,7 +485,14 @@ def main() -> None:
         num_parameters = sum(parameter.numel() for parameter in network.parameters())
         print(f"{num_parameters} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
         run = Run(
-            options.steps, options.max_minutes, options.rows, options.row_tokens, options.seed, options.threads, options.model
+            num_steps=options.steps,
+            max_minutes=options.max_minutes,
+            learning_rate=options.learning_rate,
+            num_rows=options.rows,
+            row_tokens=options.row_tokens,
+            seed=options.seed,
+            num_threads=options.threads,
+            folder=options.model,
         )
         train(network, tokenizer, run)
     examine(*load(options.model), num_per_task=300)
