@@ -407,9 +407,7 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
-Order = (
-    ListActors | RestartActor | Pause | Resume | ResetPrefixCache | ReloadWeights | DropWeights | AbortRequest | Shutdown
-)
+Order = ListActors | RestartActor | Pause | Resume | ResetPrefixCache | ReloadWeights | DropWeights | AbortRequest | Shutdown
 
 
 class Command(msgspec.Struct, tag=True):
