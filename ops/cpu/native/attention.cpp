@@ -1,8 +1,13 @@
-// Paged attention of a mixed batch: tiles of rows times kv heads, read through the block tables where the keys lie.
+// Paged attention of a mixed batch, read through the block tables where the keys lie.
 //
-// A tile is some rows of one sequence with all query heads of one kv head. Its splits of keys are done one after another and
-// joined in their order; where there are too few tiles for the threads (a few long contexts being decoded), each split is a
-// task, and a second pass joins them in the same order with the same operations, so with the same bits.
+// A tile is some rows of one sequence. Per kv head its queries are those rows times the query heads of the kv head. Splits of
+// keys are done one after another and joined in their order; where there are too few tiles for the threads (a few long contexts
+// being decoded), each split is a task, and a second pass joins them in the same order with the same operations, so with the
+// same bits.
+//
+// Keys of one head lie a whole row of all heads apart. A tile with many queries copies its split together first, as otherwise
+// all keys would fall into the same few cache sets; a tile with few does all heads of a split in turn, so that rows are read
+// while their pages are at hand, and fetches the next head's part meanwhile.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,50 +17,63 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 TILE_QUERIES = 32;
+constexpr i64 TILE_QUERIES = 64;
+constexpr i64 MANY_QUERIES = 8;  // from here on copying pays
+constexpr i64 MAX_QUERIES = 1024;
+constexpr i64 SMALL_WORK = 1 << 17;  // multiply-adds that one thread does sooner than it wakes others
 
 struct Tile {
     i64 sequence, row, num_rows, position;  // first row, its position
     i64 split_begin, split_end;
-    i64 first_partial;  // where its splits' results are, in [tile, split, kv head] order
+    i64 first_partial;  // its splits' number among all tiles' splits
 };
 
-// One task's place to work, for all queries (rows x group heads) of a tile.
+// Largest score, sum of weights, weighted values: [queries], [queries], [queries, padded_dim].
+struct Sums {
+    float *largest, *sums, *outputs;
+    Sums from(i64 query, i64 padded_dim) const { return {largest + query, sums + query, outputs + query * padded_dim}; }
+};
+
+// A thread's place to work.
 struct Workspace {
-    float *queries, *scores, *largest, *sums, *outputs;  // of a split
-    float *all_largest, *all_sums, *all_outputs;         // of the splits so far
-    i32 begins[1024], ends[1024];
+    float *queries, *scores, *copied_keys, *copied_values;
+    Sums split, all;
+    i32 begins[MAX_QUERIES], ends[MAX_QUERIES];
     const float *keys[KEY_SPLIT], *values[KEY_SPLIT];
+    i64 slots[KEY_SPLIT];
 };
 
 class Attention {
 public:
-    Attention(Engine &engine, const Attend &op) : engine_(engine), op_(op) {
-        const i64 lanes = engine.kernels().lanes;
+    Attention(Engine &engine, const Attend &op) : engine_(engine), kernels_(engine.kernels()), op_(op) {
         group_ = op.heads / op.kv_heads;
-        padded_dim_ = (op.head_dim + lanes - 1) / lanes * lanes;
+        padded_dim_ = round_up(op.head_dim, kernels_.lanes);
+        block_ = VALUE_BLOCK * kernels_.lanes;
         tile_rows_ = std::max<i64>(1, TILE_QUERIES / group_);
-        max_queries_ = tile_rows_ * group_;
+        // of one head with many queries, or of all heads with few
+        max_queries_ = std::max(tile_rows_ * group_, MANY_QUERIES * op.kv_heads);
         factor_ = 1.0f / std::sqrt(static_cast<float>(op.head_dim));
         make_tiles();
     }
 
     void run() {
-        const i64 num_tasks = static_cast<i64>(tiles_.size()) * op_.kv_heads;
-        const int threads = engine_.pool().num_threads();
-        if (threads > 1 && num_tasks < 2 * threads && num_splits_ >= 4 * static_cast<i64>(tiles_.size())) {
+        const i64 num_tiles = static_cast<i64>(tiles_.size()), threads = engine_.pool().num_threads();
+        if (num_rows_ * op_.heads * op_.head_dim * longest_ < SMALL_WORK || threads == 1) {
+            for (const Tile &tile : tiles_) attend_tile(tile, 0, op_.kv_heads, 0);
+        } else if (num_rows_ == num_tiles && num_tiles < 2 * threads && num_splits_ >= 2 * threads) {
             run_in_splits();
-            return;
-        }
-        const auto task = [&](i64 index, int thread) { attend_tile(tiles_[index / op_.kv_heads], index % op_.kv_heads, thread); };
-        if (num_rows_ * op_.heads * op_.head_dim * longest_ < (1 << 17)) {
-            for (i64 index = 0; index < num_tasks; ++index) task(index, 0);
         } else {
-            engine_.pool().run(num_tasks, task);
+            const i64 parts = std::clamp<i64>(4 * threads / std::max<i64>(num_tiles, 1), 1, op_.kv_heads);
+            engine_.pool().run(num_tiles * parts, [&](i64 task, int thread) {
+                const i64 part = task % parts;
+                attend_tile(tiles_[task / parts], op_.kv_heads * part / parts, op_.kv_heads * (part + 1) / parts, thread);
+            });
         }
     }
 
 private:
+    static i64 round_up(i64 a, i64 b) { return (a + b - 1) / b * b; }
+
     void make_tiles() {
         const i64 num_sequences = op_.sequences.get();
         for (i64 sequence = 0; sequence < num_sequences; ++sequence) {
@@ -64,8 +82,7 @@ private:
                 const i64 num_rows = std::min(tile_rows_, end - row), position = op_.starts[sequence] + row - begin;
                 const i64 first_key = op_.window > 0 ? std::max<i64>(0, position - op_.window + 1) : 0;
                 const i64 last_key = position + num_rows - 1;
-                tiles_.push_back({sequence, row, num_rows, position, first_key / KEY_SPLIT, last_key / KEY_SPLIT + 1,
-                                  num_splits_ * op_.kv_heads});
+                tiles_.push_back({sequence, row, num_rows, position, first_key / KEY_SPLIT, last_key / KEY_SPLIT + 1, num_splits_});
                 num_splits_ += tiles_.back().split_end - tiles_.back().split_begin;
                 num_rows_ += num_rows;
                 longest_ = std::max(longest_, last_key + 1);
@@ -73,24 +90,23 @@ private:
         }
     }
 
-    Workspace workspace(int thread) const {
-        const i64 wide = max_queries_ * padded_dim_;
-        float *at = engine_.scratch(thread, 3 * wide + max_queries_ * (KEY_SPLIT + 4));
-        Workspace space;
+    i64 num_queries(const Tile &tile) const { return tile.num_rows * group_; }
+    bool has_many(const Tile &tile) const { return num_queries(tile) >= MANY_QUERIES; }
+
+    void take_workspace(Workspace &space, int thread) const {
+        const i64 wide = max_queries_ * padded_dim_, copied = KEY_SPLIT * round_up(padded_dim_, block_);
+        float *at = engine_.scratch(thread, 3 * wide + max_queries_ * (KEY_SPLIT + 4) + 2 * copied);
         const auto take = [&](i64 count) {
             float *taken = at;
             at += count;
             return taken;
         };
+        space.copied_keys = take(copied);
+        space.copied_values = take(copied);
         space.queries = take(wide);
-        space.outputs = take(wide);
-        space.all_outputs = take(wide);
         space.scores = take(max_queries_ * KEY_SPLIT);
-        space.largest = take(max_queries_);
-        space.sums = take(max_queries_);
-        space.all_largest = take(max_queries_);
-        space.all_sums = take(max_queries_);
-        return space;
+        space.split = {take(max_queries_), take(max_queries_), take(wide)};
+        space.all = {take(max_queries_), take(max_queries_), take(wide)};
     }
 
     const float *query_row(const Tile &tile, i64 kv_head, i64 query) const {
@@ -98,39 +114,78 @@ private:
         return op_.queries + (row * op_.heads + head) * op_.head_dim;
     }
 
-    void take_queries(const Tile &tile, i64 kv_head, Workspace &space) const {
-        for (i64 query = 0; query < tile.num_rows * group_; ++query) {
-            float *to = space.queries + query * padded_dim_;
-            engine_.kernels().scale(to, query_row(tile, kv_head, query), factor_, op_.head_dim);
+    void take_queries(const Tile &tile, i64 kv_head, float *queries) const {
+        for (i64 query = 0; query < num_queries(tile); ++query) {
+            float *to = queries + query * padded_dim_;
+            kernels_.scale(to, query_row(tile, kv_head, query), factor_, op_.head_dim);
             std::fill(to + op_.head_dim, to + padded_dim_, 0.0f);
         }
     }
 
-    void attend_split(const Tile &tile, i64 kv_head, i64 split, Workspace &space, float *largest, float *sums,
-                      float *outputs) const {
-        const i64 first = split * KEY_SPLIT, num_keys = std::min(KEY_SPLIT, tile.position + tile.num_rows - first);
+    i64 num_keys(const Tile &tile, i64 split) const {
+        return std::min(KEY_SPLIT, tile.position + tile.num_rows - split * KEY_SPLIT);
+    }
+
+    // Where the split's keys are, and which of them each query sees: the same for all heads.
+    void take_split(const Tile &tile, i64 split, Workspace &space) const {
+        const i64 first = split * KEY_SPLIT;
         const i32 *blocks = op_.block_tables + op_.slots[tile.sequence] * op_.table_width;
-        const i64 width = op_.kv_heads * op_.head_dim;
-        for (i64 key = 0; key < num_keys; ++key) {
+        for (i64 key = 0; key < num_keys(tile, split); ++key) {
             const i64 position = first + key;
-            const i64 slot = blocks[position / op_.block_size] * op_.block_size + position % op_.block_size;
-            space.keys[key] = op_.keys + slot * width + kv_head * op_.head_dim;
-            space.values[key] = op_.values + slot * width + kv_head * op_.head_dim;
+            space.slots[key] = blocks[position / op_.block_size] * op_.block_size + position % op_.block_size;
         }
-        for (i64 query = 0; query < tile.num_rows * group_; ++query) {
+        for (i64 query = 0; query < num_queries(tile); ++query) {
             const i64 position = tile.position + query / group_;
             const i64 begin = op_.window > 0 ? position - op_.window + 1 : 0;
             space.begins[query] = static_cast<i32>(std::clamp<i64>(begin - first, 0, KEY_SPLIT));
             space.ends[query] = static_cast<i32>(std::clamp<i64>(position + 1 - first, 0, KEY_SPLIT));
         }
-        engine_.kernels().attend({space.queries, space.keys, space.values, space.begins, space.ends, tile.num_rows * group_,
-                                  op_.head_dim, padded_dim_, space.scores, largest, sums, outputs});
     }
 
-    void start(Workspace &space, i64 num_queries) const {
-        std::fill(space.all_largest, space.all_largest + num_queries, -std::numeric_limits<float>::infinity());
-        std::fill(space.all_sums, space.all_sums + num_queries, 0.0f);
-        std::fill(space.all_outputs, space.all_outputs + num_queries * padded_dim_, 0.0f);
+    void attend_split(const Tile &tile, i64 kv_head, i64 split, Workspace &space, const float *queries, Sums result) const {
+        const i64 width = op_.kv_heads * op_.head_dim, count = num_keys(tile, split);
+        const float *keys = op_.keys + kv_head * op_.head_dim, *values = op_.values + kv_head * op_.head_dim;
+        i64 value_stride = block_;
+        if (has_many(tile)) {
+            copy_split(space, keys, values, width, count);
+            value_stride = KEY_SPLIT * block_;
+        } else {
+            const bool is_next_head = kv_head + 1 < op_.kv_heads;
+            for (i64 key = 0; key < count; ++key) {
+                space.keys[key] = keys + space.slots[key] * width;
+                space.values[key] = values + space.slots[key] * width;
+                if (is_next_head) fetch(space.keys[key] + op_.head_dim, space.values[key] + op_.head_dim);
+            }
+        }
+        kernels_.attend({queries, space.keys, space.values, value_stride, space.begins, space.ends, num_queries(tile),
+                         op_.head_dim, padded_dim_, space.scores, result.largest, result.sums, result.outputs});
+    }
+
+    void copy_split(Workspace &space, const float *keys, const float *values, i64 width, i64 count) const {
+        for (i64 key = 0; key < count; ++key) {
+            float *to = space.copied_keys + key * padded_dim_;
+            const float *key_row = keys + space.slots[key] * width, *value_row = values + space.slots[key] * width;
+            std::copy(key_row, key_row + op_.head_dim, to);
+            space.keys[key] = to;
+            space.values[key] = space.copied_values + key * block_;
+            for (i64 start = 0; start < op_.head_dim; start += block_) {
+                const i64 end = std::min(start + block_, op_.head_dim);
+                std::copy(value_row + start, value_row + end, space.copied_values + start * KEY_SPLIT + key * block_);
+            }
+        }
+    }
+
+    void fetch(const float *keys, const float *values) const {
+        for (i64 i = 0; i < op_.head_dim; i += 16) {
+            __builtin_prefetch(keys + i, 0, 2);
+            __builtin_prefetch(values + i, 0, 2);
+        }
+    }
+
+    void start(Sums all, i64 count) const {
+        std::fill(all.largest, all.largest + count, -std::numeric_limits<float>::infinity());
+        std::fill(all.sums, all.sums + count, 0.0f);
+        std::fill(all.outputs, all.outputs + count * padded_dim_, 0.0f);
     }
 
     bool sees(const Tile &tile, i64 query, i64 split) const {
@@ -139,71 +194,88 @@ private:
         return !is_before && (op_.window == 0 || position - op_.window + 1 < (split + 1) * KEY_SPLIT);
     }
 
-    void join_split(const Tile &tile, i64 split, Workspace &space, const float *largest, const float *sums,
-                    const float *outputs) const {
-        for (i64 query = 0; query < tile.num_rows * group_; ++query) {
+    void join_split(const Tile &tile, i64 split, Sums all, Sums next) const {
+        for (i64 query = 0; query < num_queries(tile); ++query) {
             if (!sees(tile, query, split)) continue;
-            engine_.kernels().join(space.all_largest + query, space.all_sums + query, space.all_outputs + query * padded_dim_,
-                                   largest[query], sums[query], outputs + query * padded_dim_, padded_dim_);
+            kernels_.join(all.largest + query, all.sums + query, all.outputs + query * padded_dim_, next.largest[query],
+                          next.sums[query], next.outputs + query * padded_dim_, padded_dim_);
         }
     }
 
-    void finish(const Tile &tile, i64 kv_head, const Workspace &space) const {
-        for (i64 query = 0; query < tile.num_rows * group_; ++query) {
+    void finish(const Tile &tile, i64 kv_head, Sums all) const {
+        for (i64 query = 0; query < num_queries(tile); ++query) {
             float *to = op_.y + (query_row(tile, kv_head, query) - op_.queries);
-            engine_.kernels().scale(to, space.all_outputs + query * padded_dim_, 1.0f / space.all_sums[query], op_.head_dim);
+            kernels_.scale(to, all.outputs + query * padded_dim_, 1.0f / all.sums[query], op_.head_dim);
         }
     }
 
-    void attend_tile(const Tile &tile, i64 kv_head, int thread) const {
-        Workspace space = workspace(thread);
-        take_queries(tile, kv_head, space);
-        start(space, tile.num_rows * group_);
+    void attend_tile(const Tile &tile, i64 head_begin, i64 head_end, int thread) const {
+        Workspace space;
+        take_workspace(space, thread);
+        const i64 step = has_many(tile) ? 1 : head_end - head_begin;  // heads that are done together
+        for (i64 head = head_begin; head < head_end; head += step) attend_heads(tile, head, head + step, space);
+    }
+
+    void attend_heads(const Tile &tile, i64 head_begin, i64 head_end, Workspace &space) const {
+        const i64 count = num_queries(tile);
+        for (i64 head = head_begin; head < head_end; ++head) {
+            take_queries(tile, head, space.queries + (head - head_begin) * count * padded_dim_);
+        }
+        start(space.all, (head_end - head_begin) * count);
         for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
-            attend_split(tile, kv_head, split, space, space.largest, space.sums, space.outputs);
-            join_split(tile, split, space, space.largest, space.sums, space.outputs);
+            take_split(tile, split, space);
+            for (i64 head = head_begin; head < head_end; ++head) {
+                const i64 first = (head - head_begin) * count;
+                attend_split(tile, head, split, space, space.queries + first * padded_dim_, space.split);
+                join_split(tile, split, space.all.from(first, padded_dim_), space.split);
+            }
         }
-        finish(tile, kv_head, space);
+        for (i64 head = head_begin; head < head_end; ++head) {
+            finish(tile, head, space.all.from((head - head_begin) * count, padded_dim_));
+        }
     }
 
+    // Tiles of one row: every split by itself, all heads; then the splits of each tile and head joined in their order.
     void run_in_splits() {
-        const i64 stride = max_queries_ * (padded_dim_ + 2);
+        const i64 num_partials = num_splits_ * op_.heads;
         std::vector<float> &partial = engine_.partial;
-        if (static_cast<i64>(partial.size()) < num_splits_ * op_.kv_heads * stride) {
-            partial.resize(num_splits_ * op_.kv_heads * stride);
-        }
-        const auto partial_of = [&](const Tile &tile, i64 split, i64 kv_head) {
-            return partial.data() + (tile.first_partial + (split - tile.split_begin) * op_.kv_heads + kv_head) * stride;
+        const i64 num_floats = num_partials * (padded_dim_ + 2);
+        if (static_cast<i64>(partial.size()) < num_floats) partial.resize(num_floats);
+        const Sums partials{partial.data(), partial.data() + num_partials, partial.data() + 2 * num_partials};
+        const auto sums_of = [&](i64 split_number, i64 kv_head) {
+            return partials.from(split_number * op_.heads + kv_head * group_, padded_dim_);
         };
-        std::vector<std::pair<i32, i32>> splits;  // tile, split
-        for (std::size_t tile = 0; tile < tiles_.size(); ++tile) {
-            for (i64 split = tiles_[tile].split_begin; split < tiles_[tile].split_end; ++split) splits.emplace_back(tile, split);
+        std::vector<std::pair<const Tile *, i64>> splits;
+        for (const Tile &tile : tiles_) {
+            for (i64 split = tile.split_begin; split < tile.split_end; ++split) splits.emplace_back(&tile, split);
         }
-        engine_.pool().run(num_splits_ * op_.kv_heads, [&](i64 task, int thread) {
-            const auto [tile_index, split] = splits[task / op_.kv_heads];
-            const Tile &tile = tiles_[tile_index];
-            const i64 kv_head = task % op_.kv_heads;
-            Workspace space = workspace(thread);
-            take_queries(tile, kv_head, space);
-            float *result = partial_of(tile, split, kv_head);
-            attend_split(tile, kv_head, split, space, result, result + max_queries_, result + 2 * max_queries_);
+        engine_.pool().run(num_splits_, [&](i64 number, int thread) {
+            const auto [tile, split] = splits[number];
+            Workspace space;
+            take_workspace(space, thread);
+            take_split(*tile, split, space);
+            for (i64 head = 0; head < op_.kv_heads; ++head) {
+                take_queries(*tile, head, space.queries);
+                attend_split(*tile, head, split, space, space.queries, sums_of(number, head));
+            }
         });
         engine_.pool().run(static_cast<i64>(tiles_.size()) * op_.kv_heads, [&](i64 task, int thread) {
             const Tile &tile = tiles_[task / op_.kv_heads];
-            const i64 kv_head = task % op_.kv_heads;
-            Workspace space = workspace(thread);
-            start(space, tile.num_rows * group_);
+            const i64 head = task % op_.kv_heads;
+            Workspace space;
+            take_workspace(space, thread);
+            start(space.all, num_queries(tile));
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
-                const float *result = partial_of(tile, split, kv_head);
-                join_split(tile, split, space, result, result + max_queries_, result + 2 * max_queries_);
+                join_split(tile, split, space.all, sums_of(tile.first_partial + split - tile.split_begin, head));
             }
-            finish(tile, kv_head, space);
+            finish(tile, head, space.all);
         });
     }
 
     Engine &engine_;
+    const Kernels &kernels_;
     const Attend &op_;
-    i64 group_, padded_dim_, tile_rows_, max_queries_;
+    i64 group_, padded_dim_, block_, tile_rows_, max_queries_;
     float factor_;
     std::vector<Tile> tiles_;
     i64 num_splits_ = 0, num_rows_ = 0, longest_ = 0;

@@ -16,6 +16,7 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 
 constexpr i64 PANEL = 16;      // outputs that packed weights hold side by side: [ceil(outputs / PANEL)][inputs][PANEL]
+constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the second cache
 constexpr i64 KEY_SPLIT = 64;  // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
 
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, COUNT };
@@ -43,12 +44,16 @@ struct RotationShape {
 // One split of keys for a tile of queries that share a kv head.
 struct SplitShape {
     const float *queries;  // [num_queries, padded_dim], scaled, zero from head_dim on
-    const float *const *keys, *const *values;  // [KEY_SPLIT] rows of head_dim; valid in [begin, end) of all queries
+    const float *const *keys;  // [KEY_SPLIT] rows of head_dim; valid in [begin, end) of all queries
+    const float *const *values;  // likewise; elements from VALUE_BLOCK vectors on are value_stride floats further, and so on
+    i64 value_stride;
     const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
     i64 num_queries, head_dim, padded_dim;
     float *scores;  // [num_queries, KEY_SPLIT] scratch
     float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, padded_dim]: written where keys are seen
 };
+
+constexpr i64 VALUE_BLOCK = 8;  // vectors of values that are added up in registers at a time
 
 struct Kernels {
     const char *name;

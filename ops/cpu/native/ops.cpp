@@ -10,7 +10,6 @@ namespace {
 
 constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it wakes others
 constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
-constexpr i64 MAX_TASK_ROWS = 192;      // their block of inputs stays in the second cache
 constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
 constexpr i64 PANEL_GROUP = 4;          // tasks have whole groups, as the micro-kernels for few rows like them
 
@@ -42,7 +41,7 @@ void run_op(Engine &engine, const LinearOp &op) {
     const auto linear = engine.kernels().linear;
     const int threads = engine.pool().num_threads();
     if (threads == 1 && rows <= MAX_TASK_ROWS) return linear(op.shape, 0, rows, 0, panels);
-    if (rows * op.shape.inputs * op.shape.outputs <= SMALL_PRODUCT) return linear(op.shape, 0, rows, 0, panels);
+    if (rows <= MAX_TASK_ROWS && rows * op.shape.inputs * op.shape.outputs <= SMALL_PRODUCT) return linear(op.shape, 0, rows, 0, panels);
     const i64 row_parts = divide_up(rows, MAX_TASK_ROWS);
     const i64 groups = divide_up(panels, PANEL_GROUP);
     const i64 group_parts = std::min(groups, divide_up(threads * TASKS_PER_THREAD, row_parts));
