@@ -8,13 +8,12 @@ answer would follow.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from engine.errors import CheckpointError
+from engine.json_options import JsonOptions, read_json
+from engine.quantization_config import QuantizationConfig
 
 Architecture = Literal["llama", "qwen2", "qwen3", "ernie4_5"]
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
@@ -68,6 +67,7 @@ class RopeConfig:
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn
+    frequency_factors: tuple[float, ...] = ()  # of GGUF files: what each frequency is divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +94,25 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the stored weights, as far as the file says
     is_transformers: bool  # written by Hugging Face transformers, as far as the file says
+    quantization: QuantizationConfig | None = None  # of the stored weights
 
     @staticmethod
     def read(path: str | Path) -> ModelConfig:
         """Read `config.json` (and `generation_config.json`, where there is one) of the checkpoint directory `path`."""
         directory = Path(path)
-        options = _Options(_read_json(directory / "config.json"), directory / "config.json")
+        options = JsonOptions(read_json(directory / "config.json"), directory / "config.json")
         generation_path = directory / "generation_config.json"
-        generation = _read_json(generation_path) if generation_path.is_file() else {}
-        return _read(options, _Options(generation, generation_path))
+        generation = read_json(generation_path) if generation_path.is_file() else {}
+        return _read(options, JsonOptions(generation, generation_path))
 
     def kv_bytes_per_block(self, block_size: int, dtype: str = "float32") -> int:
         """Bytes of one KV block: keys and values of `block_size` positions in every layer."""
         return self.num_layers * 2 * block_size * self.num_kv_heads * self.head_dim * KV_DTYPE_BYTES[dtype]
 
     def shape_differences(self, other: ModelConfig) -> list[str]:
-        """`name: ours, theirs` for every option but the dtype of the file and the end tokens: what must not change when
+        """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
         weights are replaced in place."""
-        harmless = ("dtype", "is_transformers", "eos_token_ids")
+        harmless = ("dtype", "is_transformers", "eos_token_ids", "quantization")
         names = [field.name for field in fields(self) if field.name not in harmless]
         return [
             f"{name}: {getattr(self, name)}, {getattr(other, name)}"
@@ -120,11 +121,8 @@ class ModelConfig:
         ]
 
 
-def _read(options: _Options, generation: _Options) -> ModelConfig:
+def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     architecture = _architecture(options)
-    if options.values.get("quantization_config"):
-        method = options.mapping("quantization_config").get("quant_method", "unknown")
-        raise options.error("quantization_config", f"quantized checkpoints ({method}) cannot be read; give an unquantized one")
     num_heads = options.count("num_attention_heads")
     num_kv_heads = options.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -160,10 +158,21 @@ def _read(options: _Options, generation: _Options) -> ModelConfig:
         eos_token_ids=tuple(dict.fromkeys((*options.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")))),
         dtype=dtype,
         is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
+        quantization=_quantization(options),
     )
 
 
-def _architecture(options: _Options) -> Architecture:
+def _quantization(options: JsonOptions) -> QuantizationConfig | None:
+    """From config.json, or from the file of its own that older GPTQ checkpoints have."""
+    if options.values.get("quantization_config"):
+        return QuantizationConfig.read(options.within("quantization_config"))
+    path = options.path.with_name("quantize_config.json")
+    if path.is_file():
+        return QuantizationConfig.read(JsonOptions({"quant_method": "gptq", **read_json(path)}, path))
+    return None
+
+
+def _architecture(options: JsonOptions) -> Architecture:
     names = options.values.get("architectures") or []
     for name in names:
         if name in _ARCHITECTURES:
@@ -175,7 +184,7 @@ def _architecture(options: _Options) -> Architecture:
     raise options.error("architectures", f"{what} is not supported; supported are {', '.join(_ARCHITECTURES)}")
 
 
-def _head_dim(options: _Options, architecture: Architecture, num_heads: int) -> int:
+def _head_dim(options: JsonOptions, architecture: Architecture, num_heads: int) -> int:
     hidden_size = options.count("hidden_size")
     if architecture == "qwen3" and "head_dim" not in options.values:
         return 128  # the default that Qwen3's own configuration class has
@@ -189,7 +198,7 @@ def _head_dim(options: _Options, architecture: Architecture, num_heads: int) -> 
     return head_dim
 
 
-def _biases(options: _Options, architecture: Architecture) -> tuple[bool, bool, bool]:
+def _biases(options: JsonOptions, architecture: Architecture) -> tuple[bool, bool, bool]:
     """Whether the query/key/value, the attention output and the feed-forward projections have biases."""
     if architecture == "qwen2":
         return options.flag("attention_bias", options.flag("qkv_bias", True)), False, False
@@ -200,7 +209,7 @@ def _biases(options: _Options, architecture: Architecture) -> tuple[bool, bool, 
     return bias, bias, options.flag("mlp_bias", False) if architecture == "llama" else False
 
 
-def _sliding_windows(options: _Options, architecture: Architecture, num_layers: int) -> tuple[int, ...]:
+def _sliding_windows(options: JsonOptions, architecture: Architecture, num_layers: int) -> tuple[int, ...]:
     if architecture not in ("qwen2", "qwen3"):
         return (0,) * num_layers
     window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
@@ -218,10 +227,10 @@ def _sliding_windows(options: _Options, architecture: Architecture, num_layers: 
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 
 
-def _rope(options: _Options, architecture: Architecture, head_dim: int, max_positions: int) -> RopeConfig:
+def _rope(options: JsonOptions, architecture: Architecture, head_dim: int, max_positions: int) -> RopeConfig:
     """Keys of `rope_parameters` (or the older `rope_scaling`) win over those beside it, as in transformers."""
     name = "rope_parameters" if options.values.get("rope_parameters") else "rope_scaling"
-    rope = _Options(options.mapping(name), options.path, f"{name}.")
+    rope = options.within(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in _ROPE_TYPES:
         raise rope.error("rope_type", f"{kind!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")
@@ -254,73 +263,12 @@ def _rope(options: _Options, architecture: Architecture, head_dim: int, max_posi
         mscale=rope.number("mscale", 0.0),
         mscale_all_dim=rope.number("mscale_all_dim", 0.0),
         truncate=rope.flag("truncate", True),
+        frequency_factors=_frequency_factors(rope, rotary_dim),
     )
 
 
-class _Options:
-    """One JSON object with typed access; null counts as absent. Errors name the file, the option and the value."""
-
-    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
-        self.values = values
-        self.path = path
-        self._prefix = prefix
-
-    def error(self, name: str, text: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
-
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or (value < least and value != default):
-            raise self.error(name, f"{value!r} should be an integer of at least {least}")
-        return value
-
-    def number(self, name: str, default: float | None) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, f"{value!r} should be a number")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, f"{value!r} should be true or false")
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, f"{value!r} should be a string")
-        return value
-
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        value = self._get(name, {})
-        if not isinstance(value, dict):
-            raise self.error(name, f"{value!r} should be an object")
-        return value
-
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        value = self._get(name, [])
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
-            raise self.error(name, f"{value!r} should be a token id or a list of them")
-        return tuple(ids)
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(name, "is missing")
-        return value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; a checkpoint directory has a config.json") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")
-    return value
+def _frequency_factors(rope: JsonOptions, rotary_dim: int) -> tuple[float, ...]:
+    factors = rope.numbers("frequency_factors")
+    if factors and (len(factors) != rotary_dim // 2 or min(factors) <= 0):
+        raise rope.error("frequency_factors", f"should be {rotary_dim // 2} positive numbers, one for each pair")
+    return factors

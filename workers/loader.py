@@ -7,6 +7,8 @@ in either layout:
 - Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj`
   holds q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
 
+Quantized weights (`workers/formats`) become float32 when they are read.
+
 One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence
 is, in this order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers
 wrote.
@@ -17,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +29,10 @@ from engine.errors import CheckpointError
 from engine.model_config import ModelConfig
 from ops.modules import Linear
 from ops.table import OpTable
+from workers.formats.quantized import Tensor, dequantized
 from workers.models import Model, declare_model
 from workers.rotary import rotary_tables
-from workers.safetensors import SafetensorsFile, StoredTensor
+from workers.safetensors import SafetensorsFile
 from workers.weights import Weights
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -106,7 +109,7 @@ def _random_source(weights: Weights, seed: int) -> Source:
 class _Part:
     """A stored tensor, or some columns of a fused one."""
 
-    tensor: StoredTensor
+    tensor: Tensor
     shape: tuple[int, ...]
     columns: np.ndarray | None = None
 
@@ -135,18 +138,29 @@ class Checkpoint:
 
     def _name_parts(self, config: ModelConfig) -> Iterator[tuple[str, _Part]]:
         """Stored tensors under their Hugging Face names, fused ones as their parts."""
-        for file in self._files:
-            for name, tensor in file.tensors.items():
-                plain_name = re.sub(r"^ernie\.", "model.", name)
-                self._has_paddle_names |= plain_name != name
-                fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
-                self._has_paddle_names |= bool(fused)
-                for part_name, columns in fused.items():
-                    yield part_name, _Part(tensor, (*tensor.shape[:-1], len(columns)), columns)
-                if not fused:
-                    yield plain_name, _Part(tensor, tensor.shape)
+        for name, tensor in self._tensors(config).items():
+            plain_name = re.sub(r"^ernie\.", "model.", name)
+            self._has_paddle_names |= plain_name != name
+            fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
+            self._has_paddle_names |= bool(fused)
+            for part_name, columns in fused.items():
+                yield part_name, _Part(tensor, (*tensor.shape[:-1], len(columns)), columns)
+            if not fused:
+                yield plain_name, _Part(tensor, tensor.shape)
+
+    def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
+        """All tensors of all files, quantized ones dequantized when they are read."""
+        stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
+        if config.quantization is None:
+            return stored
+        try:
+            return dequantized(stored, config.quantization)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._path}: {error}") from error
 
     def _find_layout(self, config: ModelConfig, linears: list[Linear]) -> bool:
+        if config.quantization:
+            return False  # no quantized format has it
         num_plain, num_transposed = 0, 0
         for linear in linears:
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
@@ -172,6 +186,8 @@ class Checkpoint:
                 problems.append(f"{name} {list(expected)} is missing")
             elif part.shape != expected:
                 problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
+            elif not part.tensor.is_float:
+                problems.append(f"{name} is quantized, which config.json does not say")
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
         unexpected = [
             name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)

@@ -10,6 +10,8 @@ Used by the loader. Rope types, with the same numbers as transformers gives:
   recomputed.
 - yarn: Peng et al. 2023, "YaRN": high frequencies kept, low ones interpolated, a ramp between, and attention scaled.
 - llama3: the wavelength bands of Llama 3.1.
+
+GGUF files hold the outcome of the latter as a factor for each frequency, which goes with any type.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ def _frequencies(rope: RopeConfig, num_positions: int) -> np.ndarray:
         plain = _yarn(rope, plain)
     elif rope.rope_type == "llama3":
         plain = _llama3(rope, plain)
+    if rope.frequency_factors:
+        plain = plain / np.array(rope.frequency_factors)
     return plain.astype(np.float32)
 
 

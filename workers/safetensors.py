@@ -30,7 +30,13 @@ _DTYPES = {
     "F64": np.dtype("<f8"),
     "BF16": np.dtype("<u2"),
     "U16": np.dtype("<u2"),  # bfloat16 as Paddle writes it from numpy
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype("u1"),
 }
+FLOATS = ("F32", "F16", "F64", "BF16", "U16")
 _BFLOAT16 = ("BF16", "U16")
 
 
@@ -49,9 +55,18 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return self.end - self.begin
 
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers are weights as they are; others belong to a quantized format."""
+        return self.dtype in FLOATS
+
+    def read_stored(self) -> np.ndarray:
+        """The numbers as they are stored, a view of the mapping; 8-bit and brain floats as unsigned integers."""
+        return np.frombuffer(self.file.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)
+
     def read(self) -> np.ndarray:
         """The values as float32; a view of the mapping where they are stored so."""
-        raw = np.frombuffer(self.file.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)
+        raw = self.read_stored()
         if self.dtype in _BFLOAT16:
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32, copy=False)

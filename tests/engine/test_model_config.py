@@ -173,7 +173,7 @@ def test_dtype(directory: Path) -> None:
         ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' should be a number"),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' should be a token id"),
         ({"torch_dtype": "int8"}, "dtype: 'int8' cannot be read"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method: 'hqq' is not supported"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: 'longrope' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: is missing"),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear' should be an object"),

@@ -171,8 +171,8 @@ class TestRefused:
             checkpoint_of(tmp_path)
 
     def test_quantized(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="awq"):
-            write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "awq"}})
+        with pytest.raises(CheckpointError, match="'hqq' is not supported"):
+            write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "hqq"}})
 
 
 class TestRandomWeights:

@@ -61,7 +61,7 @@ def test_truncated(num_bytes: int, tmp_path: Path) -> None:
         (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "x has 4 bytes for F32"),
         (b'{"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', "x has 8 bytes"),
         (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}', "x has 8 bytes"),
-        (b'{"x": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}', "dtype I64"),
+        (b'{"x": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}', "dtype C64"),
         (b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}', "should end at byte"),
     ],
 )

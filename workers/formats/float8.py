@@ -1,0 +1,23 @@
+"""The 8-bit float e4m3fn (Micikevicius et al. 2022): a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, and NaN
+where all other bits are set. Pure numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def _table() -> np.ndarray:
+    codes = np.arange(256)
+    exponents, mantissas = codes >> 3 & 15, codes & 7
+    values = np.where(exponents == 0, np.ldexp(mantissas / 8, -6), np.ldexp(1 + mantissas / 8, exponents - 7))
+    values = np.where(codes & 127 == 127, np.nan, values)
+    return np.where(codes & 128, -values, values).astype(np.float32)
+
+
+_E4M3 = _table()
+
+
+def e4m3(codes: np.ndarray) -> np.ndarray:
+    """float32 of the codes (uint8)."""
+    values: np.ndarray = _E4M3[codes]
+    return values
