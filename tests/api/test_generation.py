@@ -18,7 +18,7 @@ def generation(closed: list[Generation], cut: list[bool]) -> Generation:
     made = Generation(
         "r", samples_per_prompt=1, is_streaming=True, abort_connection=lambda: cut.append(True), close=closed.append
     )
-    made.samples = [OpenSample(submit(), "tokenizer0", made, False)]
+    made.samples = [OpenSample(submit(), "tokenizer0", made)]
     made.num_unfinished = 1
     return made
 
