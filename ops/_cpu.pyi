@@ -5,6 +5,7 @@ and the number itself where there is no address."""
 PANEL: int  # outputs side by side in packed weights
 KEY_SPLIT: int
 MAX_HEAD_DIM: int
+MAX_GROUP: int  # query heads of a kv head
 
 class Op: ...
 

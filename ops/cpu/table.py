@@ -152,6 +152,8 @@ class CpuOps:
 
     def attention(self, step: tuple[Inputs, int], queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
         inputs, block_size = step
+        group = shape.num_heads // shape.num_kv_heads
+        assert group <= _cpu.MAX_GROUP, f"{group} queries share a key, the native ops take {_cpu.MAX_GROUP}"
         y = self._executor.allocate(rows_of(queries), shape.queries_width)
         self._executor.emit(
             _cpu.attention,

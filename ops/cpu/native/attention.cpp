@@ -19,7 +19,8 @@ namespace {
 
 constexpr i64 TILE_QUERIES = 64;
 constexpr i64 MANY_QUERIES = 8;  // from here on copying pays
-constexpr i64 MAX_QUERIES = 1024;
+constexpr i64 MAX_QUERIES = MAX_GROUP;  // of a tile and a kv head
+static_assert(TILE_QUERIES <= MAX_QUERIES);
 constexpr i64 SMALL_WORK = 1 << 17;  // multiply-adds that one thread does sooner than it wakes others
 
 struct Tile {
@@ -82,8 +83,9 @@ private:
                 const i64 num_rows = std::min(tile_rows_, end - row), position = op_.starts[sequence] + row - begin;
                 const i64 first_key = op_.window > 0 ? std::max<i64>(0, position - op_.window + 1) : 0;
                 const i64 last_key = position + num_rows - 1;
-                tiles_.push_back({sequence, row, num_rows, position, first_key / KEY_SPLIT, last_key / KEY_SPLIT + 1, num_splits_});
-                num_splits_ += tiles_.back().split_end - tiles_.back().split_begin;
+                const i64 split_begin = first_key / KEY_SPLIT, split_end = last_key / KEY_SPLIT + 1;
+                tiles_.push_back({sequence, row, num_rows, position, split_begin, split_end, num_splits_});
+                num_splits_ += split_end - split_begin;
                 num_rows_ += num_rows;
                 longest_ = std::max(longest_, last_key + 1);
             }

@@ -1,7 +1,8 @@
 // What one instruction set offers: the kernels over a range of rows, without threads.
 //
-// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags; `best()`
-// picks one by CPUID. A further variant is one more such unit, a line in CMakeLists.txt and one in `variants()`.
+// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags;
+// `variants()` (ops.cpp) asks the processor which it can run. A further variant is one more such unit, a line in CMakeLists.txt
+// and one in `variants()`.
 //
 // Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
 // shape of the operands alone. Variants need not agree with each other.
@@ -82,5 +83,6 @@ const Kernels &avx2_kernels();
 #endif
 
 constexpr i64 MAX_HEAD_DIM = 512;
+constexpr i64 MAX_GROUP = 1024;  // query heads of a kv head
 
 }  // namespace tokamak::cpu

@@ -22,7 +22,8 @@ void bind_ops(nb::module_ &module) {
     module.def("embedding", [](Address y, Address weight, Address token_ids, i64 width, Address rows, i64 count) {
         return Op{Embed{floats(y), floats(weight), ints(token_ids), width, rows_of(rows, count)}};
     });
-    module.def("linear", [](Address y, Address x, Address weight, Address bias, i64 inputs, i64 outputs, Address rows, i64 count) {
+    module.def("linear", [](Address y, Address x, Address weight, Address bias, i64 inputs, i64 outputs, Address rows,
+                            i64 count) {
         return Op{LinearOp{{floats(y), floats(x), floats(weight), floats(bias), inputs, outputs}, rows_of(rows, count)}};
     });
     module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
@@ -35,8 +36,8 @@ void bind_ops(nb::module_ &module) {
         return Op{MapSlots{ints(slots), ints(positions), ints(row_slots), ints(block_tables), table_width, block_size,
                            rows_of(rows, count)}};
     });
-    module.def("rotate_and_store", [](Address queries, Address qkv, Address keys, Address values, Address positions, Address slots,
-                                      Address cosines, Address sines, Address partners, Address query_weight,
+    module.def("rotate_and_store", [](Address queries, Address qkv, Address keys, Address values, Address positions,
+                                      Address slots, Address cosines, Address sines, Address partners, Address query_weight,
                                       Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, Address rows,
                                       i64 count) {
         return Op{RotateAndStore{{floats(queries), floats(qkv), floats(keys), floats(values), ints(positions), ints(slots),
@@ -86,6 +87,7 @@ NB_MODULE(_cpu, module) {
     module.attr("PANEL") = PANEL;
     module.attr("KEY_SPLIT") = KEY_SPLIT;
     module.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
+    module.attr("MAX_GROUP") = MAX_GROUP;
     bind_ops(module);
     bind_engine(module);
     nb::class_<Tape>(module, "Tape")

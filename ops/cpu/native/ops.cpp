@@ -40,8 +40,8 @@ void run_op(Engine &engine, const LinearOp &op) {
     if (rows == 0) return;
     const auto linear = engine.kernels().linear;
     const int threads = engine.pool().num_threads();
-    if (threads == 1 && rows <= MAX_TASK_ROWS) return linear(op.shape, 0, rows, 0, panels);
-    if (rows <= MAX_TASK_ROWS && rows * op.shape.inputs * op.shape.outputs <= SMALL_PRODUCT) return linear(op.shape, 0, rows, 0, panels);
+    const bool is_small = rows * op.shape.inputs * op.shape.outputs <= SMALL_PRODUCT;
+    if (rows <= MAX_TASK_ROWS && (threads == 1 || is_small)) return linear(op.shape, 0, rows, 0, panels);
     const i64 row_parts = divide_up(rows, MAX_TASK_ROWS);
     const i64 groups = divide_up(panels, PANEL_GROUP);
     const i64 group_parts = std::min(groups, divide_up(threads * TASKS_PER_THREAD, row_parts));

@@ -1,5 +1,5 @@
-// The ops of a step: kernels over all rows, on the rank's threads. An op is a value with the addresses that it reads and writes,
-// fixed when it is made; how many rows it has it may read from memory each time. `run` runs one; a tape is a list of them.
+// The ops of a step: kernels over all rows, on the rank's threads. An op is a value with the addresses that it reads and
+// writes, fixed when it is made; how many rows it has it may read from memory each time. `run` runs one; a tape is a list.
 #pragma once
 
 #include <variant>

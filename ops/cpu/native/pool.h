@@ -1,9 +1,9 @@
-// The rank's threads: `run(num_tasks, task)` calls task(index, thread) for each index, on the caller and on threads that live as
-// long as the pool. Who runs which task is chance; kernels give the same bits whoever runs them.
+// The rank's threads: `run(num_tasks, task)` calls task(index, thread) for each index, on the caller and on threads that live
+// as long as the pool. Who runs which task is chance; kernels give the same bits whoever runs them.
 //
-// A thread without work looks for it for SPIN_NS and then sleeps in a futex: other actors need the cores. The caller never waits
-// for a thread that took no task, so one that is late, or that another process keeps from its core, holds up nothing but what
-// it has begun.
+// A thread without work looks for it for SPIN_NS and then sleeps in a futex: other actors need the cores. The caller never
+// waits for a thread that took no task, so one that is late, or that another process keeps from its core, holds up nothing but
+// what it has begun.
 #pragma once
 
 #include <atomic>
@@ -42,8 +42,8 @@ private:
     void serve(int thread);
     void wait_until_finished(std::uint32_t num_tasks);
 
-    // generation (24 bits) | number of tasks (20) | next task (20): a claim is one fetch_add, and what it returns is whole, even
-    // to a thread that was held up across generations. Task and context stay until every claimed task of them is finished.
+    // generation (24 bits) | number of tasks (20) | next task (20): a claim is one fetch_add, and what it returns is whole,
+    // even to a thread that was held up across generations. Task and context stay until every claimed task of them is finished.
     alignas(64) std::atomic<std::uint64_t> claims_{0};
     alignas(64) std::atomic<std::uint32_t> num_finished_{0};  // futex word of the caller
     std::atomic<std::uint32_t> is_caller_asleep_{0};
