@@ -7,18 +7,16 @@ renders a conversation is decided here, how it is kept within bounds in `templat
 from __future__ import annotations
 
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 from engine.chat_messages import Message, read_json, read_messages, with_part_contents, with_string_contents
 from engine.errors import CheckpointError, RequestError
 from engine.messages import ChatPrompt
-from engine.template_sandbox import Template, TemplateBoundError
+from engine.template_sandbox import Template, TemplateBoundError, failure_text, render_apart
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PROBE = "tokamak-probe"
-_MAX_REQUEST_TEMPLATES = 32  # compiled ones that are kept
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 
 
@@ -61,7 +59,6 @@ class ChatTemplates:
         self._templates = {name: _compiled(name, source) for name, source in sources.items()}
         self._special_tokens = special_tokens
         self._max_characters = max_characters
-        self._of_request = lru_cache(_MAX_REQUEST_TEMPLATES)(ChatTemplate)
 
     def render(self, prompt: ChatPrompt, now: datetime) -> str:
         """The prompt text. `now` is the time that the template sees: the request's arrival, so that a replay renders the same
@@ -73,20 +70,22 @@ class ChatTemplates:
         variables = self._variables(prompt, now) | {"tools": tools or None}
         param = "chat_template" if prompt.chat_template else "messages"
         try:
-            template = self._choose(prompt.chat_template, has_tools=bool(tools))
-            text = template.render(messages, variables, self._max_characters)
+            text = self._render(prompt.chat_template, messages, variables, has_tools=bool(tools))
         except RequestError:
             raise
-        except MemoryError as error:
-            raise RequestError("the chat template failed: it needs too much memory", param=param) from error
         except Exception as error:  # a template may raise anything at all, and it is the request that it fails
-            raise RequestError(f"the chat template failed: {error or type(error).__name__}", param=param) from error
+            raise RequestError(f"the chat template failed: {failure_text(error)}", param=param) from error
         return _up_to_tag(text) if prompt.continue_final_message else text
 
+    def _render(self, requested: str, messages: list[Message], variables: dict[str, Any], has_tools: bool) -> str:
+        """A request may bring its own template, which nobody knows, or name one of the model's."""
+        if requested and requested not in self._templates:
+            return render_apart(lambda: ChatTemplate(requested).render(messages, variables, self._max_characters))
+        return self._choose(requested, has_tools).render(messages, variables, self._max_characters)
+
     def _choose(self, requested: str, has_tools: bool) -> ChatTemplate:
-        """A request may bring its own template or name one of the model's."""
         if requested:
-            return self._templates.get(requested) or self._of_request(requested)
+            return self._templates[requested]
         name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             known = f" (it has {', '.join(sorted(self._templates))}, to be named in chat_template)" if self._templates else ""

@@ -3,18 +3,22 @@
 Called by `chat_template.py` in the tokenizer processes. A template comes with the model or even with a request, so it runs in
 jinja2's immutable sandbox, without a loader, and within bounds: processor time, memory and the length of its output. The kernel
 watches over time and memory (a timer signal and RLIMIT_DATA), so that no way of wasting them has to be thought of beforehand.
+The timer cannot interrupt a single call into C (`x in [y, y, ...]` with huge strings); a template that came with a request is
+rendered in a process of its own, which the kernel ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -23,10 +27,14 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from shm._native import set_parent_death_signal
+
 MAX_CPU_SECONDS = 0.5
 MAX_MEMORY_BYTES = 256 << 20  # beyond what the process has
 MAX_TEMPLATE_CHARACTERS = 256 << 10
 MAX_INTEGER_BITS = 4096
+MAX_APART_SECONDS = 3  # of a process of its own: whole seconds, enough for the bounds of compiling, probing and rendering
+MAX_ERROR_CHARACTERS = 1000
 
 _NEXT_FIRE_SECONDS = 0.05  # the timer goes on: an `except` inside jinja2 may swallow the first error
 _PAGE_BYTES = resource.getpagesize()
@@ -58,6 +66,50 @@ class Template:
                     raise TemplateBoundError(f"its output exceeds {max_characters} characters")
                 parts.append(part)
             return "".join(parts)
+
+
+def render_apart(render: Callable[[], str]) -> str:
+    """What `render` returns, found in a process of its own, whose end costs this one nothing. TemplateBoundError: why not."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads; none of ours holds a lock of Python's
+        pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _answer(render, writing)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    kind, text = answer[:1], answer[1:].decode(errors="surrogatepass")
+    if kind == b"+":
+        return text
+    raise TemplateBoundError(
+        text if kind else f"it takes more than {MAX_APART_SECONDS} s of processor time, or too much memory"
+    )
+
+
+def _answer(render: Callable[[], str], writing: int) -> NoReturn:
+    """Life and end of the process that renders: "+" and the text, or "-" and what went wrong, or nothing."""
+    try:
+        set_parent_death_signal(signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_APART_SECONDS, MAX_APART_SECONDS))
+        try:
+            answer = "+" + render()
+        except BaseException as error:
+            answer = "-" + failure_text(error)
+        with open(writing, "wb") as pipe:
+            pipe.write(answer.encode(errors="surrogatepass"))
+    finally:
+        os._exit(0)
+
+
+def failure_text(error: BaseException) -> str:
+    """What a user hears of a template's error: short, and valid Unicode whatever the template put in."""
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
+    text = str(error) or type(error).__name__
+    return text[:MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
 
 
 class _GenerationTag(Extension):
@@ -102,8 +154,8 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _raise_exception(message: Any) -> None:
+    raise jinja2.TemplateError(str(message)[:MAX_ERROR_CHARACTERS])  # made a text here, within the bounds
 
 
 _ENVIRONMENT = _Environment()

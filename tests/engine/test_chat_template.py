@@ -192,6 +192,8 @@ BOMBS = {
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}",
     "syntax": "{% for %}",
+    "message": "{{ raise_exception([[['aaaaaaaaaa'] * 1000] * 1000] * 1000) }}",
+    "search": "{% set a = 'a' * 30000000 %}{% set b = a[1:] ~ 'b' %}{{ a in [b] * 9999999 }}",  # one call into C
 }
 
 
@@ -206,6 +208,14 @@ def test_harmful_templates_fail_their_request_alone(name: str) -> None:
     assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert templates.render(prompt(USER), NOW).startswith("<|im_start|>user")
+
+
+def test_what_a_template_complains_of_is_a_text() -> None:
+    complaint = r"{{ raise_exception('\ud800' ~ messages[0].content) }}"
+    for sources, chat in ((complaint, prompt(USER)), (CHATML, prompt(USER, chat_template=complaint))):
+        assert refusal(sources, chat).message == r"the chat template failed: \ud800Hi"
+    long = refusal(CHATML, prompt(USER, chat_template="{{ raise_exception('x' * 1000000) }}")).message
+    assert len(long) < 2000
 
 
 def test_a_template_keeps_no_state() -> None:

@@ -223,6 +223,13 @@ MISTAKES: dict[str, tuple[Prompt | str, dict[str, Any], str, str, str]] = {
     "empty bad word": ("a", {"bad_words": [" "]}, "bad_words", "", "no tokens"),
     "template": (chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}"), {}, "chat_template", "", "division"),
     "surrogate": (chat({"role": "user", "content": "x"}, chat_template="{{ '\\ud800' }}"), {}, "messages", "", "Unicode"),
+    "complaint": (
+        chat({"role": "user", "content": "x"}, chat_template="{{ raise_exception('\\ud800') }}"),
+        {},
+        "chat_template",
+        "",
+        "\\ud800",
+    ),
     "huge parameters": ("a", {"logit_bias": dict.fromkeys(range(1000), 1.5)}, "", "", "shorten logit_bias"),
     "messages": (chat(), {}, "messages", "", "empty"),
 }
