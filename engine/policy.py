@@ -31,6 +31,7 @@ class Limits:
     max_tokens: int  # max_num_batched_tokens
     max_running: int  # batch slots
     max_start_bytes: int  # of SlotStarts, which must fit one ring record
+    max_result_bytes: int  # of prompt log-probabilities, which must fit the record of a StepResult
     block_size: int
     has_prefix_cache: bool
 
@@ -110,6 +111,7 @@ class _Planner:
         self.num_tokens = limits.max_tokens
         self._num_blocks = pool.num_free
         self._num_start_bytes = limits.max_start_bytes
+        self._num_result_bytes = limits.max_result_bytes
         self._pool = pool
         self._limits = limits
 
@@ -122,7 +124,7 @@ class _Planner:
                 break
             if sample.reader.is_slow or not (sample.is_started or self._can_start(sample)):
                 continue
-            row = next_row(sample, sample.num_computed, self.num_tokens)
+            row = next_row(sample, sample.num_computed, self._budget(sample))
             if row is None:
                 continue
             num_new_blocks = num_blocks_for(row.start + row.num_tokens, block_size) - len(sample.block_ids)
@@ -149,9 +151,10 @@ class _Planner:
             block_ids = find_prefix(sample, self._pool, self._limits)
             num_new_blocks = num_blocks_for(sample.num_tokens, self._limits.block_size) - len(block_ids)
             num_taken = num_new_blocks + self._pool.num_unused(block_ids)
-            if num_taken + num_running > self._num_blocks or not self._can_start(sample):
+            budget = self._budget(sample)
+            if num_taken + num_running > self._num_blocks or not budget or not self._can_start(sample):
                 return
-            row = next_row(sample, len(block_ids) * self._limits.block_size, self.num_tokens)
+            row = next_row(sample, len(block_ids) * self._limits.block_size, budget)
             assert row is not None, "a waiting sample always has something to compute"
             self._take(row)
             self._num_blocks -= num_taken
@@ -164,7 +167,15 @@ class _Planner:
         self.num_tokens -= row.num_tokens
         if not row.sample.is_started:
             self._num_start_bytes -= row.sample.num_start_bytes
+        if row.sample.wants_prompt_logprobs:
+            self._num_result_bytes -= row.num_tokens * row.sample.num_result_bytes
         self.plan.rows.append(row)
+
+    def _budget(self, sample: Sample) -> int:
+        """How many of the tokens left the sample may have: the log-probabilities of its prompt must fit the result."""
+        if not sample.wants_prompt_logprobs:
+            return self.num_tokens
+        return min(self.num_tokens, self._num_result_bytes // sample.num_result_bytes)
 
     def _can_start(self, sample: Sample) -> bool:
         """Its SlotStart still fits the step's record; the intake has seen to it that it fits one alone."""

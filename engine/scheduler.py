@@ -52,6 +52,9 @@ from shm.broadcast import BroadcastWriter
 
 STEP_BYTES = 256  # of a Step besides its starts, and what each row adds
 STEP_BYTES_PER_ROW = 64
+RESULT_BYTES = 256  # of a StepResult besides log-probabilities of prompts, and what each row adds
+RESULT_BYTES_PER_ROW = 224
+MIN_RESULT_BYTES = 256  # one token's
 
 
 class SchedulerActor(Actor):
@@ -65,6 +68,10 @@ class SchedulerActor(Actor):
             max_tokens=config.max_num_batched_tokens,
             max_running=config.max_num_seqs,
             max_start_bytes=writer.max_record_bytes - STEP_BYTES - STEP_BYTES_PER_ROW * config.max_num_seqs,
+            max_result_bytes=max(
+                MIN_RESULT_BYTES,
+                context.mailbox.max_record_bytes - RESULT_BYTES - RESULT_BYTES_PER_ROW * config.max_num_seqs,
+            ),
             block_size=config.block_size,
             has_prefix_cache=config.enable_prefix_caching,
         )

@@ -22,6 +22,7 @@ from engine.messages import Output, PromptLogprobs, Request
 NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
 START_BYTES_PER_TOKEN = 8  # the token and, at worst, a block id
+LOGPROB_BYTES = 8  # a log-probability in a StepResult: a float32, and the token id or rank that belongs to it
 
 
 def start_bytes(num_tokens: int, num_sampling_bytes: int = 0) -> int:
@@ -87,6 +88,11 @@ class Sample:
     def num_start_bytes(self) -> int:
         """What a SlotStart of it takes at most."""
         return start_bytes(len(self.token_ids), self.num_sampling_bytes)
+
+    @property
+    def num_result_bytes(self) -> int:
+        """What a StepResult carries of each prompt token where its log-probabilities are wanted."""
+        return LOGPROB_BYTES * (1 + self.request.sampling.num_prompt_logprobs)
 
     @property
     def num_output_tokens(self) -> int:

@@ -40,6 +40,7 @@ class Mailbox:
     def __init__(self, segment: Segment, epoch: int) -> None:
         self.segment = segment
         self.senders = ring_senders(segment.buffer)
+        self.max_record_bytes = max_record_bytes(segment.buffer)
         self.spin_ns = DEFAULT_SPIN_NS
         self._reader = _native.MailboxReader(segment.buffer, self.senders, epoch)
 
@@ -136,6 +137,11 @@ def ring_capacity(ring_bytes: int) -> int:
             f"a ring of {ring_bytes} bytes is too large, the limit is {MAX_RING_BYTES}; send large data by slab"
         )
     return round_up(max(ring_bytes, MIN_RING_BYTES), LINE)
+
+
+def max_record_bytes(buffer: memoryview) -> int:
+    """The longest record that a ring of a mailbox takes, as its writers know it."""
+    return StructView("MailboxHeader", buffer, MAILBOX_OFFSET).word("capacity_bytes") // 2 - size_of("RecordHeader")
 
 
 def ring_offsets(buffer: memoryview) -> list[int]:

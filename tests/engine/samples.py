@@ -22,7 +22,7 @@ class ListReader:
 
 
 def make_limits(max_tokens: int = 16, max_running: int = 4, block_size: int = 4, has_prefix_cache: bool = True) -> Limits:
-    return Limits(max_tokens, max_running, 1 << 20, block_size, has_prefix_cache)
+    return Limits(max_tokens, max_running, 1 << 20, 1 << 20, block_size, has_prefix_cache)
 
 
 def make_sample(

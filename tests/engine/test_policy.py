@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -193,6 +193,23 @@ def test_prompt_logprobs_need_the_prompt_computed() -> None:
     assert row_of(world.dispatch(), sample) == (0, 8, True)
 
 
+def test_prompt_logprobs_fit_the_record_of_a_result() -> None:
+    """A worker that could not send its result would die of it, again after each restart."""
+    world = World(replace(make_limits(max_tokens=64), max_result_bytes=10 * 168), 64)
+    greedy, other = (make_sample(name, list(range(20)), num_prompt_logprobs=20, order=i) for i, name in enumerate("ab"))
+    plain = make_sample("c", [1] * 20, order=2)
+    world.add(greedy, other, plain)
+    plans = [world.dispatch(), world.dispatch()]
+    assert [[(row.sample, row.num_tokens) for row in plan.rows] for plan in plans] == [[(greedy, 10)], [(greedy, 10)]]
+    world.land()
+    world.land()
+    assert [(row.sample, row.num_tokens) for row in world.dispatch().rows] == [
+        (greedy, 1),
+        (other, 9),
+        (plain, 20),
+    ]
+
+
 def test_siblings_wait_for_the_prompt_they_share() -> None:
     world = World(make_limits(max_tokens=16), 64)
     siblings = [make_sample(f"s{index}", list(range(20)), order=index, group_id="g") for index in range(3)]
@@ -229,7 +246,7 @@ def test_a_slow_reader_gets_no_tokens() -> None:
 
 
 def test_starts_are_spread_over_steps_that_fit_a_record() -> None:
-    limits = Limits(64, 8, 2 * start_bytes(1) + 50, 4, True)
+    limits = Limits(64, 8, 2 * start_bytes(1) + 50, 1 << 20, 4, True)
     world = World(limits, 64)
     world.add(*(make_sample(f"s{order}", [1], order=order) for order in range(5)))
     assert [len(world.dispatch().admitted) for _ in range(3)] == [2, 2, 1]
