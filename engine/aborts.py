@@ -68,11 +68,7 @@ class Aborts:
     def abort_request(self, request_id: str) -> int:
         """End the sample of this id, or all samples of the HTTP request of this id (of which `api/submission.py` makes
         theirs); how many."""
-        samples = [
-            sample
-            for name, sample in self._roster.samples.items()
-            if request_id in (name, name.rpartition("-")[0], name.partition("~")[0])
-        ]
+        samples = [sample for name, sample in self._roster.samples.items() if request_id in _names_of(name)]
         for sample in samples:
             self.abort(sample, "abort")
         return len(samples)
@@ -89,3 +85,13 @@ class Aborts:
         for sample in list(self._roster.samples.values()):
             if sample.request.tokenizer == tokenizer and sample.tokenizer_epoch < epoch:
                 self._roster.finish(sample)
+
+
+def _names_of(request_id: str) -> set[str]:
+    """The ids by which an operator may mean a sample: its own, its group's (without the sample's number), its HTTP request's.
+    What a client chose ends with a `~` and may have hyphens of its own."""
+    names = {request_id, request_id.partition("~")[0]}
+    group_id = request_id.rpartition("-")[0]
+    if group_id and ("~" in group_id) == ("~" in request_id):
+        names.add(group_id)
+    return names

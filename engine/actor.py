@@ -69,9 +69,9 @@ class Actor:
     def run(self) -> None:
         """The whole life: `on_start`, the loop, `on_stop`. The api overrides it with its event loop."""
         self.context.row.set_state(State.LOADING)
+        loop = ActorLoop(self)  # before the start: a peer that is started again meanwhile is a new one
         self.on_start()
         self.context.announce_ready()
-        loop = ActorLoop(self)
         while not self.context.is_stopping:
             if loop.turn() == 0:
                 loop.wait()

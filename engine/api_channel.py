@@ -38,9 +38,10 @@ class ApiChannel:
         record = encode(message)
         if len(record) <= self._outbox.max_record_bytes:
             self._records.append(record)
+        elif isinstance(message, Rejected):
+            self._records.append(self._refusal(message.request_id, message.attempt, len(record)))
         else:
-            request_id = message.request_id if isinstance(message, Rejected) else message.call_id
-            self._records.append(self._refusal(request_id, 0, len(record)))
+            self._records.append(self._refusal(message.call_id, 0, len(record)))
 
     def flush(self) -> int:
         """Send what the ring takes. The number of records sent."""

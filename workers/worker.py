@@ -135,8 +135,8 @@ class WorkerActor(Actor):
         error_text = ""
         try:
             self._load(message.path, message.version)
-        except CheckpointError as error:
-            error_text = str(error)
+        except Exception as error:  # whatever is wrong with them, the present ones serve on
+            error_text = str(error) if isinstance(error, CheckpointError) else f"{message.path} cannot be loaded: {error!r}"
             self.context.log.error("weights %s were not loaded: %s", message.path, error_text)
         self.context.row.set_state(before)
         return self._weights_changed(message.command_id, error_text)

@@ -201,6 +201,25 @@ def test_a_whole_life(engine: Engine) -> None:
     assert engine.segments.counters.actor("left0").state is State.STOPPED
 
 
+def test_a_peer_that_is_started_again_during_the_start_is_noticed(engine: Engine) -> None:
+    """A worker greets the scheduler at the end of its start; one that dies with the greeting has a successor to be greeted."""
+    peers: list[tuple[str, int]] = []
+
+    class Slow(Actor):
+        def on_start(self) -> None:
+            engine.segments.counters.actor("right0").begin_epoch(2, 0)
+
+        def on_peer(self, name: str, epoch: int) -> None:
+            peers.append((name, epoch))
+
+        def step(self) -> int:
+            self.context.request_stop()
+            return 0
+
+    assert run(engine.context("left0"), Slow) == 0
+    assert peers == [("right0", 2)]
+
+
 def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
     assert left.context.weights_in_use() == ("/none", 1)
     engine.run.write_weights_in_use(WeightsRecord("/b", 2))

@@ -311,6 +311,20 @@ def test_aborts_by_http_request_id(simulation: Simulation) -> None:
     assert simulation.ask(AbortRequest("x")).status == 404
 
 
+def test_an_abort_means_no_other_request(simulation: Simulation) -> None:
+    """Ids as `api/submission.py` makes them of what clients choose."""
+    streams = [
+        simulation.submit([1], name, max_tokens=60) for name in ("job-1~aa", "job-1-2~bb", "job-1~cc-0", "job-1~dd~p0-1")
+    ]
+    simulation.start(*streams)
+    for request_id in ("job", "", "1~aa", "job-1~d"):
+        assert simulation.ask(AbortRequest(request_id)).status == 404
+    assert simulation.ask(AbortRequest("job-1~cc")).details["num_aborted"] == 1
+    assert simulation.ask(AbortRequest("job-1")).details["num_aborted"] == 2
+    simulation.finish()
+    assert [stream.finish_reason for stream in streams] == ["abort", "length", "abort", "abort"]
+
+
 def test_a_dead_api_takes_its_requests_along(simulation: Simulation) -> None:
     stays, goes = simulation.submit([1], max_tokens=250), simulation.submit([2], max_tokens=250, api="api1")
     simulation.start(stays, goes)

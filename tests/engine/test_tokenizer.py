@@ -502,6 +502,16 @@ def test_what_no_record_can_hold_is_refused(tmp_path: Path) -> None:
         assert bench.one(Abort, "scheduler") == Abort("s", 0)
 
 
+def test_a_refusal_too_long_for_a_record_names_its_attempt(tmp_path: Path) -> None:
+    """The edge listens to the present attempt only."""
+    with Bench(tmp_path, ring_bytes=4096) as bench:
+        bench.send("api0", submit("Hi", "r", attempt=3))
+        bench.actor.on_message("scheduler", Rejected("r", 3, "api0", 400, "x" * 5000))
+        bench.turn()
+        rejected = bench.one(Rejected)
+        assert (rejected.request_id, rejected.attempt, rejected.status) == ("r", 3, 400)
+
+
 # --------------------------------------------------------------------------------------------------- tokenize and back
 
 

@@ -221,6 +221,16 @@ def test_a_broken_checkpoint_leaves_the_weights(engine: Engine, tmp_path: Path) 
     assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
 
 
+def test_a_path_that_is_none_leaves_the_weights(engine: Engine) -> None:
+    """What no loader foresaw: the worker lives."""
+    worker = engine.worker()
+    engine.received()
+    changed = engine.ask(worker, LoadWeights("c1", "/a\0b", 2, []))
+    assert isinstance(changed, WeightsChanged)
+    assert (changed.version, changed.path) == (1, str(engine.model))
+    assert "null byte" in changed.error
+
+
 def test_weights_for_other_ranks_are_not_ours(engine: Engine, tmp_path: Path) -> None:
     worker = engine.worker()
     engine.received()
