@@ -1,4 +1,5 @@
-"""Where a model's files are: a local directory as it is, or a hub name whose snapshot is downloaded first.
+"""Where a model's files are: a local directory as it is, a GGUF file as the directory that stands for it, or a hub name whose
+snapshot is downloaded first.
 
 Called once by the launcher, before any actor starts; actors see only the absolute path. The hub's endpoint, cache directory,
 token and offline switch are huggingface_hub's own (`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`).
@@ -20,6 +21,7 @@ from huggingface_hub.errors import (
 )
 
 from engine.errors import CheckpointError
+from engine.gguf_checkpoint import gguf_checkpoint, is_gguf
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors"]
@@ -27,11 +29,14 @@ _OTHER_FORMATS = ["*/*"]  # folders hold the same weights for other engines
 
 
 def resolve_model(name: str, endpoint: str | None = None) -> Path:
-    """The absolute directory of `name`: a local path, or `owner/model` or `owner/model@revision` on the hub.
+    """The absolute directory of `name`: a local path (of a directory or a GGUF file), or `owner/model` or
+    `owner/model@revision` on the hub.
 
     Raises CheckpointError that says what to do: no such path or repository, no access, no connection.
     """
     path = Path(name).expanduser()
+    if is_gguf(path):
+        return gguf_checkpoint(path)
     if path.exists():
         return _checked(path.resolve())
     if not _HUB_NAME.fullmatch(name) or name.startswith((".", "~")):
@@ -41,7 +46,7 @@ def resolve_model(name: str, endpoint: str | None = None) -> Path:
 
 def _checked(path: Path) -> Path:
     if not path.is_dir():
-        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and the weights")
+        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and the weights, or a .gguf file")
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json, so it is no checkpoint")
     return path

@@ -100,7 +100,10 @@ def _model_path(name: str | None) -> Path:
 def _model_name(given: str | None, path: Path) -> str:
     if given is None or path == embedded_model():
         return EMBEDDED_MODEL_NAME
-    return path.name if Path(given).expanduser().exists() else given
+    local = Path(given).expanduser()
+    if local.is_file():
+        return local.stem
+    return path.name if local.exists() else given
 
 
 def _model_length(asked: int | None, limit: int) -> int:

@@ -7,7 +7,7 @@ in either layout:
 - Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj`
   holds q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
 
-Quantized weights (`workers/formats`) become float32 when they are read.
+Quantized weights, and those of a GGUF file, become float32 when they are read (`workers/formats`).
 
 One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence
 is, in this order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers
@@ -26,9 +26,12 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import CheckpointError
+from engine.gguf_checkpoint import LINK_NAME
+from engine.gguf_file import GgufFile
 from engine.model_config import ModelConfig
 from ops.modules import Linear
 from ops.table import OpTable
+from workers.formats.gguf import gguf_tensors
 from workers.formats.quantized import Tensor, dequantized
 from workers.models import Model, declare_model
 from workers.rotary import rotary_tables
@@ -123,7 +126,8 @@ class Checkpoint:
 
     def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
         self._path = path
-        self._files = list(_open_files(path))
+        self._gguf = GgufFile(path / LINK_NAME) if (path / LINK_NAME).is_symlink() else None
+        self._files = [] if self._gguf else list(_open_files(path))
         self._has_paddle_names = False
         self._parts = dict(self._name_parts(config))
         self._is_linear = {f"{name}.weight" for linear in weights.linears for name in linear.names}
@@ -150,6 +154,8 @@ class Checkpoint:
 
     def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
         """All tensors of all files, quantized ones dequantized when they are read."""
+        if self._gguf:
+            return gguf_tensors(self._gguf, config)
         stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
         if config.quantization is None:
             return stored
@@ -159,7 +165,7 @@ class Checkpoint:
             raise CheckpointError(f"{self._path}: {error}") from error
 
     def _find_layout(self, config: ModelConfig, linears: list[Linear]) -> bool:
-        if config.quantization:
+        if config.quantization or self._gguf:
             return False  # no quantized format has it
         num_plain, num_transposed = 0, 0
         for linear in linears:

@@ -1,0 +1,170 @@
+"""GGUF files for tests, written with the `gguf` package as llama.cpp's converter does: a checkpoint's shape, its weights under
+llama.cpp's names, and a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tokenizers import Tokenizer
+
+from workers.safetensors import SafetensorsFile
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+Encode = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType]]
+"""(llama.cpp's name, values) -> what is stored, and its type."""
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in SafetensorsFile(path / "model.safetensors").tensors.items()}
+
+
+def gguf_name(name: str) -> str:
+    for outer, short in (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")):
+        if name.startswith(f"{outer}."):
+            return name.replace(outer, short)
+    _, _, layer, *part, suffix = name.split(".")
+    return f"blk.{layer}.{_PARTS['.'.join(part)]}.{suffix}"
+
+
+def as_type(type_name: str) -> Encode:
+    """Matrices in the type, by the package's own quantizer; vectors as float32."""
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        kind = gguf.GGMLQuantizationType[type_name if values.ndim == 2 else "F32"]
+        return gguf.quants.quantize(values, kind), kind
+
+    return encode
+
+
+def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows as llama.cpp's converter orders them for Llama."""
+    halves = values.reshape(num_heads, 2, len(values) // num_heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dict[str, np.ndarray]:
+    """The checkpoint `source` as a GGUF file; what each tensor, by its Hugging Face name, is worth there."""
+    config = json.loads((source / "config.json").read_text())
+    writer = shape_writer(path, config)
+    for key, value in metadata.items():
+        add_value(writer, key, value)
+    worth = {}
+    for name, tensor in tensors_of(source).items():
+        num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        is_permuted = config["model_type"] == "llama" and num_heads is not None
+        raw, kind = encode(gguf_name(name), permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
+        worth[name] = gguf.quants.dequantize(encode(gguf_name(name), tensor)[0], kind)
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config, rope))
+    write(writer)
+    return worth
+
+
+def write(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    return writer
+
+
+def llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray:
+    """As llama.cpp's converter works them out."""
+    dim, factors = config["head_dim"], []
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    length = rope["original_max_position_embeddings"]
+    for frequency in (rope["rope_theta"] ** -(place / dim) for place in range(0, dim, 2)):
+        wavelength = 2 * np.pi / frequency
+        if wavelength < length / high:
+            factors.append(1.0)
+        elif wavelength > length / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """`key` has __ for dots."""
+    key = key.replace("__", ".")
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def byte_level_metadata(tokenizer: Tokenizer, rule: str) -> dict[str, Any]:
+    """What the converter stores of a byte-level BPE: added tokens beside the others, ids without a token filled up."""
+    added = tokenizer.get_added_tokens_decoder()
+    vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
+    tokens, types = [], []
+    for token_id in range(max(vocabulary) + 3):
+        tokens.append(vocabulary.get(token_id, f"[PAD{token_id}]"))
+        if token_id in added:
+            types.append(CONTROL if added[token_id].special else USER_DEFINED)
+        else:
+            types.append(NORMAL if token_id in vocabulary else UNUSED)
+    return {
+        "tokenizer__ggml__model": "gpt2",
+        "tokenizer__ggml__pre": rule,
+        "tokenizer__ggml__tokens": tokens,
+        "tokenizer__ggml__token_type": types,
+        "tokenizer__ggml__merges": [" ".join(merge) for merge in json.loads(tokenizer.to_str())["model"]["merges"]],
+    }
+
+
+def original_metadata(source: Path) -> dict[str, Any]:
+    """The tokenizer.json of `source` as it is, and what the converter stores beside it."""
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    merges = byte_level_metadata(tokenizer, "unknown")
+    del merges["tokenizer__ggml__merges"]
+    return {
+        **merges,
+        "tokenizer__huggingface__json": (source / "tokenizer.json").read_text(),
+        "tokenizer__chat_template": (source / "chat_template.jinja").read_text(),
+        "tokenizer__ggml__eos_token_id": 2,
+        "tokenizer__ggml__padding_token_id": 0,
+    }
