@@ -51,7 +51,7 @@ class OptionValues:
 GROUPS: dict[str, tuple[Option, ...]] = {
     "model": (
         Option(
-            "model", text("MODEL"), None, "checkpoint directory, .gguf file, or owner/model on the hub; default: an embedded one"
+            "model", text("MODEL"), None, "checkpoint directory, .gguf file, or owner/model on the hub; else the embedded one"
         ),
         Option("served-model-name", texts("NAME"), None, "name(s) that clients use; default: the model's own"),
         Option("dtype", choice("auto", "float32"), "auto", "type of weights and KV cache"),
