@@ -91,7 +91,8 @@ class EdgeClient:
         abort_connection: Callable[[], None],
     ) -> Generation:
         """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where a
-        ring is full; nothing is left open then."""
+        ring is full; nothing is left open then. A request may be longer than a ring: where its first sample found room, the
+        others follow as room comes."""
         if self._is_stopping:
             raise stopping()
         generation = Generation(
@@ -103,9 +104,12 @@ class EdgeClient:
         )
         self._generations[key] = generation
         generation.num_unfinished = len(submits)
+        begun: set[str] = set()  # tokenizers
         try:
             for submit in submits:
-                generation.samples.append(self._open_sample(submit, generation))
+                sample = self._open_sample(submit, generation, begun)
+                generation.samples.append(sample)
+                begun.add(sample.tokenizer)
         except RequestError:
             self.close(generation)
             raise
@@ -202,16 +206,18 @@ class EdgeClient:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _open_sample(self, submit: Submit, generation: Generation) -> OpenSample:
+    def _open_sample(self, submit: Submit, generation: Generation, begun: set[str]) -> OpenSample:
         submit.api, submit.api_epoch = self._name, self._epoch
         tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
         outbox = self._outboxes[tokenizer]
         payload = encode(submit)
         self._check_size(len(payload) + self._resume_bytes, outbox, submit.prompt)
         if self._backlog[tokenizer] or not outbox.send_bytes(payload):
-            raise RequestError(
-                "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1
-            )
+            if tokenizer not in begun:
+                raise RequestError(
+                    "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1
+                )
+            self._backlog[tokenizer].append(submit)
         sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation)
         return sample
 

@@ -353,20 +353,31 @@ def test_a_full_ring_is_429_and_loses_nothing(paced: Edge) -> None:
     with contextlib.ExitStack() as stack:
         paced.peer.is_reading = False
         stack.callback(setattr, paced.peer, "is_reading", True)
+        answers: list[httpx.Response] = []
+        large = {"prompt": ["x" * 50_000] * 100, "max_tokens": 1}
+        asking = threading.Thread(target=lambda: answers.append(paced.post("/v1/completions", large)))
+        asking.start()
+        wait_until(lambda: paced.count("open_requests") == 101, what="longer than the ring: it waits")
         for size in (50_000, 1000, 10):
             refused = paced.post("/v1/completions", {"prompt": ["x" * size] * 100}, headers={"x-request-id": "jam"})
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
             assert refused.json()["error"]["code"] == "queue_full"
         paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
-        wait_until(lambda: paced.count("resubmissions_total") == resubmitted + 1, what="resubmission due")
+        wait_until(lambda: paced.count("resubmissions_total") == resubmitted + 101, what="resubmissions due")
     paced.peer.credits = None
     reader.finish()
     assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
     assert len(paced.peer.submits("before-the-jam")) == 2
-    num_opened = len(paced.peer.submits("jam~"))
-    assert 0 < num_opened < 300
-    wait_until(lambda: len(paced.peer.aborts("jam~")) == num_opened, what="those that were opened are aborted")
+    asking.join(30)
+    assert len(answers[0].json()["choices"]) == 100
+    assert paced.peer.submits("jam~") == []
+
+
+def test_a_request_longer_than_the_ring_needs_no_second_try(edge: Edge) -> None:
+    response = edge.post("/v1/completions", {"prompt": ["x" * 100_000] * 40, "max_tokens": 1})
+    assert response.status_code == 200, response.text
+    assert len(response.json()["choices"]) == 40
 
 
 def test_deadlines_hold_without_a_scheduler(paced: Edge) -> None:
