@@ -4,7 +4,7 @@ Called by `data.py`. The tokenizer spells every word of this file letter by lett
 that sees "planet" as one token cannot see its letters.
 """
 
-# ruff: noqa: SIM905 (a list of words reads better as a text than as three hundred quoted strings)
+# ruff: noqa: SIM905 (a list of words reads better as a text than as 261 quoted strings)
 
 import random
 
