@@ -124,6 +124,7 @@ class ActorLoop:
     def _receive(self) -> int:
         records = self._context.mailbox.receive(MAX_RECORDS_PER_TURN)
         for sender, payload in records:
+            self._context.row.beat(time.monotonic_ns())  # many that take long are no hang
             if sender == SUPERVISOR:
                 self._take_command(payload)
             else:

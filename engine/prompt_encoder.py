@@ -35,15 +35,22 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
-        self._last: tuple[Prompt, int, array[int]] | None = None
+        self._last: tuple[Prompt, int, array[int] | RequestError] | None = None
 
     def encode(self, prompt: Prompt, arrival_ns: int = 0) -> array[int]:
         """The prompt's token ids (int32). `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template sees."""
-        if self._last and self._last[:2] == (prompt, arrival_ns):
-            return self._last[2]  # the samples of a prompt come one behind the other
-        token_ids = self.checked(self._token_ids(prompt, arrival_ns), param_of(prompt))
-        self._last = (prompt, arrival_ns, token_ids)
-        return token_ids
+        if not self._last or self._last[:2] != (prompt, arrival_ns):  # the samples of a prompt come one behind the other
+            self._last = (prompt, arrival_ns, self._encode(prompt, arrival_ns))
+        outcome = self._last[2]
+        if isinstance(outcome, RequestError):
+            raise outcome.with_traceback(None)
+        return outcome
+
+    def _encode(self, prompt: Prompt, arrival_ns: int) -> array[int] | RequestError:
+        try:
+            return self.checked(self._token_ids(prompt, arrival_ns), param_of(prompt))
+        except RequestError as error:
+            return error
 
     def _token_ids(self, prompt: Prompt, arrival_ns: int) -> array[int]:
         if isinstance(prompt, TokensPrompt):

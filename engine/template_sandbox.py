@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -71,15 +71,14 @@ class Template:
 def render_apart(render: Callable[[], str]) -> str:
     """What `render` returns, found in a process of its own, whose end costs this one nothing. TemplateBoundError: why not."""
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
+    with open(reading, "rb") as reader, open(writing, "wb") as writer, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads; none of ours holds a lock of Python's
         pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _answer(render, writing)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer = pipe.read()
+        if pid == 0:
+            reader.close()
+            _answer(render, writer)
+        writer.close()
+        answer = reader.read()
     os.waitpid(pid, 0)
     kind, text = answer[:1], answer[1:].decode(errors="surrogatepass")
     if kind == b"+":
@@ -89,7 +88,7 @@ def render_apart(render: Callable[[], str]) -> str:
     )
 
 
-def _answer(render: Callable[[], str], writing: int) -> NoReturn:
+def _answer(render: Callable[[], str], writer: BinaryIO) -> NoReturn:
     """Life and end of the process that renders: "+" and the text, or "-" and what went wrong, or nothing."""
     try:
         set_parent_death_signal(signal.SIGKILL)
@@ -98,8 +97,8 @@ def _answer(render: Callable[[], str], writing: int) -> NoReturn:
             answer = "+" + render()
         except BaseException as error:
             answer = "-" + failure_text(error)
-        with open(writing, "wb") as pipe:
-            pipe.write(answer.encode(errors="surrogatepass"))
+        writer.write(answer.encode(errors="surrogatepass"))
+        writer.flush()
     finally:
         os._exit(0)
 

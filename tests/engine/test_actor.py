@@ -104,6 +104,22 @@ def test_messages_are_taken_and_counted(engine: Engine, left: Recorder) -> None:
     right.close()
 
 
+def test_many_messages_that_take_long_are_no_hang(engine: Engine) -> None:
+    heartbeats: list[int] = []
+
+    class Slow(Actor):
+        def on_message(self, sender: str, message: Message) -> None:
+            heartbeats.append(self.context.row.heartbeat_ns)
+
+    left, right = engine.context("left0"), engine.context("right0")
+    for number in range(3):
+        right.outbox("left0").send(Abort(str(number), number))
+    ActorLoop(Slow(left)).turn()
+    assert len(set(heartbeats)) == 3
+    left.close()
+    right.close()
+
+
 def test_a_full_ring_refuses_and_counts(engine: Engine, left: Recorder) -> None:
     outbox = left.context.outbox("right0")
     big = Abort("x" * (outbox.max_record_bytes // 4), 0)

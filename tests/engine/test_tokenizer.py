@@ -6,12 +6,14 @@ import json
 import secrets
 from array import array
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from engine.actor import ActorContext, ActorLoop
+from engine.chat_template import ChatTemplates
 from engine.config import EngineConfig
 from engine.messages import (
     Abort,
@@ -245,6 +247,22 @@ def test_a_mistake_fails_its_request_alone(tmp_path: Path, name: str) -> None:
         assert fragment in rejected.message
         assert bench.request().request_id == "good"
         assert bench.count("open_streams") == 1
+
+
+def test_a_prompt_that_fails_is_tried_once_for_all_its_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tries = 0
+    render = ChatTemplates.render
+
+    def counted(self: ChatTemplates, prompt: ChatPrompt, now: datetime) -> str:
+        nonlocal num_tries
+        num_tries += 1
+        return render(self, prompt, now)
+
+    monkeypatch.setattr(ChatTemplates, "render", counted)
+    wrong = chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}")
+    bench.send("api0", *(submit(wrong, f"r-{index}", arrival_ns=1) for index in range(5)))
+    assert [message.status for message in bench.received() if isinstance(message, Rejected)] == [400] * 5
+    assert num_tries == 1
 
 
 def test_what_just_fits_is_taken(bench: Bench) -> None:
