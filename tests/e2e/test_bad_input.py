@@ -154,6 +154,7 @@ def test_wrong_messages(engine: EngineProcess, messages: Any) -> None:
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 10**10 }}",
         "{{ raise_exception('no') }}",
+        r"{{ raise_exception('\ud800') }}",
         "{{ messages[99].content }}",
     ],
 )
