@@ -12,13 +12,13 @@ it to write files, and to check what is read here.
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.mapped_file import map_file
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
@@ -58,13 +58,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as stream:
-                self.data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing") from None
-        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        self.data = map_file(path)
         self._position = 0
         try:
             num_tensors, num_entries = self._head()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import CheckpointError
+from engine.mapped_file import map_file
 
 _PREFIX_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
@@ -77,13 +77,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as stream:
-                self.data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing") from None
-        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        self.data = map_file(path)
         header, data_begin = self._header()
         metadata = header.pop("__metadata__", {})
         self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
