@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.model_config import RopeConfig
+from ops.weights import FLOAT32, WeightFormat
 
 Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
 
@@ -22,8 +23,13 @@ class Linear:
     num_inputs: int
     num_outputs: tuple[int, ...]  # of each name
     has_bias: bool = False
+    format: WeightFormat = FLOAT32
     weight: Tensor = None
     bias: Tensor = None
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.names)
 
     @property
     def width(self) -> int:
@@ -37,6 +43,7 @@ class Embedding:
     name: str
     num_rows: int
     width: int
+    format: WeightFormat = FLOAT32
     weight: Tensor = None
 
 
@@ -73,6 +80,9 @@ class Rotary:
     cosines: Tensor = None
     sines: Tensor = None
     partners: Tensor = None
+
+
+Module = Linear | Embedding | Norm | HeadNorm | Rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import paddle
 from paddle.nn import functional
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary
 from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable
+from ops.weights import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
 LANES = 16  # float32 of a 64-byte line
@@ -37,32 +39,29 @@ MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in
 # -------------------------------------------------------------------------------------------------------- weights
 
 
-def pack_linear(module: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
+def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
+    """Everything float32, whatever the module's format; nothing goes to the store."""
+    values = {name: float32(source()) for name, source in sources.items()}
+    match module:
+        case Linear():
+            module.weight = paddle.to_tensor(_chunks(values["weight"]))
+            module.bias = paddle.to_tensor(values["bias"]) if "bias" in values else None
+        case Embedding() | Norm():
+            module.weight = paddle.to_tensor(values["weight"])
+        case HeadNorm():  # [num_heads + num_kv_heads, width]
+            weights = np.stack([values["queries"], values["keys"]])
+            module.weight = paddle.to_tensor(np.repeat(weights, [module.num_heads, module.num_kv_heads], axis=0))
+        case Rotary():
+            module.cosines, module.sines = paddle.to_tensor(values["cosines"]), paddle.to_tensor(values["sines"])
+            module.partners = paddle.to_tensor(values["partners"].astype(np.int32))
+
+
+def _chunks(weight: np.ndarray) -> np.ndarray:
     """[out, in] -> [chunks, 1, in, OUTPUT_CHUNK], both padded with zeros."""
     num_chunks = max(2, -(-len(weight) // OUTPUT_CHUNK))
     padding = (0, num_chunks * OUTPUT_CHUNK - len(weight)), (0, -weight.shape[1] % LANES)
     chunks = np.pad(weight, padding).reshape(num_chunks, 1, OUTPUT_CHUNK, -1)
-    module.weight = paddle.to_tensor(np.ascontiguousarray(chunks.swapaxes(2, 3)))
-    module.bias = None if bias is None else paddle.to_tensor(bias)
-
-
-def pack_embedding(module: Embedding, weight: np.ndarray) -> None:
-    module.weight = paddle.to_tensor(weight)
-
-
-def pack_norm(module: Norm, weight: np.ndarray) -> None:
-    module.weight = paddle.to_tensor(weight)
-
-
-def pack_head_norm(module: HeadNorm, queries: np.ndarray, keys: np.ndarray) -> None:
-    """[num_heads + num_kv_heads, width]."""
-    weights = np.repeat(np.stack([queries, keys]), [module.num_heads, module.num_kv_heads], axis=0)
-    module.weight = paddle.to_tensor(weights)
-
-
-def pack_rotary(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners: np.ndarray) -> None:
-    module.cosines, module.sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
-    module.partners = paddle.to_tensor(partners)
+    return np.ascontiguousarray(chunks.swapaxes(2, 3))
 
 
 # ------------------------------------------------------------------------------------------------- a step's metadata
@@ -260,11 +259,7 @@ _ACTIVATIONS = {
 TABLE = OpTable(
     name="reference",
     row_tile=ROW_TILE,
-    pack_linear=pack_linear,
-    pack_embedding=pack_embedding,
-    pack_norm=pack_norm,
-    pack_head_norm=pack_head_norm,
-    pack_rotary=pack_rotary,
+    pack=pack,
     begin=begin,
     embedding=embedding,
     linear=linear,

@@ -11,13 +11,14 @@ reduction is fixed by the operand's shape, never by the number of rows, their pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary, Tensor
+from ops.weights import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
@@ -55,12 +56,10 @@ class OpTable:
     name: str
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
-    # weights, float32 numpy as the checkpoint has them -> the backend's layout, set on the module
-    pack_linear: Callable[[Linear, np.ndarray, np.ndarray | None], None]  # [out, in], [out]
-    pack_embedding: Callable[[Embedding, np.ndarray], None]  # [rows, width]
-    pack_norm: Callable[[Norm, np.ndarray], None]  # [width]
-    pack_head_norm: Callable[[HeadNorm, np.ndarray, np.ndarray], None]  # of queries, of keys [width]
-    pack_rotary: Callable[[Rotary, np.ndarray, np.ndarray, np.ndarray], None]  # cosines, sines, partners
+    # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
+    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width] or Norm; "queries", "keys" of
+    # a HeadNorm; "cosines", "sines", "partners" of a Rotary
+    pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]

@@ -21,6 +21,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from engine.gguf_file import GgufFile
 from engine.model_config import ModelConfig
 from ops.modules import Linear
 from ops.table import OpTable
+from ops.weights import Memory, Store
 from workers.formats.gguf import gguf_tensors
 from workers.formats.quantized import Tensor, dequantized
 from workers.models import Model, declare_model
@@ -56,38 +58,42 @@ def load_model(
         source: Source = _random_source(weights, random_seed)
     else:
         source = Checkpoint(path, config, weights).read
-    return model, _fill(weights, source, ops, num_positions, on_progress)
+    return model, _fill(weights, source, ops, num_positions, on_progress, Memory())
 
 
-def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on_progress: Progress) -> int:
+def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on_progress: Progress, store: Store) -> int:
     """Read and pack every module; the bytes (as float32) that were packed."""
     total = 4 * sum(int(np.prod(shape)) for shape in weights.shapes().values())
     done = 0
 
-    def read(name: str) -> np.ndarray:
-        nonlocal done
-        values = source(name)
-        done += values.size * 4
-        on_progress(min(done, total), total)  # a tied embedding is read twice
-        return values
+    def reader(*names: str) -> Callable[[], np.ndarray]:
+        """Reads the tensors, one after another along the outputs."""
+
+        def read() -> np.ndarray:
+            nonlocal done
+            parts = [source(name) for name in names]
+            done += sum(part.size * 4 for part in parts)
+            on_progress(min(done, total), total)  # a tied embedding is read twice
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+        return read
 
     for embedding in weights.embeddings:
-        ops.pack_embedding(embedding, read(f"{embedding.name}.weight"))
+        ops.pack(embedding, {"weight": reader(f"{embedding.name}.weight")}, store)
     for norm in weights.norms:
-        ops.pack_norm(norm, read(f"{norm.name}.weight"))
+        ops.pack(norm, {"weight": reader(f"{norm.name}.weight")}, store)
     for head_norm in weights.head_norms:
-        ops.pack_head_norm(head_norm, read(f"{head_norm.query_name}.weight"), read(f"{head_norm.key_name}.weight"))
+        heads = {"queries": head_norm.query_name, "keys": head_norm.key_name}
+        ops.pack(head_norm, {part: reader(f"{name}.weight") for part, name in heads.items()}, store)
     for linear in weights.linears:
-        biases = [read(f"{name}.bias") for name in linear.names] if linear.has_bias else []
-        ops.pack_linear(linear, _join([read(f"{name}.weight") for name in linear.names]), _join(biases) if biases else None)
+        parts = ("weight", "bias") if linear.has_bias else ("weight",)
+        ops.pack(linear, {part: reader(*(f"{name}.{part}" for name in linear.names)) for part in parts}, store)
     for rotary in weights.rotaries:
-        ops.pack_rotary(rotary, *rotary_tables(rotary.rope, rotary.head_dim, num_positions))
+        tables = rotary_tables(rotary.rope, rotary.head_dim, num_positions)
+        named = zip(("cosines", "sines", "partners"), tables, strict=True)
+        ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, store)
     on_progress(total, total)
     return done
-
-
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _random_source(weights: Weights, seed: int) -> Source:

@@ -12,6 +12,7 @@ from engine.model_config import RopeConfig
 from ops import reference
 from ops.modules import AttentionShape, Embedding, Linear, Norm, Rotary
 from ops.table import OpTable
+from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from workers.rotary import rotary_tables
 
@@ -25,7 +26,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def test_linear(k: OpTable, num_outputs: tuple[int, ...], has_bias: bool) -> None:
     module = Linear(tuple("abc"[: len(num_outputs)]), 20, num_outputs, has_bias)
     weight, bias = random(sum(num_outputs), 20, seed=1), random(sum(num_outputs), seed=2)
-    k.pack_linear(module, weight, bias if has_bias else None)
+    pack(k, module, weight=weight, bias=bias if has_bias else None)
     x = random(32, 20)
     expected = x.astype(np.float64) @ weight.T + (bias if has_bias else 0)
     np.testing.assert_allclose(k.linear(paddle.to_tensor(x), module).numpy(), expected, atol=1e-5)
@@ -34,7 +35,7 @@ def test_linear(k: OpTable, num_outputs: tuple[int, ...], has_bias: bool) -> Non
 def test_add_rms_norm(k: OpTable) -> None:
     module = Norm("n", 24, 1e-3)
     weight = random(24, seed=1)
-    k.pack_norm(module, weight)
+    pack(k, module, weight=weight)
     x, residual = random(16, 24), random(16, 24, seed=3)
     normed, total = k.add_rms_norm(paddle.to_tensor(x), paddle.to_tensor(residual), module)
     np.testing.assert_array_equal(total.numpy(), x + residual)
@@ -46,7 +47,7 @@ def test_embedding_and_take_rows(k: OpTable) -> None:
     step = HandMadeStep([(2, 5, 3)], row_tile=k.row_tile)
     module = Embedding("e", 50, 8)
     weight = random(50, 8)
-    k.pack_embedding(module, weight)
+    pack(k, module, weight=weight)
     rows = k.embedding(step.inputs, module)
     assert rows.shape == [step.inputs.num_rows, 8]
     np.testing.assert_array_equal(rows.numpy()[:3], weight[step.token_ids[2, 5:8]])
@@ -82,7 +83,7 @@ def test_rotation_and_store(k: OpTable, rotary_dim: int, is_interleaved: bool) -
     cache = step.cache(1, 8)
     before = cache.layers[0].keys.numpy()
     rotary = Rotary(RopeConfig("default", 100.0, rotary_dim, is_interleaved, 320), 8)
-    k.pack_rotary(rotary, *rotary_tables(rotary.rope, 8, 320))
+    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), rotary_tables(rotary.rope, 8, 320), strict=True)))
     qkv = random(step.inputs.num_rows, 32)
     k.begin(step.inputs, cache)
     queries = k.rotate_and_store(

@@ -14,6 +14,7 @@ import pytest
 
 from ops.modules import AttentionShape, HeadNorm, Linear, Norm, Rotary
 from ops.table import ROW_TILE, OpTable
+from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from workers.rotary import rotary_tables
 
@@ -27,13 +28,13 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 def linear_of(k: OpTable, num_inputs: int, num_outputs: int) -> RowOp:
     module = Linear(("w",), num_inputs, (num_outputs,), has_bias=True)
-    k.pack_linear(module, random(num_outputs, num_inputs, seed=1), random(num_outputs, seed=2))
+    pack(k, module, weight=random(num_outputs, num_inputs, seed=1), bias=random(num_outputs, seed=2))
     return lambda x: k.linear(x, module)
 
 
 def norm_of(k: OpTable, width: int) -> RowOp:
     module = Norm("n", width, 1e-6)
-    k.pack_norm(module, random(width, seed=1))
+    pack(k, module, weight=random(width, seed=1))
     return lambda x: k.add_rms_norm(x, x * 0.5, module)[0]
 
 
@@ -110,9 +111,9 @@ def run_attention(k: OpTable, shape: AttentionShape, block_size: int, steps: lis
     step = HandMadeStep(steps[0], block_size=block_size, row_tile=k.row_tile)
     cache = step.cache(shape.num_kv_heads, shape.head_dim)
     norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)
-    k.pack_head_norm(norm, random(shape.head_dim, seed=8), random(shape.head_dim, seed=9))
+    pack(k, norm, queries=random(shape.head_dim, seed=8), keys=random(shape.head_dim, seed=9))
     rotary = Rotary(_rope(shape.head_dim), shape.head_dim)
-    k.pack_rotary(rotary, *rotary_tables(rotary.rope, shape.head_dim, 320))
+    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), rotary_tables(rotary.rope, shape.head_dim, 320), strict=True)))
     inputs_of_slot = random(24, 320, shape.queries_width + 2 * shape.keys_width, seed=10)
     outputs = []
     for sequences in steps:

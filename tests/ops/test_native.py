@@ -13,6 +13,7 @@ from ops.cpu.array import Array
 from ops.cpu.executors import Immediate, place
 from ops.cpu.table import TABLE as k
 from ops.modules import AttentionShape, Linear
+from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import table
 
@@ -28,7 +29,7 @@ def test_linear_with_any_number_of_threads(variant: str, num_inputs: int, num_ou
     module = Linear(("w",), num_inputs, (num_outputs,))
     x = random(400, num_inputs)
     with table(f"{variant}-1"):
-        k.pack_linear(module, random(num_outputs, num_inputs, seed=1), None)
+        pack(k, module, weight=random(num_outputs, num_inputs, seed=1))
         expected = {rows: k.linear(x[:rows], module).numpy() for rows in (1, 5, 17, 400)}
     for threads in (2, 3, 5):
         with table(f"{variant}-{threads}"):
@@ -57,14 +58,14 @@ def test_long_contexts_with_any_number_of_threads(variant: str, shape: Attention
 def test_transposed_weights_are_packed_as_they_lie() -> None:
     weight = random(37, 20, seed=1)
     plain, transposed = (Linear(("w",), 20, (37,)) for _ in range(2))
-    k.pack_linear(plain, weight, None)
-    k.pack_linear(transposed, np.ascontiguousarray(weight.T).T, None)
+    pack(k, plain, weight=weight)
+    pack(k, transposed, weight=np.ascontiguousarray(weight.T).T)
     np.testing.assert_array_equal(plain.weight.numpy(), transposed.weight.numpy())
 
 
 def test_no_rows() -> None:
     module = Linear(("w",), 20, (37,))
-    k.pack_linear(module, random(37, 20), None)
+    pack(k, module, weight=random(37, 20))
     rows = k.linear(np.empty((0, 20), np.float32), module)
     assert isinstance(rows, Array)
     assert rows.shape == [0, 37]

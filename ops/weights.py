@@ -1,0 +1,75 @@
+"""Weights on their way from a checkpoint to a backend: what they are stored as, what a backend keeps, and where it keeps it.
+
+The loader hands a module's sources to `OpTable.pack`; the table asks the store for memory under a name and fills it. A source
+is read only when its values are needed: a store that still has what was kept before never calls `fill`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a backend keeps a matrix [out, in]. Integers q stand for scale * q - offset; one scale (and offset) for each output
+    and group of `group_size` inputs, 0: for all inputs of an output."""
+
+    kind: Literal["float32", "bfloat16", "int8", "int4"]
+    group_size: int = 0
+    has_offsets: bool = False
+
+
+FLOAT32 = WeightFormat("float32")
+BFLOAT16 = WeightFormat("bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A matrix that a checkpoint stores as integers: q * scale - offset."""
+
+    format: WeightFormat
+    values: np.ndarray  # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 stands for 0 without offsets)
+    scales: np.ndarray  # float32 [out, groups]
+    offsets: np.ndarray | None = None  # float32 [out, groups]
+
+
+Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bits of bfloat16
+Source = Callable[[], Values]
+Fill = Callable[[np.ndarray], None]
+
+
+class Store(Protocol):
+    """Where packed weights are kept."""
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before."""
+
+
+class Memory:
+    """A store that forgets: every array is new memory."""
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        num_bytes = int(np.prod(shape)) * dtype.itemsize
+        memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        array = memory[start : start + num_bytes].view(dtype).reshape(shape)
+        fill(array)
+        return array
+
+
+def float32(values: Values) -> np.ndarray:
+    """The numbers that `values` stand for."""
+    if isinstance(values, np.ndarray):
+        if values.dtype == np.uint16:
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32, copy=False)
+    groups = np.arange(values.values.shape[1]) // (values.format.group_size or values.values.shape[1])
+    zero = np.float32(8 if values.format.kind == "int4" and values.offsets is None else 0)
+    result = (values.values.astype(np.float32) - zero) * values.scales[:, groups]
+    return result if values.offsets is None else result - values.offsets[:, groups]
