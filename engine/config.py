@@ -15,9 +15,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # model
     model: str  # absolute path of a checkpoint directory
     served_model_name: tuple[str, ...]  # the first is the one that answers carry
-    dtype: str = "float32"
+    dtype: str = "float32"  # "float32" | "bfloat16": of weights that are no integers
+    quantization: str = "none"  # "none" | "wint8" | "wint4"
     max_model_len: int
     load_format: str = "safetensors"  # "safetensors" | "dummy"
+    weight_cache_dir: str = ""  # where packed weights are kept; empty: they are not
+    weight_cache_limit: int = 20 << 30  # bytes of all files there
     chat_template: str = ""  # template text that replaces the model's; empty: the model's
     seed: int = 0
 

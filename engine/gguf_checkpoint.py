@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import struct
@@ -21,6 +20,7 @@ from engine.errors import CheckpointError
 from engine.gguf_file import GgufFile, shortest
 from engine.gguf_tokenizer import end_token_ids, tokenizer_files
 from engine.json_options import JsonOptions
+from engine.user_cache import user_cache
 
 LINK_NAME = "model.gguf"
 _LAYOUT = 1  # of the directories: another one, another directory
@@ -43,7 +43,7 @@ def gguf_checkpoint(path: Path) -> Path:
     try:
         status = path.stat()
         key = hashlib.sha256(f"{_LAYOUT}\0{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
-        directory = _cache_root() / f"{path.stem}-{key}"
+        directory = user_cache() / "gguf" / f"{path.stem}-{key}"
         if not (directory / "config.json").is_file():
             _write(directory, path)
     except OSError as error:
@@ -51,11 +51,6 @@ def gguf_checkpoint(path: Path) -> Path:
             f"{path}: its tokenizer and configuration cannot be written: {error}; set XDG_CACHE_HOME"
         ) from error
     return directory
-
-
-def _cache_root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tokamak" / "gguf"
 
 
 def _write(directory: Path, path: Path) -> None:

@@ -54,9 +54,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "model", text("MODEL"), None, "checkpoint directory, .gguf file, or owner/model on the hub; else the embedded one"
         ),
         Option("served-model-name", texts("NAME"), None, "name(s) that clients use; default: the model's own"),
-        Option("dtype", choice("auto", "float32"), "auto", "type of weights and KV cache"),
+        Option(
+            "dtype",
+            choice("auto", "float32", "bfloat16"),
+            "auto",
+            "of weights that stay floats; auto: what the processor is best at",
+        ),
+        Option(
+            "quantization", choice("none", "wint8", "wint4"), "none", "round linear weights to 8 or 4 bits when they are loaded"
+        ),
         Option("max-model-len", whole(2), None, "longest prompt with its answer, in tokens; default: the model's limit"),
         Option("load-format", choice("auto", "safetensors", "dummy"), "auto", "dummy: random weights from config.json alone"),
+        Option("weight-cache", flag(), True, "keep weights as the kernels read them in a file, which later starts map"),
+        Option("weight-cache-dir", text("DIR"), None, "its directory; default: tokamak/weights in the user's cache directory"),
+        Option("weight-cache-limit", num_bytes(0), 20 << 30, "size of all its files; the least recently used ones go first"),
         Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the model's"),
         Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights (--load-format dummy)"),
     ),

@@ -16,6 +16,7 @@ from engine.errors import CheckpointError, OptionError
 from engine.model_config import ModelConfig
 from engine.options import OptionValues
 from engine.run import new_run_id, runs_root
+from engine.weight_options import resolve_cache_directory, resolve_dtype, resolve_quantization
 
 EMBEDDED_MODEL_NAME = "tokamak-demo"
 MAX_DEFAULT_CACHE_BYTES = 1 << 30
@@ -34,7 +35,7 @@ _SAME: tuple[str, ...] = (
     "api_processes",
 )
 _SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "admin_key", "max_body_bytes", "max_connections")
-_SAME += ("kv_events_endpoint", "log_level", "seed")
+_SAME += ("kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
 
 
 def resolve(options: OptionValues) -> EngineConfig:
@@ -46,8 +47,7 @@ def resolve(options: OptionValues) -> EngineConfig:
         model = ModelConfig.read(model_path)
     except CheckpointError as error:
         raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
-    dtype = "float32" if values["dtype"] == "auto" else values["dtype"]
-    block_bytes = model.kv_bytes_per_block(values["block_size"], dtype)
+    block_bytes = model.kv_bytes_per_block(values["block_size"], "float32")
     limit = _model_length(values["max_model_len"], model.max_position_embeddings)
     num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
     device = _device(values["device"])
@@ -56,7 +56,9 @@ def resolve(options: OptionValues) -> EngineConfig:
     return EngineConfig(
         model=str(model_path),
         served_model_name=values["served_model_name"] or (_model_name(values["model"], model_path),),
-        dtype=dtype,
+        dtype=resolve_dtype(values["dtype"], ops),
+        quantization=resolve_quantization(values["quantization"], ops, model, model_path),
+        weight_cache_dir=resolve_cache_directory(options, ops),
         max_model_len=_fitting_length(options, limit, num_kv_blocks),
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=_template(values["chat_template"]),

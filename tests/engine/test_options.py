@@ -49,7 +49,8 @@ def test_defaults(model: Path) -> None:
     config = configure(model)
     assert config.model == str(model)
     assert config.served_model_name == ("small-model",)
-    assert (config.dtype, config.load_format, config.max_model_len, config.device) == ("float32", "safetensors", 1024, "cpu")
+    assert (config.load_format, config.max_model_len, config.device) == ("safetensors", 1024, "cpu")
+    assert (config.dtype in ("float32", "bfloat16"), config.quantization) == (True, "none")
     assert config.num_kv_blocks == 32 * 1024 // 16  # a full batch of the longest samples
     assert config.kv_cache_bytes == (config.num_kv_blocks + 1) * 16 * TOKEN_BYTES
     assert config.threads >= 1
@@ -63,7 +64,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
     worked_out = {"num_ranks", "kv_cache_bytes", "run_id"}
     fields = {field.removesuffix("_s") for field in EngineConfig.__struct_fields__} - worked_out
-    assert set(OPTIONS) - {"kv_cache_memory"} == fields
+    assert set(OPTIONS) - {"kv_cache_memory", "weight_cache"} == fields
 
 
 def test_the_embedded_model_is_the_default() -> None:
@@ -103,7 +104,7 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--port", "99999"], "--port 99999: expected 0 to 65535"),
         (["--port", "http"], "--port http: expected an integer"),
         (["--block-size", "17"], "--block-size 17: expected a power of two, such as 16 or 32"),
-        (["--dtype", "float13"], "--dtype float13: expected one of auto, float32"),
+        (["--dtype", "float13"], "--dtype float13: expected one of auto, float32, bfloat16"),
         (["--max-model-len", "1000000"], "the model's limit (max_position_embeddings) is 1024"),
         (["--kv-cache-memory", "lots"], "--kv-cache-memory lots: expected a size such as 2GiB"),
         (["--kv-cache-memory", "100"], "give at least"),
