@@ -79,7 +79,15 @@ struct Kernels {
 
 const Kernels &portable_kernels();
 #ifdef TOKAMAK_AVX2
+const Kernels &wide_kernels();  // the 64-byte code on AVX2, for tests
 const Kernels &avx2_kernels();
+#endif
+#ifdef TOKAMAK_AVXVNNI
+const Kernels &avxvnni_kernels();
+#endif
+#ifdef TOKAMAK_AVX512
+const Kernels &avx512_kernels();
+const Kernels &avx512bf16_kernels();
 #endif
 
 constexpr i64 MAX_HEAD_DIM = 512;

@@ -1,6 +1,9 @@
 #include "ops.h"
 
 #include <time.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -94,12 +97,32 @@ i64 monotonic_ns() {
     return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
 
+#ifdef TOKAMAK_AVX2
+// Leaf 7.1 of CPUID, register A: not every compiler's __builtin_cpu_supports knows AVX-VNNI (4) and AVX512-BF16 (5).
+bool has_extension(int bit) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> bit & 1) != 0;
+}
+#endif
+
 }  // namespace
 
 std::vector<const Kernels *> variants() {
     std::vector<const Kernels *> found{&portable_kernels()};
 #ifdef TOKAMAK_AVX2
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2_kernels());
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return found;
+    found.push_back(&wide_kernels());
+    found.push_back(&avx2_kernels());
+#endif
+#ifdef TOKAMAK_AVXVNNI
+    if (has_extension(4)) found.push_back(&avxvnni_kernels());
+#endif
+#ifdef TOKAMAK_AVX512
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512vnni");
+    if (has_avx512) found.push_back(&avx512_kernels());
+    if (has_avx512 && has_extension(5)) found.push_back(&avx512bf16_kernels());
 #endif
     return found;
 }
