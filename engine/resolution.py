@@ -50,7 +50,7 @@ def resolve(options: OptionValues) -> EngineConfig:
     block_bytes = model.kv_bytes_per_block(values["block_size"], "float32")
     limit = _model_length(values["max_model_len"], model.max_position_embeddings)
     num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
-    device = _device(values["device"])
+    device = _device(values["device"], values["ops"])
     ops = _ops(values["ops"], device)
     run_id = new_run_id()
     return EngineConfig(
@@ -164,11 +164,12 @@ def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> in
 # ----------------------------------------------------------------------------------------------------------- machine
 
 
-def _device(asked: str) -> str:
-    """The device, for which a build of Paddle must be installed."""
+def _device(asked: str, ops: str) -> str:
+    """The device, for which a build of Paddle must be installed unless its ops are native."""
     if asked == "auto":
         asked = "gpu" if _has_build("gpu") and Path("/dev/nvidiactl").exists() else "cpu"
-    if not _has_build(asked):
+    is_native = asked == "cpu" and ops != "reference"
+    if not is_native and not _has_build(asked):
         raise OptionError(
             f"--device {asked} needs {' or '.join(_DISTRIBUTIONS[asked][:1])}, which is not installed; "
             f"run pip install 'tokamak[{asked}]' or TOKAMAK_EXTRA={asked} tools/serve"

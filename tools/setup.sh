@@ -33,7 +33,7 @@ find_python() {
 fingerprint() {
   (
     cd "$root"
-    find pyproject.toml CMakeLists.txt ./*/native -type f \( -name '*.toml' -o -name '*.txt' -o -name '*.cpp' -o -name '*.h' \) -print0 |
+    find pyproject.toml CMakeLists.txt ./*/native -type f \( -name '*.toml' -o -name '*.txt' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \) -print0 |
       LC_ALL=C sort -z | xargs -0 sha256sum
     echo "$root" "$venv" # scripts in it name both
     "$venv/bin/python" --version

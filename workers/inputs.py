@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import paddle
 
+from ops.modules import Tensor
 from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
 from workers.device import Device
 
@@ -25,20 +25,20 @@ from workers.device import Device
 class StepInputs:
     """The tensors, and how much of them this step uses. Attributes without `host_` are the device's."""
 
-    token_ids: paddle.Tensor
-    positions: paddle.Tensor
-    row_slots: paddle.Tensor
-    slot_mapping: paddle.Tensor
-    block_tables: paddle.Tensor
-    sequence_slots: paddle.Tensor
-    sequence_offsets: paddle.Tensor
-    sequence_starts: paddle.Tensor
-    context_lengths: paddle.Tensor
-    tile_slots: paddle.Tensor
-    tile_contexts: paddle.Tensor
-    tile_row_ids: paddle.Tensor
-    row_queries: paddle.Tensor
-    logit_row_ids: paddle.Tensor
+    token_ids: Tensor
+    positions: Tensor
+    row_slots: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    sequence_slots: Tensor
+    sequence_offsets: Tensor
+    sequence_starts: Tensor
+    context_lengths: Tensor
+    tile_slots: Tensor
+    tile_contexts: Tensor
+    tile_row_ids: Tensor
+    row_queries: Tensor
+    logit_row_ids: Tensor
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class StepInputs:
         """`num_rows` rounded up to a multiple of the op table's row_tile."""
         return -(-num_rows // self._row_tile) * self._row_tile
 
-    def tensors(self) -> Iterator[tuple[str, paddle.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor, by name."""
         return ((name, getattr(self, name)) for name in self._host)
 

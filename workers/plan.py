@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import paddle
-
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
@@ -46,12 +44,11 @@ class EagerPlan:
 
     def replay(self) -> Tensor | None:
         inputs = self._inputs
-        with paddle.no_grad():
-            hidden = self._model.hidden(self._ops, inputs, self._cache)
-            if not inputs.num_logit_rows:
-                return None
-            row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
-            return self._model.logits(self._ops, hidden, row_ids)
+        hidden = self._model.hidden(self._ops, inputs, self._cache)
+        if not inputs.num_logit_rows:
+            return None
+        row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
+        return self._model.logits(self._ops, hidden, row_ids)
 
 
 class TapePlan:

@@ -17,7 +17,7 @@ from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
 from engine.model_config import ModelConfig
 from workers import sampler
-from workers.device import Device
+from workers.device import make_device
 from workers.inputs import StepInputs
 from workers.kv_cache import map_kv_cache
 from workers.loader import Progress, load_model
@@ -66,8 +66,8 @@ class Runner:
         self._config = config
         self._model_config = model_config
         self._rank = rank
-        device = Device(config.device)
-        self._ops = device.table(config.ops, config.threads)
+        device = make_device(config.device, config.ops, config.threads)
+        self._ops = device.ops
         self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, device)
         self.inputs = StepInputs(
             device,

@@ -5,7 +5,7 @@ life: load the weights (LOADING, with progress), join the broadcast ring at its 
 record a turn, so that the control ring and SIGTERM are seen between two steps. What the scheduler's ring has no room for
 waits here, in order.
 
-Imports no Paddle at the top: the BLAS must be set before (`blas.py`), and the actor must beat while Paddle is loaded.
+Imports the runner late: what it needs (Paddle, with reference ops) takes a while, and the actor says so meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from engine.model_config import ModelConfig
 from engine.topology import SCHEDULER
 from shm.broadcast import BroadcastReader
 from shm.counters import State
-from workers.blas import configure_blas
 
 if TYPE_CHECKING:
     from workers.runner import Runner
@@ -61,8 +60,8 @@ class WorkerActor(Actor):
     # ---------------------------------------------------------------------------------------------------------- life
 
     def on_start(self) -> None:
-        self._tell_progress("starting Paddle")
         config = self.context.config
+        self._tell_progress("starting" if config.ops == "native" else "starting Paddle")
         self._runner = self._make_runner()
         path, version = self.context.weights_in_use()
         try:
@@ -149,7 +148,6 @@ class WorkerActor(Actor):
 
     def _make_runner(self) -> Runner:
         config = self.context.config
-        configure_blas(config.threads)
         from workers.runner import Runner
 
         self.context.row.beat(time.monotonic_ns())

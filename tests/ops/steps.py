@@ -7,8 +7,8 @@ import paddle
 
 from ops.modules import KvCache, LayerCache
 from ops.table import ROW_TILE
-from workers.device import Device
 from workers.inputs import StepInputs
+from workers.paddle_device import PaddleDevice
 
 MAX_SEQS = 24
 MAX_TOKENS = 256
@@ -19,7 +19,7 @@ class HandMadeStep:
     """`sequences`: (slot, start, count) each. Every slot has blocks of its own, scattered over the cache."""
 
     def __init__(self, sequences: list[tuple[int, int, int]], *, block_size: int = 16, row_tile: int = ROW_TILE) -> None:
-        self.device = Device("cpu")
+        self.device = PaddleDevice("cpu")
         self.inputs = StepInputs(self.device, MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size, row_tile)
         blocks_per_slot = self.inputs.host_block_tables.shape[1]
         self.num_blocks = MAX_SEQS * blocks_per_slot

@@ -8,8 +8,8 @@ import pytest
 from ops.modules import KvCache
 from ops.reference import TABLE
 from ops.table import ROW_TILE
-from workers.device import Device
 from workers.inputs import StepInputs
+from workers.paddle_device import PaddleDevice
 
 ENCODER_LENGTHS = [100, 0, 0, 0, 120, 140, 0]
 DECODER_LENGTHS = [0, 5, 0, 25, 64, 0, 128]
@@ -29,7 +29,7 @@ STEPS = {
 
 @pytest.fixture
 def inputs() -> StepInputs:
-    made = StepInputs(Device("cpu"), 7, 512, 512, BLOCK_SIZE)
+    made = StepInputs(PaddleDevice("cpu"), 7, 512, 512, BLOCK_SIZE)
     made.host_block_tables[:7] = BLOCK_TABLE
     return made
 

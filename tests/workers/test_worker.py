@@ -153,7 +153,7 @@ def test_start(engine: Engine) -> None:
     worker = engine.worker()
     assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
     texts = engine.progress()
-    assert texts[0] == "starting Paddle"
+    assert texts[0] == "starting"
     assert texts[-1].startswith("weights [####################] ")
     assert worker.context.counter("weights_version").value == 1
     assert worker.context.counter("weights_bytes").value > 0
