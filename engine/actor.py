@@ -14,6 +14,7 @@ Tests call `ActorLoop(actor).turn()` in one process on real rings.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import time
@@ -71,6 +72,7 @@ class Actor:
         self.context.row.set_state(State.LOADING)
         loop = ActorLoop(self)  # before the start: a peer that is started again meanwhile is a new one
         self.on_start()
+        gc.freeze()  # what the start made stays for good: no collection needs to look at it again
         self.context.announce_ready()
         while not self.context.is_stopping:
             if loop.turn() == 0:

@@ -14,7 +14,6 @@ import time
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine.errors import ControlError, StartError
 from engine.messages import Command, Control, Order, Reply, decode_control, encode
@@ -46,6 +45,8 @@ class ControlClient:
 
     async def ask_async(self, order: Order, timeout_s: float = DEFAULT_TIMEOUT_S) -> Reply:
         """`ask` for an asyncio program."""
+        import zmq.asyncio  # asyncio is much to load for the supervisor, which imports this module too
+
         self._require_life()
         command = Command(secrets.token_hex(8), order)
         socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)

@@ -5,7 +5,6 @@ Called once by `engine/launch.py`. Nothing is "auto" or missing afterwards.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 from pathlib import Path
@@ -167,7 +166,7 @@ def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> in
 def _device(asked: str, ops: str) -> str:
     """The device, for which a build of Paddle must be installed unless its ops are native."""
     if asked == "auto":
-        asked = "gpu" if _has_build("gpu") and Path("/dev/nvidiactl").exists() else "cpu"
+        asked = "gpu" if Path("/dev/nvidiactl").exists() and _has_build("gpu") else "cpu"
     is_native = asked == "cpu" and ops != "reference"
     if not is_native and not _has_build(asked):
         raise OptionError(
@@ -196,6 +195,8 @@ def _plan(asked: str, ops: str) -> str:
 
 
 def _has_build(device: str) -> bool:
+    import importlib.metadata  # much to load for a question that native ops do not ask
+
     for name in _DISTRIBUTIONS[device]:
         try:
             importlib.metadata.distribution(name)

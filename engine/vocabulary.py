@@ -11,15 +11,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import sentencepiece
 import tokenizers
 
 from engine.errors import CheckpointError, RequestError
 from engine.pieces import WORD_START, PieceRule, byte_of_piece, is_byte_level, rule_of
 from engine.tokenizer_settings import TokenizerSettings
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 Encode = Callable[[str, bool], list[int]]
 """(text, add the special tokens that belong around a prompt) -> token ids."""
@@ -124,8 +126,10 @@ def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
 
 def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Vocabulary:
     """Tokens that the checkpoint adds, and special ones, are cut out of a text first; sentencepiece encodes what is between."""
+    from sentencepiece import SentencePieceProcessor  # most models do without it
+
     try:
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        processor = SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     pieces: list[str | None] = [processor.IdToPiece(token_id) for token_id in range(processor.GetPieceSize())]
@@ -157,7 +161,7 @@ def _declared_special(settings: TokenizerSettings) -> set[str]:
     return {*settings.special_tokens.values(), *settings.more_special_tokens}
 
 
-def _sentencepiece_rule(processor: sentencepiece.SentencePieceProcessor) -> PieceRule:
+def _sentencepiece_rule(processor: SentencePieceProcessor) -> PieceRule:
     is_space_prepended = processor.DecodePieces([WORD_START + "a"]) == "a"  # then decoding takes it away again
     unknown = processor.IdToPiece(processor.unk_id())
 
@@ -175,7 +179,7 @@ def _sentencepiece_rule(processor: sentencepiece.SentencePieceProcessor) -> Piec
 
 
 def _sentencepiece_encode(
-    processor: sentencepiece.SentencePieceProcessor, added: dict[str, int], before: list[int], after: list[int]
+    processor: SentencePieceProcessor, added: dict[str, int], before: list[int], after: list[int]
 ) -> Encode:
     longest_first = sorted(added, key=len, reverse=True)
     splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
