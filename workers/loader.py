@@ -78,8 +78,6 @@ def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on
 
         return read
 
-    for embedding in weights.embeddings:
-        ops.pack(embedding, {"weight": reader(f"{embedding.name}.weight")}, store)
     for norm in weights.norms:
         ops.pack(norm, {"weight": reader(f"{norm.name}.weight")}, store)
     for head_norm in weights.head_norms:
@@ -88,6 +86,8 @@ def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on
     for linear in weights.linears:
         parts = ("weight", "bias") if linear.has_bias else ("weight",)
         ops.pack(linear, {part: reader(*(f"{name}.{part}" for name in linear.names)) for part in parts}, store)
+    for embedding in weights.embeddings:
+        ops.pack(embedding, {"weight": reader(f"{embedding.name}.weight")}, store)
     for rotary in weights.rotaries:
         tables = rotary_tables(rotary.rope, rotary.head_dim, num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
