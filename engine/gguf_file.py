@@ -127,7 +127,7 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise self._damaged(f"general.alignment is {alignment!r}")
-        data_begin = -(-self._position // alignment) * alignment
+        data_begin = self.data_begin = -(-self._position // alignment) * alignment
         tensors = {}
         for name, shape, kind, offset in entries:
             if kind not in BLOCKS:

@@ -14,6 +14,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 STEP_SECONDS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
@@ -39,6 +40,10 @@ def _finished(reason: str) -> Metric:
 
 def _responses(status: str) -> Metric:
     return Metric("http_responses_total", "counter", "responses", "HTTP responses by class.", (("status", status),))
+
+
+def _cache_loads(found: str) -> Metric:
+    return Metric("weight_cache_loads_total", "counter", "loads", "Loads by what the weight cache had.", (("found", found),))
 
 
 EVERY_ROLE = (
@@ -116,9 +121,10 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("worker_tokens_total", "counter", "tokens", "Tokens computed."),
         Metric("worker_busy_seconds_total", "counter", "seconds", "Time in steps."),
         Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests ran."),
-        Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use."),
+        Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use, as they are kept."),
         Metric("weights_version", "gauge", "version", "Version of the weights this rank holds; 0 while cleared."),
         Metric("weights_load_seconds", "gauge", "seconds", "Time the last load took."),
+        *(_cache_loads(found) for found in WEIGHT_CACHE_OUTCOMES),
     ),
 }
 

@@ -260,6 +260,7 @@ TABLE = OpTable(
     name="reference",
     row_tile=ROW_TILE,
     pack=pack,
+    layout=None,
     begin=begin,
     embedding=embedding,
     linear=linear,

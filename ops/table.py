@@ -61,6 +61,10 @@ class OpTable:
     # a HeadNorm; "cosines", "sines", "partners" of a Rotary
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
+    # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
+    # nothing in the store, and everything becomes float32
+    layout: Callable[[], str] | None
+
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
 

@@ -1,251 +1,208 @@
 """From a checkpoint directory to a model with its weights, or an error that names everything that is wrong with it.
 
-Called by the runner at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards)
-in either layout:
-
-- Hugging Face: linear weights [out, in], names `model.layers.0.self_attn.q_proj.weight`.
-- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj`
-  holds q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
-
-Quantized weights, and those of a GGUF file, become float32 when they are read (`workers/formats`).
-
-One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence
-is, in this order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers
-wrote.
+Called by the runner at start and at each reload. Weights are packed for the op table once and kept in the weight cache
+(`weight_cache.py`), from which later loads map them: those read no more of the checkpoint than its headers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from engine.errors import CheckpointError
-from engine.gguf_checkpoint import LINK_NAME
-from engine.gguf_file import GgufFile
 from engine.model_config import ModelConfig
-from ops.modules import Linear
+from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
 from ops.table import OpTable
-from ops.weights import Memory, Store
-from workers.formats.gguf import gguf_tensors
-from workers.formats.quantized import Tensor, dequantized
+from ops.weights import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
+from workers.checkpoint import Checkpoint
+from workers.formats.floats import joined
+from workers.formats.integers import side_by_side
+from workers.formats.tensor import Kept
 from workers.models import Model, declare_model
+from workers.packed_file import DamagedFileError, Layout
+from workers.precision import Precision, choose_formats
+from workers.random_weights import RandomWeights
 from workers.rotary import rotary_tables
-from workers.safetensors import SafetensorsFile
+from workers.weight_cache import WeightCache
 from workers.weights import Weights
 
+_LOG = logging.getLogger(__name__)
+_INTEGERS = ("int8", "int4")
+
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-Source = Callable[[str], np.ndarray]  # name -> float32 values, linear weights as [out, in]
-
-_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_")
-_MAX_LISTED = 20
-_RANDOM_SCALE = 0.02
+CacheOutcome = Literal["hit", "miss", "damaged", "off"]
 
 
-def load_model(
-    path: Path, config: ModelConfig, ops: OpTable, num_positions: int, on_progress: Progress, random_seed: int | None = None
-) -> tuple[Model, int]:
-    """The model of the checkpoint at `path`, which must have the shape of `config`, and the bytes of its weights. With
-    `random_seed`, nothing but the config is used and the weights are random. Raises CheckpointError."""
-    model, weights = declare_model(config)
-    if random_seed is not None:
-        source: Source = _random_source(weights, random_seed)
-    else:
-        source = Checkpoint(path, config, weights).read
-    return model, _fill(weights, source, ops, num_positions, on_progress, Memory())
+class Stored(Protocol):
+    """Where values come from: a checkpoint or chance. Names are those of Hugging Face."""
 
-
-def _fill(weights: Weights, source: Source, ops: OpTable, num_positions: int, on_progress: Progress, store: Store) -> int:
-    """Read and pack every module; the bytes (as float32) that were packed."""
-    total = 4 * sum(int(np.prod(shape)) for shape in weights.shapes().values())
-    done = 0
-
-    def reader(*names: str) -> Callable[[], np.ndarray]:
-        """Reads the tensors, one after another along the outputs."""
-
-        def read() -> np.ndarray:
-            nonlocal done
-            parts = [source(name) for name in names]
-            done += sum(part.size * 4 for part in parts)
-            on_progress(min(done, total), total)  # a tied embedding is read twice
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-        return read
-
-    for norm in weights.norms:
-        ops.pack(norm, {"weight": reader(f"{norm.name}.weight")}, store)
-    for head_norm in weights.head_norms:
-        heads = {"queries": head_norm.query_name, "keys": head_norm.key_name}
-        ops.pack(head_norm, {part: reader(f"{name}.weight") for part, name in heads.items()}, store)
-    for linear in weights.linears:
-        parts = ("weight", "bias") if linear.has_bias else ("weight",)
-        ops.pack(linear, {part: reader(*(f"{name}.{part}" for name in linear.names)) for part in parts}, store)
-    for embedding in weights.embeddings:
-        ops.pack(embedding, {"weight": reader(f"{embedding.name}.weight")}, store)
-    for rotary in weights.rotaries:
-        tables = rotary_tables(rotary.rope, rotary.head_dim, num_positions)
-        named = zip(("cosines", "sines", "partners"), tables, strict=True)
-        ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, store)
-    on_progress(total, total)
-    return done
-
-
-def _random_source(weights: Weights, seed: int) -> Source:
-    """Values that depend on the seed and the tensor's name alone."""
-    shapes = weights.shapes()
-    norms = {f"{norm.name}.weight" for norm in weights.norms}
-    norms |= {f"{name}.weight" for norm in weights.head_norms for name in (norm.query_name, norm.key_name)}
-
-    def read(name: str) -> np.ndarray:
-        if name in norms:
-            return np.ones(shapes[name], np.float32)
-        generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        return generator.standard_normal(shapes[name], np.float32) * np.float32(_RANDOM_SCALE)
-
-    return read
-
-
-# ------------------------------------------------------------------------------------------------------ checkpoints
+    def read_plain(self, name: str) -> np.ndarray: ...
+    def kept(self, name: str) -> Kept: ...
+    def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight: ...
+    def let_go(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A stored tensor, or some columns of a fused one."""
+class LoadedModel:
+    """`num_bytes`: of its weights as they are kept."""
 
-    tensor: Tensor
-    shape: tuple[int, ...]
-    columns: np.ndarray | None = None
-
-    def read(self) -> np.ndarray:
-        values = self.tensor.read()
-        return values if self.columns is None else values[..., self.columns]
+    model: Model
+    num_bytes: int
+    cache: CacheOutcome
 
 
-class Checkpoint:
-    """The files of a checkpoint, checked against what a model declared. `read` gives any declared tensor, [out, in]."""
-
-    def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
-        self._path = path
-        self._gguf = GgufFile(path / LINK_NAME) if (path / LINK_NAME).is_symlink() else None
-        self._files = [] if self._gguf else list(_open_files(path))
-        self._has_paddle_names = False
-        self._parts = dict(self._name_parts(config))
-        self._is_linear = {f"{name}.weight" for linear in weights.linears for name in linear.names}
-        self._is_linear -= {f"{embedding.name}.weight" for embedding in weights.embeddings}  # tied: stored as an embedding
-        self.is_paddle_layout = self._find_layout(config, weights.linears)
-        self._check(weights.shapes(), config)
-
-    def read(self, name: str) -> np.ndarray:
-        """The tensor with the Hugging Face name `name`, float32, linear weights as [out, in]."""
-        values = self._parts[name].read()
-        return values.T if self.is_paddle_layout and name in self._is_linear else values
-
-    def _name_parts(self, config: ModelConfig) -> Iterator[tuple[str, _Part]]:
-        """Stored tensors under their Hugging Face names, fused ones as their parts."""
-        for name, tensor in self._tensors(config).items():
-            plain_name = re.sub(r"^ernie\.", "model.", name)
-            self._has_paddle_names |= plain_name != name
-            fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
-            self._has_paddle_names |= bool(fused)
-            for part_name, columns in fused.items():
-                yield part_name, _Part(tensor, (*tensor.shape[:-1], len(columns)), columns)
-            if not fused:
-                yield plain_name, _Part(tensor, tensor.shape)
-
-    def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
-        """All tensors of all files, quantized ones dequantized when they are read."""
-        if self._gguf:
-            return gguf_tensors(self._gguf, config)
-        stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
-        if config.quantization is None:
-            return stored
-        try:
-            return dequantized(stored, config.quantization)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self._path}: {error}") from error
-
-    def _find_layout(self, config: ModelConfig, linears: list[Linear]) -> bool:
-        if config.quantization or self._gguf:
-            return False  # no quantized format has it
-        num_plain, num_transposed = 0, 0
-        for linear in linears:
-            for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
-                part = self._parts.get(f"{name}.weight")
-                if part is None or f"{name}.weight" not in self._is_linear or num_outputs == linear.num_inputs:
-                    continue
-                num_plain += part.shape == (num_outputs, linear.num_inputs)
-                num_transposed += part.shape == (linear.num_inputs, num_outputs)
-        if num_plain != num_transposed:
-            return num_transposed > num_plain
-        formats = {file.metadata.get("format") for file in self._files} & {"pd", "pt"}
-        if len(formats) == 1:
-            return formats == {"pd"}
-        return self._has_paddle_names or not config.is_transformers
-
-    def _check(self, shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> None:
-        problems = []
-        for name, shape in shapes.items():
-            is_transposed = self.is_paddle_layout and name in self._is_linear
-            expected = shape[::-1] if is_transposed else shape
-            part = self._parts.get(name)
-            if part is None:
-                problems.append(f"{name} {list(expected)} is missing")
-            elif part.shape != expected:
-                problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
-            elif not part.tensor.is_float:
-                problems.append(f"{name} is quantized, which config.json does not say")
-        tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        unexpected = [
-            name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)
-        ]
-        problems += [f"{name} {list(self._parts[name].shape)} is not expected" for name in sorted(unexpected)]
-        if problems:
-            listed = problems[:_MAX_LISTED]
-            if len(problems) > len(listed):
-                listed.append(f"and {len(problems) - len(listed)} more")
-            raise CheckpointError(
-                f"{self._path} does not hold the weights of the {config.architecture} model in its config.json: "
-                + "; ".join(listed)
-            )
-
-
-def _open_files(path: Path) -> Iterator[SafetensorsFile]:
-    index_path = path / "model.safetensors.index.json"
-    if index_path.is_file():
-        try:
-            names = sorted(set(json.loads(index_path.read_bytes())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index_path} cannot be read: {error!r}") from error
-        paths = [path / name for name in names]
+def load_model(
+    path: Path,
+    config: ModelConfig,
+    ops: OpTable,
+    num_positions: int,
+    on_progress: Progress,
+    *,
+    precision: Precision = Precision(),  # noqa: B008 - a frozen value
+    random_seed: int | None = None,
+    cache: WeightCache | None = None,
+) -> LoadedModel:
+    """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
+    is used and the weights are random. Raises CheckpointError."""
+    model, weights = declare_model(config)
+    outcome: CacheOutcome = "off"
+    if random_seed is not None:
+        is_narrow = precision != Precision() and ops.layout is not None
+        loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
+        loading.pack_into_memory()
     else:
-        paths = [path / "model.safetensors"]
-        if not paths[0].is_file():
-            paths = sorted(path.glob("*.safetensors"))
-    if not paths:
-        raise CheckpointError(f"{path} has no safetensors file; other formats are not read (--load-format dummy needs none)")
-    return map(SafetensorsFile, paths)
+        checkpoint = Checkpoint(path, config, weights)
+        loading = _Loading(weights, checkpoint, ops, precision, on_progress)
+        if cache is None or ops.layout is None:
+            loading.pack_into_memory()
+        else:
+            description = {"layout": ops.layout(), "checkpoint": checkpoint.identity(), "ranks": 1, "rank": 0}
+            outcome = loading.pack_with(cache, path.name, description | asdict(precision))
+    for rotary in weights.rotaries:
+        tables = rotary_tables(rotary.rope, rotary.head_dim, num_positions)
+        named = zip(("cosines", "sines", "partners"), tables, strict=True)
+        ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
+    return LoadedModel(model, loading.num_bytes, outcome)
 
 
-def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:
-    """The separate projections within a fused Paddle tensor of `width` columns: name -> its columns."""
-    match = re.fullmatch(r"(.*\.)(qkv_proj|up_gate_proj)\.(weight|bias)", name)
-    if match is None:
-        return {}
-    prefix, kind, suffix = match.groups()
-    columns = np.arange(width)
-    if kind == "up_gate_proj":
-        gate, up = np.array_split(columns, 2)
-        return {f"{prefix}gate_proj.{suffix}": gate, f"{prefix}up_proj.{suffix}": up}
-    heads, kv_heads = config.num_attention_heads, config.num_kv_heads
-    if heads == kv_heads and width % (3 * heads) == 0:
-        q, k, v = columns.reshape(heads, 3, -1).transpose(1, 0, 2).reshape(3, -1)
-    else:
-        keys = width * kv_heads // (heads + 2 * kv_heads)
-        q, k, v = np.split(columns, [width - 2 * keys, width - keys])
-    return {f"{prefix}{part}_proj.{suffix}": indexes for part, indexes in (("q", q), ("k", k), ("v", v))}
+class _Loading:
+    """One load: every module of `weights` with values of `stored`."""
+
+    def __init__(self, weights: Weights, stored: Stored, ops: OpTable, precision: Precision, on_progress: Progress) -> None:
+        self._weights = weights
+        self._stored = stored
+        self._ops = ops
+        self._precision = precision
+        self._on_progress = on_progress
+        self._modules: list[Module] = [*weights.embeddings, *weights.norms, *weights.head_norms, *weights.linears]
+        self._num_done = 0
+        self.num_bytes = 0
+
+    def pack_into_memory(self) -> None:
+        self._choose_formats()
+        self._pack(Memory(), self._sizes(Layout()))
+
+    def pack_with(self, cache: WeightCache, name: str, description: dict[str, Any]) -> CacheOutcome:
+        """Map the cache's file that `description` fits; where there is none, make it."""
+        key = hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
+        name = f"{name}-{key}"
+        outcome: CacheOutcome = "miss"
+        try:
+            file = cache.open(name)
+            if file is not None:
+                self._set_formats(file.description["formats"])
+                self._pack(file, self._sizes(Layout()))
+                return "hit"
+        except DamagedFileError as error:
+            _LOG.warning("packed weights %s in %s are made anew: %s", name, cache.directory, error)
+            outcome = "damaged"
+        self._choose_formats()
+        layout = Layout()
+        sizes = self._sizes(layout)
+        with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
+            if writer is not None:
+                self._pack(writer, sizes)
+        self._pack((writer and cache.written(name)) or Memory(), sizes)
+        return outcome
+
+    # ------------------------------------------------------------------------------------------------------ formats
+
+    def _choose_formats(self) -> None:
+        if self._ops.layout is None:
+            return  # the table makes everything float32
+        summary = choose_formats(self._weights, self._precision, self._stored.kept)
+        if summary:
+            _LOG.info("quantized weights: %s", summary)
+
+    def _formats(self) -> list[tuple[str, int, bool]]:
+        """Of every matrix; another load of the same file need not look for them."""
+        formats = [module.format for module in self._modules if isinstance(module, (Linear, Embedding))]
+        return [(format.kind, format.group_size, format.has_offsets) for format in formats]
+
+    def _set_formats(self, formats: list[tuple[Any, int, bool]]) -> None:
+        matrices = [module for module in self._modules if isinstance(module, (Linear, Embedding))]
+        for module, format in zip(matrices, formats, strict=True):
+            module.format = WeightFormat(*format)
+
+    # ------------------------------------------------------------------------------------------------------ packing
+
+    def _sizes(self, layout: Layout) -> list[int]:
+        """Bytes of each module as it will be kept; `layout` has them afterwards."""
+        if self._ops.layout is None:
+            sizes = [4 * _num_values(module) for module in self._modules]
+            self.num_bytes = sum(sizes)
+            return sizes
+        ends = []
+        for module in self._modules:
+            self._ops.pack(replace(module), self._sources(module), layout)
+            ends.append(layout.num_bytes)
+        self.num_bytes = layout.num_bytes
+        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def _pack(self, store: Store, sizes: list[int]) -> None:
+        for module, size in zip(self._modules, sizes, strict=True):
+            self._ops.pack(module, self._sources(module), store)
+            self._stored.let_go()
+            self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
+            self._on_progress(self._num_done, self.num_bytes)
+
+    def _sources(self, module: Module) -> Mapping[str, Source]:
+        match module:
+            case Linear():
+                parts = ("weight", "bias") if module.has_bias else ("weight",)
+                return {part: partial(self._values, module, [f"{name}.{part}" for name in module.names]) for part in parts}
+            case HeadNorm():
+                names = {"queries": module.query_name, "keys": module.key_name}
+                return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
+            case Embedding() | Norm():
+                return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
+            case _:
+                raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values(self, module: Module, names: list[str]) -> Values:
+        """The tensors of a checkpoint, one after another along the outputs."""
+        format = module.format if isinstance(module, (Linear, Embedding)) else WeightFormat("float32")
+        if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
+            return side_by_side([self._stored.read_integers(name, format) for name in names], format)
+        return joined([self._stored.read_plain(name) for name in names], format)
+
+
+def _num_values(module: Module) -> int:
+    match module:
+        case Linear():
+            return module.width * (module.num_inputs + module.has_bias)
+        case Embedding():
+            return module.num_rows * module.width
+        case HeadNorm():
+            return 2 * module.width
+        case Norm():
+            return module.width
+        case _:
+            raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -20,10 +20,12 @@ from workers import sampler
 from workers.device import make_device
 from workers.inputs import StepInputs
 from workers.kv_cache import map_kv_cache
-from workers.loader import Progress, load_model
+from workers.loader import CacheOutcome, Progress, load_model
 from workers.plan import Plan, make_plan
+from workers.precision import Precision
 from workers.sampler import Draw
 from workers.slots import Slots
+from workers.weight_cache import WeightCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class LoadedWeights:
     version: int
     num_bytes: int
     plan: Plan | None
+    cache: CacheOutcome = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Runner:
             self._ops.row_tile,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
+        cache_directory = config.weight_cache_dir
+        self._weight_cache = WeightCache(Path(cache_directory), config.weight_cache_limit) if cache_directory else None
         self.weights = LoadedWeights("", 0, 0, None)
 
     # ------------------------------------------------------------------------------------------------------ weights
@@ -94,10 +99,19 @@ class Runner:
             )
         is_random = self._config.load_format == "dummy"
         seed = self._config.seed + version - 1 if is_random else None
-        model, num_bytes = load_model(Path(path), found, self._ops, self._config.max_model_len, on_progress, seed)
+        loaded = load_model(
+            Path(path),
+            found,
+            self._ops,
+            self._config.max_model_len,
+            on_progress,
+            precision=Precision(self._config.dtype, self._config.quantization),
+            random_seed=seed,
+            cache=self._weight_cache,
+        )
         self._clear_dummy_block()
-        plan = make_plan(self._config.plan, model, self._ops, self.inputs, self._cache)
-        self.weights = LoadedWeights(path, version, num_bytes, plan)
+        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache)
+        self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache)
 
     def clear(self) -> None:
         """Let go of the weights."""

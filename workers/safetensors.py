@@ -21,6 +21,7 @@ import numpy as np
 
 from engine.errors import CheckpointError
 from engine.mapped_file import map_file
+from ops.weights import QuantizedWeight, WeightFormat
 
 _PREFIX_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
@@ -71,6 +72,16 @@ class StoredTensor:
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32, copy=False)
 
+    def read_plain(self) -> np.ndarray:
+        """The values as float32, float16 or the bits of bfloat16; a view of the mapping where they are stored so."""
+        return self.read() if self.dtype == "F64" else self.read_stored()
+
+    def kept(self) -> None:
+        """Plain numbers are of no quantized format."""
+
+    def read_integers(self, format: WeightFormat) -> QuantizedWeight:
+        raise AssertionError(f"{self.name} has dtype {self.dtype} and cannot be kept as {format}")
+
 
 class SafetensorsFile:
     """A mapped file. `tensors` by name, `metadata` as its writer left it."""
@@ -81,6 +92,7 @@ class SafetensorsFile:
         header, data_begin = self._header()
         metadata = header.pop("__metadata__", {})
         self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
+        self.data_begin = data_begin
         self.tensors = {name: self._entry(name, entry, data_begin) for name, entry in header.items()}
 
     def _header(self) -> tuple[dict[str, Any], int]:

@@ -29,6 +29,7 @@ from engine.messages import (
     WeightsChanged,
     decode,
 )
+from engine.metrics import WEIGHT_CACHE_OUTCOMES
 from engine.model_config import ModelConfig
 from engine.topology import SCHEDULER
 from shm.broadcast import BroadcastReader
@@ -56,6 +57,7 @@ class WorkerActor(Actor):
         self._weights_bytes = context.counter("weights_bytes")
         self._weights_version = context.counter("weights_version")
         self._load_seconds = context.counter("weights_load_seconds")
+        self._cache_loads = {found: context.counter("weight_cache_loads_total", found=found) for found in WEIGHT_CACHE_OUTCOMES}
 
     # ---------------------------------------------------------------------------------------------------------- life
 
@@ -170,6 +172,8 @@ class WorkerActor(Actor):
 
         self._runner.load(path, version, on_progress)
         self._load_seconds.set((time.monotonic_ns() - begin_ns) / 1e9)
+        if self._runner.weights.cache in self._cache_loads:
+            self._cache_loads[self._runner.weights.cache].add(1)
         self._show_weights()
 
     def _show_weights(self) -> None:

@@ -13,7 +13,8 @@ from engine.errors import CheckpointError
 from engine.model_config import ModelConfig
 from ops.reference import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
-from workers.loader import Checkpoint, load_model
+from workers.checkpoint import Checkpoint
+from workers.loader import load_model
 from workers.models import declare_model
 
 SQUARE = {**TINY, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": True}
@@ -177,7 +178,7 @@ class TestRefused:
 
 class TestRandomWeights:
     def load(self, path: Path, seed: int) -> np.ndarray:
-        model, _ = load_model(path, ModelConfig.read(path), TABLE, 16, lambda num_done, num_bytes: None, seed)
+        model = load_model(path, ModelConfig.read(path), TABLE, 16, lambda num_done, num_bytes: None, random_seed=seed).model
         weight: np.ndarray = model.layers[1].down.weight.numpy()
         assert (model.layers[0].input_norm.weight.numpy() == 1).all()
         return weight
@@ -194,9 +195,7 @@ def test_progress(tmp_path: Path) -> None:
     """Grows to its total, which is that of the weights."""
     write_checkpoint(tmp_path, {**TINY, "tie_word_embeddings": True})
     seen: list[tuple[int, int]] = []
-    _, num_bytes = load_model(
-        tmp_path, ModelConfig.read(tmp_path), TABLE, 16, lambda num_done, total: seen.append((num_done, total))
-    )
+    config = ModelConfig.read(tmp_path)
+    loaded = load_model(tmp_path, config, TABLE, 16, lambda num_done, total: seen.append((num_done, total)))
     assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
-    assert num_bytes >= seen[-1][1]
+    assert seen[-1][0] == seen[-1][1] == loaded.num_bytes

@@ -1,8 +1,8 @@
 """GGML's blocks of values as float32, the same numbers bit for bit as llama.cpp's reference code gives. Pure numpy.
 
-Used by `gguf.py`. A function takes blocks, uint8 [n, bytes of a block], and gives float32 [n, values of a block]. d (and m, a
-minimum) are float16 scales. Q4_K, Q5_K and Q6_K are superblocks of 256 values whose parts have scales of their own, 6 or 8 bits
-wide.
+Used by `gguf.py` and `block_integers.py`. A function takes blocks, uint8 [n, bytes of a block], and gives float32 [n, values of
+a block]. d (and m, a minimum) are float16 scales. Q4_K, Q5_K and Q6_K are superblocks of 256 values whose parts have scales of
+their own, 6 or 8 bits wide.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
     return values
 
 
-def _half(blocks: np.ndarray, begin: int) -> np.ndarray:
+def half(blocks: np.ndarray, begin: int) -> np.ndarray:
     """The float16 at `begin` of each block, [n, 1]."""
     return np.ascontiguousarray(blocks[:, begin : begin + 2]).view(np.float16).astype(np.float32)
 
 
-def _halves(packed: np.ndarray) -> np.ndarray:
+def halves(packed: np.ndarray) -> np.ndarray:
     """Low halves of all bytes, then high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
-def _fifth_bits(packed: np.ndarray) -> np.ndarray:
+def fifth_bits(packed: np.ndarray) -> np.ndarray:
     """32 bits of each block, as 16 at their place."""
     return np.unpackbits(packed, axis=-1, bitorder="little") << 4
 
@@ -45,56 +45,70 @@ def _f32(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
+    return blocks[:, 2:].view(np.int8).astype(np.float32) * half(blocks, 0)
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    return (_halves(blocks[:, 2:]).astype(np.float32) - 8) * _half(blocks, 0)
+    return (halves(blocks[:, 2:]).astype(np.float32) - 8) * half(blocks, 0)
 
 
 def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    return _halves(blocks[:, 4:]).astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
+    return halves(blocks[:, 4:]).astype(np.float32) * half(blocks, 0) + half(blocks, 2)
 
 
 def _q5_0(blocks: np.ndarray) -> np.ndarray:
-    values = _halves(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return (values.astype(np.float32) - 16) * _half(blocks, 0)
+    values = halves(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])
+    return (values.astype(np.float32) - 16) * half(blocks, 0)
 
 
 def _q5_1(blocks: np.ndarray) -> np.ndarray:
-    values = _halves(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return values.astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
+    values = halves(blocks[:, 8:]) | fifth_bits(blocks[:, 4:8])
+    return values.astype(np.float32) * half(blocks, 0) + half(blocks, 2)
 
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    return _with_minima(blocks, _halves(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+    return _with_minima(blocks, k_values(blocks, 4))
 
 
 def _q5_k(blocks: np.ndarray) -> np.ndarray:
-    """Bit i of byte j of the high bits belongs to value j of part i."""
+    return _with_minima(blocks, k_values(blocks, 5))
+
+
+def k_values(blocks: np.ndarray, num_bits: int) -> np.ndarray:
+    """[n, 8, 32]. Of 5 bits, bit i of byte j of the high bits belongs to value j of part i."""
+    low = halves(blocks[:, 16 if num_bits == 4 else 48 :].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    if num_bits == 4:
+        return low
     high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    low = _halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    return _with_minima(blocks, low | high << 4)
+    return low | high << 4
 
 
-def _with_minima(blocks: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """values [n, 8, 32] * d * scale - m * minimum; the 8 scales and 8 minima of 6 bits are packed in 12 bytes: 4 bytes with
-    scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the others, whose high bits are the upper two before."""
+def k_factors(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the 8 parts are multiplied by, and what is then subtracted, [n, 8] each: d * scale and m * minimum. The 8 scales and
+    8 minima of 6 bits are packed in 12 bytes: 4 bytes with scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the
+    others, whose high bits are the upper two before."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], axis=1)
-    factors = _half(blocks, 0) * scales.astype(np.float32)
-    offsets = _half(blocks, 2) * minima.astype(np.float32)
+    return half(blocks, 0) * scales.astype(np.float32), half(blocks, 2) * minima.astype(np.float32)
+
+
+def _with_minima(blocks: np.ndarray, values: np.ndarray) -> np.ndarray:
+    factors, offsets = k_factors(blocks)
     return (factors[:, :, None] * values.astype(np.float32) - offsets[:, :, None]).reshape(len(blocks), 256)
 
 
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """128 bytes of low halves, 64 of the upper two bits, 16 scales, d. In each half of the block, bytes 0 to 63 hold values 0
-    to 63 low and 64 to 127 high; the upper bits of value 32 i + j are bits 2 i of byte j."""
-    low = _halves(blocks[:, :128].reshape(-1, 2, 64))
+def q6_values(blocks: np.ndarray) -> np.ndarray:
+    """[n, 2, 128], 0 to 63. 128 bytes of low halves, 64 of the upper two bits, 16 scales, d. In each half of the block, bytes 0
+    to 63 hold values 0 to 63 low and 64 to 127 high; the upper bits of value 32 i + j are bits 2 i of byte j."""
+    low = halves(blocks[:, :128].reshape(-1, 2, 64))
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    values = (low | high.reshape(-1, 2, 128) << 4).astype(np.float32) - 32
-    factors = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return low | high.reshape(-1, 2, 128) << 4
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    values = q6_values(blocks).astype(np.float32) - 32
+    factors = half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     return (factors[:, :, None] * values.reshape(-1, 16, 16)).reshape(len(blocks), 256)
 
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.formats.module import DequantizedTensor, QuantizedModule
+from ops.weights import QuantizedWeight, WeightFormat
+from workers.formats.integers import in_format
+from workers.formats.module import DecodedTensor, QuantizedModule
 from workers.formats.packing import unpacked
+from workers.formats.tensor import Kept
 from workers.safetensors import FLOATS
 
 
-def gptq_weight(module: QuantizedModule) -> DequantizedTensor:
+def gptq_weight(module: QuantizedModule) -> DecodedTensor:
     scheme = module.scheme
-    per_word = 32 // scheme.num_bits
+    per_word, middle = 32 // scheme.num_bits, 1 << (scheme.num_bits - 1)
     words = module.matrix("qweight", ("I32",))
     num_inputs, num_outputs = words.shape[0] * per_word, words.shape[1]
     num_groups = -(-num_inputs // (scheme.block[1] or num_inputs))
@@ -27,16 +30,30 @@ def gptq_weight(module: QuantizedModule) -> DequantizedTensor:
     zeros = module.tensor("qzeros", ("I32",), (num_groups, num_outputs // per_word)) if has_zeros else None
     group_index = module.group_index("g_idx", num_inputs)
 
+    def read_zeros() -> np.ndarray:
+        """[out, groups]"""
+        if zeros is None:
+            return np.full(scales.shape[::-1], middle, np.float32)
+        stored = unpacked(zeros.read_stored(), scheme.num_bits)
+        points = (stored + np.uint8(scheme.zero_offset)) & np.uint8((1 << scheme.num_bits) - 1)
+        return points.astype(np.float32).T
+
     def read() -> np.ndarray:
         group = group_index()
         values = unpacked(words.read_stored().T, scheme.num_bits).astype(np.float32)
-        if zeros is None:
-            values -= np.float32(1 << (scheme.num_bits - 1))
-        else:
-            stored = unpacked(zeros.read_stored(), scheme.num_bits)
-            points = (stored + np.uint8(scheme.zero_offset)) & np.uint8((1 << scheme.num_bits) - 1)
-            values -= points.astype(np.float32).T[:, group]
+        values -= read_zeros()[:, group]
         values *= scales.read().T[:, group]
         return values
 
-    return DequantizedTensor((num_outputs, num_inputs), read)
+    def kept() -> Kept:
+        return module.kept(num_inputs, bool((read_zeros() != middle).any()), group_index())
+
+    def read_integers(format: WeightFormat) -> QuantizedWeight:
+        values, factors = unpacked(words.read_stored().T, scheme.num_bits), np.ascontiguousarray(scales.read().T)
+        zero = 0 if scheme.num_bits == 4 else middle  # of bytes with a sign
+        offsets = (read_zeros() - np.float32(zero)) * factors if format.has_offsets else None
+        stored = WeightFormat("int8" if zero else "int4", scheme.block[1], offsets is not None)
+        values = (values ^ np.uint8(middle)).view(np.int8) if zero else values
+        return in_format(QuantizedWeight(stored, values, factors, offsets), format)
+
+    return DecodedTensor((num_outputs, num_inputs), read, read, kept, read_integers)

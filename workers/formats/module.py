@@ -1,4 +1,4 @@
-"""A linear module of a quantized checkpoint: the tensors that are stored for it, and its weight as float32.
+"""A linear module of a quantized checkpoint: the tensors that are stored for it, and its weight as it is decoded.
 
 Used by the formats beside this file. Shapes are checked when a module is made known, values are read when they are asked for.
 """
@@ -12,15 +12,21 @@ import numpy as np
 
 from engine.errors import CheckpointError
 from engine.quantization_config import WeightScheme
+from ops.weights import QuantizedWeight, WeightFormat
+from workers.formats.integers import kept_format
+from workers.formats.tensor import Kept
 from workers.safetensors import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
-class DequantizedTensor:
-    """A weight [out, in] that is computed each time it is read."""
+class DecodedTensor:
+    """A weight [out, in] that is decoded each time it is read (see `Tensor`)."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    read_plain: Callable[[], np.ndarray]
+    kept: Callable[[], Kept]
+    read_integers: Callable[[WeightFormat], QuantizedWeight]
     is_float: bool = True
 
 
@@ -52,6 +58,13 @@ class QuantizedModule:
         if len(tensor.shape) != 2:
             raise self.error(f"{suffix} has shape {list(tensor.shape)}, expected two dimensions")
         return tensor
+
+    def kept(self, num_inputs: int, has_offsets: bool, group_index: np.ndarray) -> Kept:
+        """For integers in groups of inputs, `group_index` (of each input) tells which."""
+        size = self.scheme.block[1] or num_inputs
+        if (group_index != np.arange(num_inputs) // size).any():
+            return "groups are not in the order of the inputs"
+        return kept_format(self.scheme.num_bits, size, num_inputs, has_offsets) or f"groups of {size}"
 
     def group_index(self, suffix: str, num_inputs: int) -> Callable[[], np.ndarray]:
         """Reads the group of each input: of the tensor `suffix` where groups are reordered, else one after another."""

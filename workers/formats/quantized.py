@@ -7,33 +7,17 @@ that is stored quantized all the same is an error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
-
-import numpy as np
 
 from engine.errors import CheckpointError
 from engine.quantization_config import QuantizationConfig, Storage
 from workers.formats.awq import awq_weight
 from workers.formats.gptq import gptq_weight
-from workers.formats.module import DequantizedTensor, QuantizedModule
+from workers.formats.module import DecodedTensor, QuantizedModule
 from workers.formats.scaled import float_weight, int_weight, packed_weight
+from workers.formats.tensor import Tensor
 from workers.safetensors import StoredTensor
 
-
-class Tensor(Protocol):
-    """What the loader needs of a tensor, whatever it is stored as."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def is_float(self) -> bool: ...
-
-    @property
-    def read(self) -> Callable[[], np.ndarray]: ...
-
-
-_WEIGHTS: dict[Storage, Callable[[QuantizedModule], DequantizedTensor]] = {
+_WEIGHTS: dict[Storage, Callable[[QuantizedModule], DecodedTensor]] = {
     "awq": awq_weight,
     "gptq": gptq_weight,
     "packed": packed_weight,
@@ -48,7 +32,7 @@ _OF_ACTIVATIONS = (  # quantization of what is not quantized here
 )
 
 
-def dequantized(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dict[str, Tensor]:
+def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dict[str, Tensor]:
     """`tensors` with the weights of quantized modules [out, in] in place of what is stored for them. Raises CheckpointError."""
     by_module: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
@@ -81,6 +65,6 @@ def _without_empty_biases(tensors: dict[str, Tensor], config: QuantizationConfig
 
     def is_empty(name: str) -> bool:
         weight = tensors.get(f"{name.removesuffix('.bias')}.weight")
-        return name.endswith(".bias") and isinstance(weight, DequantizedTensor) and not tensors[name].read().any()
+        return name.endswith(".bias") and isinstance(weight, DecodedTensor) and not tensors[name].read().any()
 
     return {name: tensor for name, tensor in tensors.items() if not is_empty(name)}

@@ -16,56 +16,85 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ops.weights import QuantizedWeight, WeightFormat
 from workers.formats.float8 import e4m3
-from workers.formats.module import DequantizedTensor, QuantizedModule
+from workers.formats.integers import in_format
+from workers.formats.module import DecodedTensor, QuantizedModule
 from workers.formats.packing import unpacked
+from workers.formats.tensor import Kept
 from workers.safetensors import FLOATS, StoredTensor
 
 _Read = Callable[[], np.ndarray]
 
 
-def packed_weight(module: QuantizedModule) -> DequantizedTensor:
+def packed_weight(module: QuantizedModule) -> DecodedTensor:
     per_word = 32 // module.scheme.num_bits
     words = module.matrix("weight_packed", ("I32",))
     dense = module.tensor("weight_shape", ("I64", "I32"), (2,)).read_stored()
     num_outputs, num_inputs = (int(size) for size in dense)
     if words.shape != (num_outputs, -(-num_inputs // per_word)):
         raise module.error(f"weight_packed has shape {list(words.shape)}, which is not that of a weight {dense.tolist()}")
-    bias = 1 << (module.scheme.num_bits - 1)
+    middle = 1 << (module.scheme.num_bits - 1)
 
     def read() -> np.ndarray:
-        return unpacked(words.read_stored(), module.scheme.num_bits)[:, :num_inputs].astype(np.float32) - np.float32(bias)
+        return read_unsigned().astype(np.float32) - np.float32(middle)
 
-    return _scaled(module, (num_outputs, num_inputs), read)
+    def read_unsigned() -> np.ndarray:
+        return unpacked(words.read_stored(), module.scheme.num_bits)[:, :num_inputs]
+
+    def read_kept() -> np.ndarray:
+        values = read_unsigned()
+        return values if middle == 8 else (values ^ np.uint8(middle)).view(np.int8)
+
+    return _scaled(module, (num_outputs, num_inputs), read, read_kept)
 
 
-def int_weight(module: QuantizedModule) -> DequantizedTensor:
+def int_weight(module: QuantizedModule) -> DecodedTensor:
     weight = module.matrix("weight", ("I8",))
-    return _scaled(module, weight.shape, lambda: weight.read_stored().astype(np.float32))
+    return _scaled(module, weight.shape, lambda: weight.read_stored().astype(np.float32), weight.read_stored)
 
 
-def float_weight(module: QuantizedModule) -> DequantizedTensor:
+def float_weight(module: QuantizedModule) -> DecodedTensor:
     weight = module.matrix("weight", ("F8_E4M3",))
     return _scaled(module, weight.shape, lambda: e4m3(weight.read_stored()))
 
 
-def _scaled(module: QuantizedModule, shape: tuple[int, ...], read_values: _Read) -> DequantizedTensor:
+def _scaled(
+    module: QuantizedModule, shape: tuple[int, ...], read_values: _Read, read_kept: _Read | None = None
+) -> DecodedTensor:
+    """`read_kept` reads what `QuantizedWeight.values` holds; None: the values are no integers."""
     height, width = module.scheme.block[0] or shape[0], module.scheme.block[1] or shape[1]
     grid = (-(-shape[0] // height), -(-shape[1] // width))
     name = "weight_scale_inv" if "weight_scale_inv" in module.tensors else "weight_scale"
     scales = module.tensor(name, FLOATS, *_grid_shapes(grid))
     read_zeros = _zero_points(module, grid) if module.scheme.has_zero_points else None
     group_index = module.group_index("weight_g_idx", shape[1])
+    rows = np.arange(shape[0]) // height
 
     def read() -> np.ndarray:
-        rows, columns = np.arange(shape[0]) // height, group_index()
+        columns = group_index()
         values = read_values()
         if read_zeros:
             values -= _spread(read_zeros(), rows, columns)
         values *= _spread(scales.read().reshape(grid), rows, columns)
         return values
 
-    return DequantizedTensor(shape, read)
+    def kept() -> Kept:
+        if read_kept is None:
+            return "8-bit floats"
+        return module.kept(shape[1], read_zeros is not None and bool(read_zeros().any()), group_index())
+
+    def read_integers(format: WeightFormat) -> QuantizedWeight:
+        assert read_kept is not None, "8-bit floats are no integers"
+        factors = scales.read().reshape(grid)[rows]
+        kind = "int4" if module.scheme.num_bits == 4 else "int8"
+        offsets = None
+        if read_zeros and format.has_offsets:
+            offsets = (read_zeros()[rows] + np.float32(8 if kind == "int4" else 0)) * factors
+        stored = WeightFormat(kind, module.scheme.block[1], offsets is not None)  # type: ignore[arg-type]
+        return in_format(QuantizedWeight(stored, read_kept(), factors, offsets), format)
+
+    return DecodedTensor(shape, read, read, kept, read_integers)
 
 
 def _grid_shapes(grid: tuple[int, int]) -> list[tuple[int, ...]]:

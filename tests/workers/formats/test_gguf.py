@@ -18,7 +18,7 @@ from tests.workers.checkpoints import TINY, drawn_tensors, write_config, write_s
 from tests.workers.formats.quantizers import DEMO
 from tests.workers.formats.test_blocks import random_blocks
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
-from workers.loader import Checkpoint
+from workers.checkpoint import Checkpoint
 from workers.models import declare_model
 
 

@@ -30,8 +30,8 @@ from tests.workers.formats.quantizers import (
     write_tensors,
 )
 from tests.workers.serving import Sample, Serving, make_runner
+from workers.checkpoint import Checkpoint
 from workers.formats.float8 import e4m3
-from workers.loader import Checkpoint
 from workers.models import declare_model
 from workers.safetensors import SafetensorsFile
 

@@ -1,0 +1,58 @@
+// Pieces of PIECE bytes are hashed by themselves, then their hashes in order. Within a piece eight lanes take every eighth word
+// each, by the round of XXH64 (Collet): lane = rotate(lane + word * P2) * P1.
+#include "checksum.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tokamak::cpu {
+namespace {
+
+using u64 = std::uint64_t;
+
+constexpr i64 PIECE = 1 << 20;
+constexpr int LANES = 8;
+constexpr u64 P1 = 0x9E3779B185EBCA87, P2 = 0xC2B2AE3D27D4EB4F, P3 = 0x165667B19E3779F9;
+
+u64 rotate(u64 value, int count) { return value << count | value >> (64 - count); }
+u64 mix(u64 lane, u64 word) { return rotate(lane + word * P2, 31) * P1; }
+
+u64 avalanche(u64 hash) {
+    hash = (hash ^ hash >> 33) * P2;
+    hash = (hash ^ hash >> 29) * P3;
+    return hash ^ hash >> 32;
+}
+
+u64 hash_piece(const unsigned char *bytes, i64 num_bytes) {
+    constexpr i64 BLOCK = LANES * sizeof(u64);
+    u64 lanes[LANES];
+    for (int lane = 0; lane < LANES; ++lane) lanes[lane] = P3 * (lane + 1);
+    u64 words[LANES];
+    i64 begin = 0;
+    for (; begin + BLOCK <= num_bytes; begin += BLOCK) {
+        std::memcpy(words, bytes + begin, BLOCK);
+        for (int lane = 0; lane < LANES; ++lane) lanes[lane] = mix(lanes[lane], words[lane]);
+    }
+    if (begin < num_bytes) {
+        std::memset(words, 0, BLOCK);
+        std::memcpy(words, bytes + begin, num_bytes - begin);
+        for (int lane = 0; lane < LANES; ++lane) lanes[lane] = mix(lanes[lane], words[lane]);
+    }
+    u64 hash = static_cast<u64>(num_bytes);
+    for (const u64 lane : lanes) hash = mix(hash, avalanche(lane));
+    return avalanche(hash);
+}
+
+}  // namespace
+
+u64 checksum(Engine &engine, const unsigned char *bytes, i64 num_bytes) {
+    const i64 num_pieces = (num_bytes + PIECE - 1) / PIECE;
+    std::vector<u64> hashes(num_pieces);
+    engine.pool().run(num_pieces, [&](i64 piece, int) {
+        const i64 begin = piece * PIECE;
+        hashes[piece] = hash_piece(bytes + begin, std::min(PIECE, num_bytes - begin));
+    });
+    return hash_piece(reinterpret_cast<const unsigned char *>(hashes.data()), num_pieces * sizeof(u64));
+}
+
+}  // namespace tokamak::cpu

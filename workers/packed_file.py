@@ -1,0 +1,137 @@
+"""A file of packed weights: written in place while modules are packed, checked as a whole when it is opened, then mapped
+read-only, so that everyone who serves the same weights shares its pages.
+
+Used by `weight_cache.py`, which knows where such files lie and for how long.
+
+    0       8         12        16           24            32              40
+    +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
+    | magic | version | 0: u32  | file bytes | index bytes | its checksum  | index JSON | pad | arrays, at cache lines |
+    +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
+    {"description": ..., "checksum": of everything from the first array on, "arrays": {name: [dtype, shape, offset]}}
+
+Numbers are u64 of this machine but for the version (u32). The first bytes are written last: a file without them is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ops import _cpu
+from ops.weights import ALIGNMENT, Fill
+
+_MAGIC = b"TKPACKED"
+_VERSION = 1
+_HEAD = struct.Struct("=8sIIQQQ")
+_PAGE = mmap.PAGESIZE
+_ZERO = "0" * 16
+
+
+class DamagedFileError(Exception):
+    """A file of packed weights that cannot be used; says why."""
+
+
+class Layout:
+    """A store that fills nothing: what is to be kept, and where in a file it comes."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name: dtype, shape, offset from the first array
+        self.num_bytes = 0
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        assert name not in self.arrays, f"{name} is kept twice"
+        self.arrays[name] = (dtype.str, shape, self.num_bytes)
+        num_bytes = int(np.prod(shape)) * dtype.itemsize
+        self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        return np.empty(shape, dtype)  # never touched
+
+
+class FileWriter:
+    """A store that fills the arrays of `layout` in a new file; whoever opened `descriptor` closes it. Raises OSError where
+    there is no room."""
+
+    def __init__(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> None:
+        self._layout = layout
+        self._description = description
+        self._begin = -(-(_HEAD.size + len(self._index(_ZERO))) // _PAGE) * _PAGE
+        self.num_bytes = self._begin + layout.num_bytes
+        os.ftruncate(descriptor, 0)
+        os.posix_fallocate(descriptor, 0, self.num_bytes)  # an error now, not SIGBUS later
+        self._memory = mmap.mmap(descriptor, self.num_bytes)
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        kept, expected, offset = self._layout.arrays[name]
+        assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
+        array = _array(self._memory, kept, shape, self._begin + offset)
+        fill(array)
+        return array
+
+    def finish(self) -> None:
+        """Make the file valid."""
+        index = self._index(f"{_checksum(self._memory, self._begin):016x}")
+        self._memory[_HEAD.size : _HEAD.size + len(index)] = index
+        index_checksum = _checksum(self._memory, _HEAD.size, len(index))
+        self._memory[: _HEAD.size] = _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), index_checksum)
+
+    def _index(self, checksum: str) -> bytes:
+        content = {"description": self._description, "checksum": checksum, "arrays": self._layout.arrays}
+        return json.dumps(content).encode()
+
+
+class PackedFile:
+    """A store of a file that is complete: nothing is filled. While arrays of it live the file is locked (shared), which says
+    that it is in use. Raises DamagedFileError, and OSError where it cannot be opened."""
+
+    def __init__(self, path: Path, is_checked: bool = True) -> None:
+        """`is_checked`: whether all of it is read and compared with its checksum."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            size = os.fstat(descriptor).st_size
+            if size < _HEAD.size:
+                raise DamagedFileError(f"it has {size} bytes, too few for its head")
+            self._memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)  # keeps the descriptor, and with it the lock
+        finally:
+            os.close(descriptor)
+        self.num_bytes = size
+        index = self._index()
+        self.description: dict[str, Any] = index["description"]
+        self._arrays: dict[str, list[Any]] = index["arrays"]
+        if is_checked:
+            self._memory.madvise(mmap.MADV_WILLNEED)
+            if _checksum(self._memory, self._begin) != int(index["checksum"], 16):
+                raise DamagedFileError("its contents do not have the checksum they were written with")
+
+    def _index(self) -> dict[str, Any]:
+        magic, version, _, size, index_bytes, checksum = _HEAD.unpack_from(self._memory)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise DamagedFileError("it does not begin as such a file does")
+        if size != self.num_bytes or index_bytes > size - _HEAD.size:
+            raise DamagedFileError(f"it has {self.num_bytes} bytes, {size} were written")
+        if _checksum(self._memory, _HEAD.size, index_bytes) != checksum:
+            raise DamagedFileError("its index does not have the checksum it was written with")
+        self._begin = -(-(_HEAD.size + index_bytes) // _PAGE) * _PAGE
+        index: dict[str, Any] = json.loads(self._memory[_HEAD.size : _HEAD.size + index_bytes])
+        return index
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        kept, expected, offset = self._arrays.get(name, ("", [], 0))
+        if (kept, tuple(expected)) != (dtype.str, shape):
+            raise DamagedFileError(f"{name} should be {dtype.str} {list(shape)}, it holds {kept} {expected}")
+        return _array(self._memory, kept, shape, self._begin + offset)
+
+
+def _array(memory: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
+    return np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
+
+
+def _checksum(memory: mmap.mmap, begin: int, num_bytes: int = -1) -> int:
+    values = np.frombuffer(memory, np.uint8, num_bytes, begin)
+    return _cpu.checksum(values.ctypes.data, len(values))
