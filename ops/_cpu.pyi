@@ -9,8 +9,21 @@ MAX_GROUP: int  # query heads of a kv head
 
 class Op: ...
 
-def embedding(y: int, weight: int, token_ids: int, width: int, rows: int, count: int) -> Op: ...
-def linear(y: int, x: int, weight: int, bias: int, num_inputs: int, num_outputs: int, rows: int, count: int) -> Op: ...
+def embedding(y: int, weight: int, token_ids: int, width: int, kind: int, is_in_panels: bool, rows: int, count: int) -> Op: ...
+def linear(
+    y: int,
+    x: int,
+    kind: int,  # of the weight, as in ops.cpu.packing
+    weight: int,
+    scales: int,
+    offsets: int,
+    bias: int,
+    num_inputs: int,
+    num_outputs: int,
+    group_size: int,
+    rows: int,
+    count: int,
+) -> Op: ...
 def rms_norm(
     y: int, total: int, x: int, residual: int, weight: int, epsilon: float, width: int, rows: int, count: int
 ) -> Op: ...
@@ -63,7 +76,26 @@ def attention(
 ) -> Op: ...
 def activate_and_multiply(y: int, x: int, activation: int, width: int, rows: int, count: int) -> Op: ...
 def run(op: Op) -> None: ...
-def pack(packed: int, weight: int, output_stride: int, input_stride: int, num_inputs: int, num_outputs: int) -> None: ...
+def pack_panels(
+    packed: int,
+    kind: int,  # float32 or bfloat16
+    weight: int,
+    is_bfloat16: bool,  # what `weight` holds; else float32. Strides are counted in numbers
+    output_stride: int,
+    input_stride: int,
+    num_outputs: int,
+    num_inputs: int,
+) -> None: ...
+def pack_rows(
+    packed: int,
+    kind: int,
+    weight: int,
+    is_bfloat16: bool,
+    row_stride: int,
+    column_stride: int,
+    num_rows: int,
+    num_columns: int,
+) -> None: ...
 def checksum(address: int, num_bytes: int) -> int: ...  # 64 bits, in parallel; the same for any number of threads
 def set_num_threads(count: int) -> None: ...  # of every op from now on, the caller's included
 def num_threads() -> int: ...

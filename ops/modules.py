@@ -44,6 +44,7 @@ class Embedding:
     num_rows: int
     width: int
     format: WeightFormat = FLOAT32
+    tied: Linear | None = None  # the same numbers, as the weight of a head: a backend may keep one copy. Packed first
     weight: Tensor = None
 
 

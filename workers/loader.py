@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -101,7 +101,7 @@ class _Loading:
         self._ops = ops
         self._precision = precision
         self._on_progress = on_progress
-        self._modules: list[Module] = [*weights.embeddings, *weights.norms, *weights.head_norms, *weights.linears]
+        self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
         self._num_done = 0
         self.num_bytes = 0
 
@@ -161,7 +161,7 @@ class _Loading:
             return sizes
         ends = []
         for module in self._modules:
-            self._ops.pack(replace(module), self._sources(module), layout)
+            self._ops.pack(module, self._sources(module), layout)
             ends.append(layout.num_bytes)
         self.num_bytes = layout.num_bytes
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from engine.errors import CheckpointError
 from ops import _cpu
 from ops.cpu.array import Array, array_of
 from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
-from ops.weights import Source, Store, float32
+from ops.weights import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
 
@@ -28,7 +29,7 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Linear():
             _pack_linear(module, sources, store)
         case Embedding():
-            module.weight = _kept(module.name, sources["weight"], (module.num_rows, module.width), store)
+            _pack_embedding(module, sources["weight"], store)
         case Norm():
             module.weight = _kept(module.name, sources["weight"], (module.width,), store)
         case HeadNorm():
@@ -68,21 +69,71 @@ def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Ar
     return array_of(store.keep(name, shape, _FLOAT, fill))
 
 
+# ---------------------------------------------------------------------------------------------------------- matrices
+
+WEIGHT_KINDS = ("float32", "bfloat16", "int8", "int4")  # as `WeightKind` in native/kernels.h
+_DTYPES = {"float32": _FLOAT, "bfloat16": np.dtype(np.uint16)}
+_SIDE = {"float32": 1, "bfloat16": 2}  # inputs side by side in a line
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix as the native ops read it: panels of PANEL outputs, or rows one after another."""
+
+    kind: int  # index in WEIGHT_KINDS
+    values: Array
+    scales: Array | None = None  # float32 [panels][groups][PANEL] of integers
+    offsets: Array | None = None
+    group_size: int = 0
+    is_in_panels: bool = True
+
+
+def _floats(values: Values) -> np.ndarray:
+    """[rows, columns] float32 or the bits of bfloat16, with any strides."""
+    numbers = values if isinstance(values, np.ndarray) and values.dtype == np.uint16 else float32(values)
+    return numbers if numbers.flags.aligned else numbers.copy()
+
+
+def _fill_floats(packed: np.ndarray, kind: str, values: Values, is_in_panels: bool) -> None:
+    numbers = _floats(values)
+    rows, columns = numbers.shape
+    row_stride, column_stride = (stride // numbers.itemsize for stride in numbers.strides)
+    fill = _cpu.pack_panels if is_in_panels else _cpu.pack_rows
+    is_bfloat16 = numbers.dtype == np.uint16
+    number = WEIGHT_KINDS.index(kind)
+    fill(packed.ctypes.data, number, numbers.ctypes.data, is_bfloat16, row_stride, column_stride, rows, columns)
+
+
+def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
+    """A tied embedding reads the panels of the linear that it shares its weight with, which is packed before it."""
+    if module.tied is not None:
+        module.weight = module.tied.weight
+        return
+    kind = module.format.kind
+    shape = (module.num_rows, module.width)
+    rows = store.keep(module.name, shape, _DTYPES[kind], lambda kept: _fill_floats(kept, kind, source(), False))
+    module.weight = PackedWeight(WEIGHT_KINDS.index(kind), array_of(rows), is_in_panels=False)
+
+
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
-    """[out, in] -> [ceil(out / PANEL), in, PANEL], the outputs padded with zeros."""
-    num_outputs, num_inputs = module.width, module.num_inputs
-    num_panels = -(-num_outputs // _cpu.PANEL)
-
-    def fill_weight(packed: np.ndarray) -> None:
-        weight = float32(sources["weight"]())
-        output_stride, input_stride = (stride // 4 for stride in weight.strides)
-        _cpu.pack(packed.ctypes.data, weight.ctypes.data, output_stride, input_stride, num_inputs, num_outputs)
-
-    def fill_bias(kept: np.ndarray) -> None:
-        kept[:num_outputs] = float32(sources["bias"]())
-        kept[num_outputs:] = 0
-
-    module.weight = array_of(store.keep(f"{module.name}.weight", (num_panels * num_inputs * _cpu.PANEL,), _FLOAT, fill_weight))
+    num_panels = -(-module.width // _cpu.PANEL)
+    module.weight = _packed_floats(module, sources["weight"], store, num_panels)
     module.bias = None
     if module.has_bias:
+
+        def fill_bias(kept: np.ndarray) -> None:
+            kept[: module.width] = float32(sources["bias"]())
+            kept[module.width :] = 0
+
         module.bias = array_of(store.keep(f"{module.name}.bias", (num_panels * _cpu.PANEL,), _FLOAT, fill_bias))
+
+
+def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:
+    """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
+    kind = module.format.kind if module.format.kind in _SIDE else "float32"  # integers come next
+    side = _SIDE[kind]
+    size = num_panels * -(-module.num_inputs // side) * _cpu.PANEL * side
+    values = store.keep(
+        f"{module.name}.weight", (size,), _DTYPES[kind], lambda packed: _fill_floats(packed, kind, source(), True)
+    )
+    return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))

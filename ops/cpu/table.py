@@ -12,7 +12,7 @@ from typing import Any
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
-from ops.cpu.packing import layout, pack
+from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable
 
@@ -46,16 +46,31 @@ class CpuOps:
         return self._gather(module.weight, inputs.token_ids, module.width, self._rows(inputs))
 
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
-        return self._gather(x, row_ids, x.shape[1], rows_of(row_ids))
+        table = PackedWeight(WEIGHT_KINDS.index("float32"), x, is_in_panels=False)
+        return self._gather(table, row_ids, x.shape[1], rows_of(row_ids))
 
-    def _gather(self, table: Tensor, row_ids: Tensor, width: int, rows: Rows) -> Array:
+    def _gather(self, table: PackedWeight, row_ids: Tensor, width: int, rows: Rows) -> Array:
         y = self._executor.allocate(rows, width)
-        self._executor.emit(_cpu.embedding, y, table, row_ids, width, rows=rows)
+        self._executor.emit(_cpu.embedding, y, table.values, row_ids, width, table.kind, table.is_in_panels, rows=rows)
         return y
 
     def linear(self, x: Tensor, module: Linear) -> Array:
         y = self._executor.allocate(rows_of(x), module.width)
-        self._executor.emit(_cpu.linear, y, x, module.weight, module.bias, module.num_inputs, module.width, rows=y.rows)
+        weight: PackedWeight = module.weight
+        self._executor.emit(
+            _cpu.linear,
+            y,
+            x,
+            weight.kind,
+            weight.values,
+            weight.scales,
+            weight.offsets,
+            module.bias,
+            module.num_inputs,
+            module.width,
+            weight.group_size,
+            rows=y.rows,
+        )
         return y
 
     def rms_norm(self, x: Tensor, module: Norm) -> Array:

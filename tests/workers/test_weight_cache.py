@@ -19,6 +19,7 @@ import pytest
 
 from engine.messages import SamplingParams
 from engine.model_config import ModelConfig
+from ops.cpu.packing import PackedWeight
 from ops.cpu.table import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, make_runner
@@ -53,7 +54,7 @@ def weights_of(loaded: LoadedModel) -> list[bytes]:
 
 
 def _bytes(weight: Any) -> bytes:
-    parts = weight if isinstance(weight, tuple) else [weight]
+    parts = (weight.values, weight.scales, weight.offsets) if isinstance(weight, PackedWeight) else (weight,)
     return b"".join(part.owner.tobytes() for part in parts if part is not None)
 
 
@@ -107,7 +108,7 @@ class TestHit:
     def test_mapped_and_read_only(self, model: Path, directory: Path) -> None:
         loaded = load(model, directory)
         weight: Any = loaded.model.head.weight
-        assert not weight.owner.flags.writeable
+        assert not weight.values.owner.flags.writeable
         assert str(directory) in Path("/proc/self/maps").read_text()
 
     def test_pages_of_the_checkpoint_are_let_go(self, model: Path, directory: Path) -> None:

@@ -50,6 +50,8 @@ class Llama:
         self.norm = weights.norm("model.norm", config.hidden_size, config.rms_norm_eps)
         head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
         self.head = weights.linear([head], config.hidden_size, [config.vocab_size])
+        if config.tie_word_embeddings:
+            self.embedding.tied = self.head
         self.rotary = weights.rotary(config.rope, config.head_dim)
 
     def hidden(self, k: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:

@@ -16,18 +16,32 @@ namespace tokamak::cpu {
 using i32 = std::int32_t;
 using i64 = std::int64_t;
 
-constexpr i64 PANEL = 16;      // outputs that packed weights hold side by side: [ceil(outputs / PANEL)][inputs][PANEL]
+constexpr i64 PANEL = 16;  // outputs that packed weights hold side by side
+constexpr i64 LINE = 64;   // bytes of what a panel has of one input (float32), two (bfloat16), four (int8) or eight (int4)
 constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the second cache
 constexpr i64 KEY_SPLIT = 64;  // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
 
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, COUNT };
 
+enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // as WEIGHT_KINDS in ops/cpu/packing.py
+
 struct LinearShape {
-    float *y;           // [rows, outputs]
-    const float *x;     // [rows, inputs]
-    const float *weight;  // packed
-    const float *bias;  // [outputs, filled up to whole panels] or null
+    float *y;            // [rows, outputs]
+    const float *x;      // [rows, inputs]
+    void *prepared;      // [rows, prepared_bytes]: what `prepare` makes of x
+    const void *weight;  // packed: panels of lines
+    const float *scales, *offsets;  // [panels][groups][PANEL] of integers; no offsets: null
+    const float *bias;   // [outputs, filled up to whole panels] or null
     i64 inputs, outputs;
+    i64 group_size;      // inputs of a scale, 0: all
+};
+
+// y = x W + b for one kind of weights.
+struct LinearKernels {
+    // bytes of a row as `linear` reads it; 0: it reads x itself, and `prepare` is not called
+    i64 (*prepared_bytes)(const LinearShape &shape);
+    void (*prepare)(const LinearShape &shape, i64 row_begin, i64 row_end);
+    void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
 };
 
 struct RotationShape {
@@ -59,11 +73,7 @@ constexpr i64 VALUE_BLOCK = 8;  // vectors of values that are added up in regist
 struct Kernels {
     const char *name;
     i64 lanes;      // floats of a vector; padded_dim is a multiple of it
-    i64 tile_rows;  // rows of the largest linear micro-kernel
-    // [outputs, inputs] with any strides (in floats) -> panels [panel_begin, panel_end), zero where there is no output
-    void (*pack)(float *packed, const float *weight, i64 output_stride, i64 input_stride, i64 inputs, i64 outputs,
-                 i64 panel_begin, i64 panel_end);
-    void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
+    LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
                      i64 width, i64 row_begin, i64 row_end);

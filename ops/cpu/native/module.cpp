@@ -1,4 +1,4 @@
-// ops._cpu: the float32 ops of a step on this machine's cores. Python gives addresses (ops/cpu/table.py knows what lies there);
+// ops._cpu: the ops of a step on this machine's cores. Python gives addresses (ops/cpu/table.py knows what lies there);
 // everything is run without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -6,6 +6,7 @@
 
 #include "checksum.h"
 #include "ops.h"
+#include "packing.h"
 
 namespace nb = nanobind;
 
@@ -20,12 +21,17 @@ Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
 
 void bind_ops(nb::module_ &module) {
     nb::class_<Op>(module, "Op");
-    module.def("embedding", [](Address y, Address weight, Address token_ids, i64 width, Address rows, i64 count) {
-        return Op{Embed{floats(y), floats(weight), ints(token_ids), width, rows_of(rows, count)}};
+    module.def("embedding", [](Address y, Address weight, Address token_ids, i64 width, i32 kind, bool is_in_panels,
+                               Address rows, i64 count) {
+        return Op{Embed{floats(y), floats(weight), ints(token_ids), width, static_cast<WeightKind>(kind), is_in_panels,
+                        rows_of(rows, count)}};
     });
-    module.def("linear", [](Address y, Address x, Address weight, Address bias, i64 inputs, i64 outputs, Address rows,
-                            i64 count) {
-        return Op{LinearOp{{floats(y), floats(x), floats(weight), floats(bias), inputs, outputs}, rows_of(rows, count)}};
+    module.def("linear", [](Address y, Address x, i32 kind, Address weight, Address scales, Address offsets, Address bias,
+                            i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {
+        return Op{LinearOp{static_cast<WeightKind>(kind),
+                           {floats(y), floats(x), nullptr, floats(weight), floats(scales), floats(offsets), floats(bias),
+                            inputs, outputs, group_size},
+                           rows_of(rows, count)}};
     });
     module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
                               Address rows, i64 count) {
@@ -70,12 +76,27 @@ void bind_engine(nb::module_ &module) {
     });
     module.def("variant", [] { return std::string(Engine::get().kernels().name); });
     module.def("select", [](const std::string &name) { return Engine::get().select(name.c_str()); });
-    module.def("pack", [](Address packed, Address weight, i64 output_stride, i64 input_stride, i64 inputs, i64 outputs) {
-        Engine &engine = Engine::get();
-        const i64 panels = (outputs + PANEL - 1) / PANEL, num_tasks = (panels + 15) / 16;
-        engine.pool().run(num_tasks, [&](i64 task, int) {
-            engine.kernels().pack(floats(packed), floats(weight), output_stride, input_stride, inputs, outputs,
-                                  panels * task / num_tasks, panels * (task + 1) / num_tasks);
+}
+
+void bind_packing(nb::module_ &module) {
+    const auto in_parallel = [](i64 count, i64 at_once, auto function) {
+        const i64 num_tasks = (count + at_once - 1) / at_once;
+        Engine::get().pool().run(num_tasks, [&](i64 task, int) {
+            function(count * task / num_tasks, count * (task + 1) / num_tasks);
+        });
+    };
+    module.def("pack_panels", [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
+                                            i64 input_stride, i64 outputs, i64 inputs) {
+        const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
+        in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
+            pack_panels(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
+        });
+    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("pack_rows", [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 row_stride,
+                                          i64 column_stride, i64 rows, i64 columns) {
+        const Matrix matrix{floats(weight), is_bfloat16, row_stride, column_stride, rows, columns};
+        in_parallel(rows, 256, [&](i64 begin, i64 end) {
+            pack_rows(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
         });
     }, nb::call_guard<nb::gil_scoped_release>());
     module.def("checksum", [](Address bytes, i64 num_bytes) {
@@ -94,6 +115,7 @@ NB_MODULE(_cpu, module) {
     module.attr("MAX_GROUP") = MAX_GROUP;
     bind_ops(module);
     bind_engine(module);
+    bind_packing(module);
     nb::class_<Tape>(module, "Tape")
         .def(nb::init<std::vector<Op>>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())

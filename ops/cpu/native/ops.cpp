@@ -32,19 +32,28 @@ void for_rows(Engine &engine, i64 rows, i64 width, const Function &function) {
 
 void run_op(Engine &engine, const Embed &op) {
     for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
-        for (i64 row = begin; row < end; ++row) {
-            std::memcpy(op.y + row * op.width, op.weight + op.token_ids[row] * op.width, op.width * sizeof(float));
-        }
+        for (i64 row = begin; row < end; ++row) look_up(op, row);
     });
+}
+
+// What `linear` reads instead of x, where it does.
+LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &kernels, i64 rows) {
+    LinearShape shape = op.shape;
+    const i64 bytes = kernels.prepared_bytes(shape);
+    if (bytes == 0) return shape;
+    shape.prepared = engine.prepared(rows * bytes);
+    for_rows(engine, rows, shape.inputs, [&](i64 begin, i64 end) { kernels.prepare(shape, begin, end); });
+    return shape;
 }
 
 void run_op(Engine &engine, const LinearOp &op) {
     const i64 rows = op.rows.get(), panels = divide_up(op.shape.outputs, PANEL);
     if (rows == 0) return;
-    const auto linear = engine.kernels().linear;
+    const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.kind)];
+    const LinearShape shape = prepared(engine, op, kernels, rows);
     const int threads = engine.pool().num_threads();
-    const bool is_small = rows * op.shape.inputs * op.shape.outputs <= SMALL_PRODUCT;
-    if (rows <= MAX_TASK_ROWS && (threads == 1 || is_small)) return linear(op.shape, 0, rows, 0, panels);
+    const bool is_small = rows * shape.inputs * shape.outputs <= SMALL_PRODUCT;
+    if (rows <= MAX_TASK_ROWS && (threads == 1 || is_small)) return kernels.linear(shape, 0, rows, 0, panels);
     const i64 row_parts = divide_up(rows, MAX_TASK_ROWS);
     const i64 groups = divide_up(panels, PANEL_GROUP);
     const i64 group_parts = std::min(groups, divide_up(threads * TASKS_PER_THREAD, row_parts));
@@ -52,7 +61,7 @@ void run_op(Engine &engine, const LinearOp &op) {
         const i64 row_part = task % row_parts, group_part = task / row_parts;  // neighbours in time share their weights
         const i64 begin = groups * group_part / group_parts * PANEL_GROUP;
         const i64 end = std::min(panels, groups * (group_part + 1) / group_parts * PANEL_GROUP);
-        linear(op.shape, rows * row_part / row_parts, rows * (row_part + 1) / row_parts, begin, end);
+        kernels.linear(shape, rows * row_part / row_parts, rows * (row_part + 1) / row_parts, begin, end);
     });
 }
 
@@ -154,6 +163,13 @@ float *Engine::scratch(int thread, i64 num_floats) {
     std::vector<float> &floats = scratch_[thread];
     if (static_cast<i64>(floats.size()) < num_floats) floats.resize(num_floats);
     return floats.data();
+}
+
+void *Engine::prepared(i64 num_bytes) {
+    constexpr std::uintptr_t alignment = 64;
+    if (prepared_.size() < num_bytes + alignment) prepared_.resize(num_bytes + alignment);
+    const auto address = reinterpret_cast<std::uintptr_t>(prepared_.data());
+    return reinterpret_cast<void *>((address + alignment - 1) / alignment * alignment);
 }
 
 void run(Engine &engine, const Op &op) {

@@ -17,15 +17,19 @@ struct Rows {
     i64 get() const { return address == nullptr ? count : *address; }
 };
 
+// Rows of a matrix [num_rows, width], as float32.
 struct Embed {
     float *y;
-    const float *weight;
-    const i32 *token_ids;  // rows of `weight` [num_rows, width]
+    const void *weight;
+    const i32 *token_ids;
     i64 width;
+    WeightKind kind;
+    bool is_in_panels;  // as a linear has its weight, whose outputs are the rows
     Rows rows;
 };
 
 struct LinearOp {
+    WeightKind kind;
     LinearShape shape;
     Rows rows;
 };
@@ -80,6 +84,7 @@ public:
     void set_num_threads(int num_threads);
     bool select(const char *variant);  // false: this processor has no such variant
     float *scratch(int thread, i64 num_floats);  // contents do not outlast a task
+    void *prepared(i64 num_bytes);               // contents do not outlast an op
 
     std::vector<float> partial;  // what attention keeps of splits that are done in parallel
 
@@ -88,11 +93,13 @@ private:
     std::unique_ptr<Pool> pool_;
     const Kernels *kernels_;
     std::vector<std::vector<float>> scratch_;
+    std::vector<char> prepared_;
 };
 
 std::vector<const Kernels *> variants();  // of this processor, the best last
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
+void look_up(const Embed &op, i64 row);
 
 class Tape {
 public:
