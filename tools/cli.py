@@ -18,6 +18,7 @@ COMMANDS = {
 }
 BENCHES = {
     "serve": ("tools.bench.serve", "load on an OpenAI-compatible server"),
+    "compare": ("tools.bench.compare", "several servers side by side, in interleaved rounds"),
     "shm": ("tools.bench.shm", "latency and throughput of the shared-memory queues"),
 }
 

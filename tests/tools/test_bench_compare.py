@@ -1,0 +1,75 @@
+"""`tokamak bench compare` with real engines: figures of both, a ratio, errors that name the server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.bench.compare import READY, Workload, table
+from tools.bench.processes import pss_bytes
+
+REPOSITORY = Path(__file__).parents[2]
+ENGINE = f"{sys.executable} -m tools.cli serve --port {{port}} --max-model-len 256 --num-kv-blocks 128"
+
+
+def compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools.cli", "bench", "compare", "--logs", str(tmp_path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=REPOSITORY, check=False)
+
+
+def test_two_engines(tmp_path: Path) -> None:
+    workloads = ["decode:16:8:2:2", "prefill:64:1:1:2", "load:16:4:2:4", "prefix:36:4:1:2"]
+    arguments = [part for workload in workloads for part in ("--workload", workload)]
+    done = compare(tmp_path, f"one={ENGINE}", f"two={ENGINE} --threads 1", "--rounds", "1", *arguments)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in done.stdout.splitlines()}
+    assert [*rows][2:] == [
+        "ready s",
+        "decode c=2 tok/s",
+        "prefill 64 tok/s",
+        "load 16+4 c=2 out tok/s",
+        "prefix 36+4 c=1 out tok/s",
+        "peak PSS MiB",
+    ]
+    for cells in [*rows.values()][2:]:
+        assert all(float(cell) > 0 for cell in cells[:3])
+
+
+def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+    done = compare(tmp_path, f"broken={sys.executable} -c 'raise SystemExit(7)' {{port}}", "--rounds", "1")
+    assert done.returncode == 1
+    assert "broken ended with exit code 7 before it was ready" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-command"], ["a=x {port}", "a=y {port}"], ["a=x {port}", "--workload", "load:1"], ["a=x {port}", "--set", "no"]],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: list[str]) -> None:
+    assert compare(tmp_path, *arguments).returncode == 2
+
+
+def test_the_table_compares_the_first_with_the_best_other() -> None:
+    load = Workload("decode", 128, 128, 4, 4).title
+    figures = {(READY, "a"): [2.0], (READY, "b"): [1.0, 3.0, 4.0], (READY, "c"): [9.0]}
+    figures |= {(load, "a"): [30.0], (load, "b"): [20.0], (load, "c"): [10.0]}
+    assert table(figures, ["a", "b", "c"]).splitlines()[2:] == [
+        "| ready s | 2 | 3 | 9 | 1.50 |",
+        "| decode c=4 tok/s | 30 | 20 | 10 | 1.50 |",
+    ]
+
+
+def test_memory_counts_children_too() -> None:
+    size = 64 << 20
+    code = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'x = bytearray({size}); print(flush=True); input()'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert pss_bytes(process.pid) > size
+    process.communicate(b"\n", timeout=30)

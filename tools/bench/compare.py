@@ -1,0 +1,186 @@
+"""`tokamak bench compare`: several servers side by side, in interleaved rounds, as one table of medians and ratios.
+
+    tokamak bench compare 'ours=tokamak serve --model M --port {port}' 'other=llama-server -m M.gguf --port {port}'
+
+One server runs at a time; each round begins with another one, since machines drift. The load is that of `tokamak bench serve`,
+which runs as a process of its own. peers.md says how the peers are installed and what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+
+from engine.errors import OptionError, TokamakError
+from tools.bench.processes import ServerProcess
+
+KINDS = ("decode", "prefill", "load", "prefix")
+READY, PEAK = "ready s", "peak PSS MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One figure of the table. decode: tokens/s while all streams decode; prefill: prompt tokens/s of one stream until its
+    first token; load, prefix: output tokens/s over all, of prompts without and with a shared beginning."""
+
+    kind: str
+    input_len: int
+    output_len: int
+    concurrency: int
+    num_prompts: int
+
+    @property
+    def title(self) -> str:
+        if self.kind == "decode":
+            return f"decode c={self.concurrency} tok/s"
+        if self.kind == "prefill":
+            return f"prefill {self.input_len} tok/s"
+        return f"{self.kind} {self.input_len}+{self.output_len} c={self.concurrency} out tok/s"
+
+    @property
+    def shared_prefix_len(self) -> int:
+        return self.input_len * 8 // 9 if self.kind == "prefix" else 0
+
+    def figure(self, result: dict[str, Any]) -> float | None:
+        """Of a `tokamak bench serve` result; None where it measured nothing."""
+        if result["num_failed"] or not result["num_succeeded"]:
+            return None
+        if self.kind == "decode":
+            return result["decode_tokens_per_s"]
+        if self.kind == "prefill":
+            return 1000 * self.input_len / result["ttft_ms"]["p50"]
+        return result["output_tokens_per_s"]
+
+    @staticmethod
+    def parse(text: str) -> Workload:
+        kind, *numbers = text.split(":")
+        try:
+            workload = Workload(kind, *(int(number) for number in numbers))
+        except (TypeError, ValueError):
+            workload = None
+        if workload is None or kind not in KINDS or min(int(number) for number in numbers) < 1:
+            raise argparse.ArgumentTypeError(f"must be KIND:INPUT:OUTPUT:CONCURRENCY:REQUESTS with KIND of {KINDS}, is {text}")
+        return workload
+
+
+SETS = {
+    "decode": tuple(Workload("decode", 128, 128, count, count) for count in (1, 4, 16)),
+    "prefill": (Workload("prefill", 512, 1, 1, 3), Workload("prefill", 2048, 1, 1, 2)),
+    "load": tuple(Workload("load", 256, 64, count, max(count, 3)) for count in (1, 4, 16, 32)),
+    "prefix": (Workload("prefix", 1152, 32, 4, 16),),
+}
+_WARM_UP = Workload("load", 128, 16, 4, 4)
+
+
+def _measure(server: ServerProcess, workload: Workload, model: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tools.cli", "bench", "serve", "--url", server.url, "--output", "-", "--warmup", "0"]
+    command += ["--input-len", str(workload.input_len), "--output-len", str(workload.output_len), "--ignore-eos"]
+    command += ["--concurrency", str(workload.concurrency), "--num-prompts", str(workload.num_prompts)]
+    command += ["--shared-prefix-len", str(workload.shared_prefix_len), "--prompts", "text"]
+    command += ["--model", model] if model else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        result: dict[str, Any] = orjson.loads(done.stdout)["result"]
+    except (orjson.JSONDecodeError, KeyError):
+        raise TokamakError(f"{server.name}: {workload.title}: {done.stderr.strip()[-300:]}") from None
+    return result
+
+
+def _figures(options: argparse.Namespace, name: str, command: str, console: Console) -> Iterator[tuple[str, float]]:
+    """Start a server, put every workload on it, and end it."""
+    server = ServerProcess(name, command, Path(options.logs) / f"{name}.log", options.start_timeout)
+    try:
+        yield READY, server.ready_s
+        _measure(server, _WARM_UP, options.model)
+        for workload in options.workloads:
+            figure = workload.figure(_measure(server, workload, options.model))
+            console.print(f"{name}: {workload.title}: {'failed' if figure is None else f'{figure:.4g}'}", highlight=False)
+            if figure is not None:
+                yield workload.title, figure
+        yield PEAK, server.peak_bytes / (1 << 20)
+    finally:
+        server.stop()
+
+
+def table(figures: dict[tuple[str, str], list[float]], names: Sequence[str]) -> str:
+    """Medians in Markdown. The last column is the first server against the best other: above 1 it is better."""
+    lines = [f"| median of rounds | {' | '.join(names)} | {names[0]} / best other |", "|---" * (len(names) + 2) + "|"]
+    for title in dict.fromkeys(title for title, _ in figures):
+        medians = {name: statistics.median(figures[title, name]) for name in names if (title, name) in figures}
+        is_less_better = title in (READY, PEAK)
+        others = [value for name, value in medians.items() if name != names[0]]
+        ratio = ""
+        if names[0] in medians and others:
+            ours, best = medians[names[0]], min(others) if is_less_better else max(others)
+            ratio = f"{best / ours if is_less_better else ours / best:.2f}"
+        cells = (f"{medians[name]:.4g}" if name in medians else "-" for name in names)
+        lines.append(f"| {title} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _server(text: str) -> tuple[str, str]:
+    name, _, command = text.partition("=")
+    if not name or "{port}" not in command:
+        raise argparse.ArgumentTypeError(f"must be NAME=COMMAND with {{port}} in the command, is {text}")
+    return name, command
+
+
+def _set(text: str) -> list[Workload]:
+    unknown = [name for name in text.split(",") if name not in SETS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown sets {', '.join(unknown)}; there are {', '.join(SETS)}")
+    return [workload for name in text.split(",") for workload in SETS[name]]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tokamak bench compare", description="Servers side by side, in interleaved rounds.")
+    parser.add_argument(
+        "servers", nargs="+", type=_server, metavar="NAME=COMMAND", help="{port} is filled in; the first is ours"
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: %(default)s")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--set", type=_set, dest="workloads", default=_set("decode,prefill,load"), metavar="NAMES", help=", ".join(SETS)
+    )
+    chosen.add_argument("--workload", type=Workload.parse, action="append", metavar="KIND:INPUT:OUTPUT:CONCURRENCY:REQUESTS")
+    parser.add_argument("--model", default="", help="name for the requests; default: the first of /v1/models")
+    parser.add_argument("--logs", default=".", metavar="DIRECTORY", help="of the servers' logs; default: here")
+    parser.add_argument("--start-timeout", type=float, default=600.0, metavar="S", help="default: %(default)g")
+    options = parser.parse_args(argv)
+    options.workloads = options.workload or options.workloads
+    if len({name for name, _ in options.servers}) < len(options.servers):
+        raise OptionError("two servers have the same name; give each its own")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: everything was measured; 1: a server or a request failed; 2: bad options."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        options = _parse(argv)
+    except OptionError as error:
+        console.print(f"tokamak bench compare: {error}", style="red", markup=False)
+        return 2
+    figures: dict[tuple[str, str], list[float]] = {}
+    code = 0
+    for number in range(options.rounds):
+        first = number % len(options.servers)
+        for name, command in (*options.servers[first:], *options.servers[:first]):
+            try:
+                for title, figure in _figures(options, name, command, console):
+                    figures.setdefault((title, name), []).append(figure)
+            except (TokamakError, OSError) as error:
+                console.print(f"tokamak bench compare: {error}", style="red", markup=False)
+                code = 1
+    if figures:
+        print(table(figures, [name for name, _ in options.servers]))
+    return code

@@ -1,0 +1,107 @@
+"""A server that a benchmark starts, watches and ends: readiness, and the memory of its whole process tree.
+
+Runs in the `tokamak bench compare` process.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from engine.errors import TokamakError
+
+_PSS_PERIOD_S = 1.0
+_STOP_TIMEOUT_S = 30.0
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody uses now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional set size of a process and all its descendants: pages that several of them share count once."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue  # it ended while we looked
+            children.setdefault(parent, []).append(int(entry.name))
+    total, pending = 0, [pid]
+    while pending:
+        process = pending.pop()
+        pending += children.get(process, [])
+        try:
+            total += int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0]) << 10
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+class ServerProcess:
+    """`command`, with {port} filled in, run in the foreground of its own session until it is stopped. It must answer
+    GET /health with 200 when it is ready. Raises TokamakError when it ends before, or is not ready within `timeout_s`."""
+
+    def __init__(self, name: str, command: str, log: Path, timeout_s: float) -> None:
+        self.name = name
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.peak_bytes = 0
+        arguments = shlex.split(command.replace("{port}", str(port)))
+        begin = time.monotonic()
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(arguments, stdout=stream, stderr=stream, start_new_session=True)
+        self._is_stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
+        self._watcher.start()
+        try:
+            self._wait_ready(begin + timeout_s, log)
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.monotonic() - begin
+
+    def _wait_ready(self, deadline: float, log: Path) -> None:
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise TokamakError(
+                    f"{self.name} ended with exit code {self._process.returncode} before it was ready; see {log}"
+                )
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2) as reply:
+                    if reply.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                pass
+            self._is_stopping.wait(0.05)
+        raise TokamakError(f"{self.name} was not ready in time; see {log}, or raise --start-timeout")
+
+    def _watch_memory(self) -> None:
+        while not self._is_stopping.wait(_PSS_PERIOD_S):
+            self.peak_bytes = max(self.peak_bytes, pss_bytes(self._process.pid))
+
+    def stop(self) -> None:
+        """SIGTERM to its session, SIGKILL after a while."""
+        self._is_stopping.set()
+        self._watcher.join()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                continue
+            except ProcessLookupError:
+                self._process.wait(_STOP_TIMEOUT_S)
+            return
