@@ -12,7 +12,7 @@ from tools.bench.compare import READY, Workload, table
 from tools.bench.processes import pss_bytes
 
 REPOSITORY = Path(__file__).parents[2]
-ENGINE = f"{sys.executable} -m tools.cli serve --port {{port}} --max-model-len 256 --num-kv-blocks 128"
+ENGINE = f"{sys.executable} -m tools.cli serve --port {{port}} --max-model-len 1024"
 
 
 def compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
