@@ -14,8 +14,10 @@ import numpy as np
 
 from ops import _cpu
 from ops.cpu.array import ALIGNMENT, Array, Rows, address_of, empty
+from ops.cpu.work import Work, bytes_of
 
 OpMaker = Callable[..., _cpu.Op]
+Estimate = Callable[[], Work]  # of the step that the inputs hold when it is called
 
 
 class Executor(Protocol):
@@ -27,8 +29,9 @@ class Executor(Protocol):
     def allocate(self, rows: Rows, width: int) -> Array:
         """Memory for an op's result."""
 
-    def emit(self, make: OpMaker, *arguments: Any, rows: Rows) -> None:
-        """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address."""
+    def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
+        """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address. For
+        profiles: `name` tells ops of one kind apart, `work` is what it does, unless it is to go through its Arrays once."""
 
 
 def _make(make: OpMaker, arguments: Sequence[Any], rows: Rows) -> _cpu.Op:
@@ -46,7 +49,7 @@ class Immediate:
         memory = empty(rows.count * width)
         return Array(rows, width, int(memory.ctypes.data), memory)
 
-    def emit(self, make: OpMaker, *arguments: Any, rows: Rows) -> None:
+    def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         _cpu.run(_make(make, arguments, rows))
 
 
@@ -55,9 +58,14 @@ class _Recorded:
     make: OpMaker
     arguments: tuple[Any, ...]
     rows: Rows
+    name: str
+    estimate: Estimate | None
 
     def arrays(self) -> list[Array]:
         return [value for value in self.arguments if isinstance(value, Array)]
+
+    def work(self) -> Work:
+        return self.estimate() if self.estimate else Work(bytes_of(*self.arrays()))
 
 
 class Recording:
@@ -75,8 +83,8 @@ class Recording:
         self._results.append(array)
         return array
 
-    def emit(self, make: OpMaker, *arguments: Any, rows: Rows) -> None:
-        self._ops.append(_Recorded(make, arguments, rows))
+    def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
+        self._ops.append(_Recorded(make, arguments, rows, name, work))
 
     def finish(self, output: Array) -> Tape:
         """Place every result and make the tape. `output` keeps its memory until the next replay."""
@@ -94,7 +102,7 @@ class Recording:
             array.owner = arena[offset // 4 : (offset + size) // 4]
             array.address = int(arena.ctypes.data) + offset
         ops = [_make(op.make, op.arguments, op.rows) for op in self._ops]
-        return Tape(_cpu.Tape(ops), [op.make.__name__ for op in self._ops], num_bytes, self._ops)
+        return Tape(_cpu.Tape(ops), num_bytes, self._ops)
 
 
 def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
@@ -114,13 +122,28 @@ def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
 
 
 @dataclass(frozen=True, slots=True)
+class OpProfile:
+    kind: str
+    name: str
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
 class Tape:
     """A recorded list of ops over an arena. Addresses are fixed; contents and numbers of rows are read at each replay."""
 
     native: _cpu.Tape
-    names: list[str]  # of the ops
     num_bytes: int  # of the arena
     _ops: list[_Recorded]  # keeps everything alive whose addresses the tape holds
 
     def replay(self) -> None:
         self.native.replay()
+
+    def replay_timed(self) -> list[int]:
+        """Nanoseconds of each op. The clock between two ops costs some 50."""
+        self.native.replay_timed()
+        return self.native.times_ns
+
+    def profile(self) -> list[OpProfile]:
+        """What each op does in the step that the inputs hold now."""
+        return [OpProfile(op.make.__name__, op.name, op.work()) for op in self._ops]

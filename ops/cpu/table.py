@@ -13,6 +13,7 @@ from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
 from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack
+from ops.cpu.work import Work, attention_work, gather_work, linear_work, rotation_work
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable
 
@@ -39,6 +40,7 @@ class CpuOps:
             inputs.block_tables.shape[1],
             cache.block_size,
             rows=self._rows(inputs),
+            work=lambda: Work(4 * 4 * inputs.num_rows),
         )
         return inputs, cache.block_size
 
@@ -51,7 +53,17 @@ class CpuOps:
 
     def _gather(self, table: PackedWeight, row_ids: Tensor, width: int, rows: Rows) -> Array:
         y = self._executor.allocate(rows, width)
-        self._executor.emit(_cpu.embedding, y, table.values, row_ids, width, table.kind, table.is_in_panels, rows=rows)
+        self._executor.emit(
+            _cpu.embedding,
+            y,
+            table.values,
+            row_ids,
+            width,
+            table.kind,
+            table.is_in_panels,
+            rows=rows,
+            work=lambda: gather_work(y),
+        )
         return y
 
     def linear(self, x: Tensor, module: Linear) -> Array:
@@ -70,6 +82,8 @@ class CpuOps:
             module.width,
             weight.group_size,
             rows=y.rows,
+            name=module.name,
+            work=lambda: linear_work(y, x, module),
         )
         return y
 
@@ -111,6 +125,7 @@ class CpuOps:
             shape.num_kv_heads,
             shape.head_dim,
             rows=queries.rows,
+            work=lambda: rotation_work(queries, qkv, cache),
         )
         return queries
 
@@ -136,6 +151,7 @@ class CpuOps:
             shape.head_dim,
             shape.sliding_window,
             rows=self._executor.rows(inputs.host_counts, NUM_SEQUENCES, inputs.max_rows),
+            work=lambda: attention_work(y, queries, inputs, shape, cache),
         )
         return y
 

@@ -187,7 +187,7 @@ void Tape::replay_timed() {
     for (std::size_t index = 0; index < ops_.size(); ++index) {
         run(engine, ops_[index]);
         const i64 now = monotonic_ns();
-        times_ns_[index] += now - last;
+        times_ns_[index] = now - last;
         last = now;
     }
 }

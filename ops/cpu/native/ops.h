@@ -105,7 +105,7 @@ class Tape {
 public:
     explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
     void replay();
-    void replay_timed();  // and adds up the time of each op
+    void replay_timed();  // and keeps the time of each op
     const std::vector<i64> &times_ns() const { return times_ns_; }
 
 private:

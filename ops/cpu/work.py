@@ -1,0 +1,71 @@
+"""What the ops of a tape do: bytes that must move once and arithmetic, of the step that the inputs hold when it is asked for.
+
+Said by `table.py` where an op is recorded, read by the profile of a replay (`tools/bench/step.py`). Bytes are operands, results
+and weights, and the keys and values that are seen, each once: what a cache saves or a kernel reads twice is not in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from ops.cpu.array import Array
+from ops.modules import AttentionShape, LayerCache, Linear
+from ops.table import NUM_SEQUENCES, Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    num_bytes: int
+    num_operations: int = 0  # a multiply-add is two
+
+
+def bytes_of(*operands: Any) -> int:
+    """Of Arrays with the rows that they have now, of numpy arrays, and of what holds several; anything else has none."""
+    return sum(map(_bytes_of, operands))
+
+
+def _bytes_of(operand: Any) -> int:
+    if isinstance(operand, Array):
+        item_bytes = 4 if operand.owner is None else operand.owner.itemsize
+        return operand.rows.count * operand.width * item_bytes
+    if isinstance(operand, np.ndarray):
+        return operand.nbytes
+    if isinstance(operand, (tuple, list)):
+        return bytes_of(*operand)
+    if is_dataclass(operand):
+        return bytes_of(*(getattr(operand, field.name) for field in fields(operand)))
+    return 0
+
+
+def gather_work(y: Array) -> Work:
+    """The rows that are taken, not their table."""
+    return Work(2 * bytes_of(y))
+
+
+def linear_work(y: Array, x: Array, module: Linear) -> Work:
+    num_operations = 2 * y.rows.count * module.num_inputs * module.width
+    return Work(bytes_of(y, x, module.weight, module.bias), num_operations)
+
+
+def rotation_work(queries: Array, qkv: Array, cache: LayerCache) -> Work:
+    """Queries, keys and values are read, queries and a slot of the cache for each row written."""
+    return Work(bytes_of(queries, qkv) + qkv.rows.count * _slot_bytes(cache))
+
+
+def _slot_bytes(cache: LayerCache) -> int:
+    return bytes_of(cache.keys, cache.values) // len(cache.keys)
+
+
+def attention_work(y: Array, queries: Array, inputs: Inputs, shape: AttentionShape, cache: LayerCache) -> Work:
+    """Every sequence's keys and values once, and two products for each query and key that it sees."""
+    num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
+    starts = np.asarray(inputs.sequence_starts[:num_sequences], np.int64)
+    counts = np.diff(np.asarray(inputs.sequence_offsets[: num_sequences + 1], np.int64))
+    window = shape.sliding_window or 1 << 40
+    positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+    num_seen = int(np.minimum(positions + 1, window).sum())
+    num_read = int(np.minimum(starts + counts, window + counts - 1)[counts > 0].sum())
+    return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), 4 * shape.num_heads * shape.head_dim * num_seen)

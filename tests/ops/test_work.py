@@ -1,0 +1,44 @@
+"""What ops say of themselves for profiles: bytes that must move once and arithmetic, of the step at hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ops.cpu.array import array_of
+from ops.cpu.executors import Recording
+from ops.cpu.table import make_table
+from ops.cpu.work import Work, attention_work, bytes_of
+from ops.modules import AttentionShape, LayerCache, Linear
+from tests.ops.packing import pack
+from tests.ops.steps import HandMadeStep
+
+
+def test_bytes_of_anything() -> None:
+    array = array_of(np.zeros((3, 5), np.float32))
+    assert bytes_of(array, None, (array, np.zeros(7, np.int8)), 3) == 60 + 60 + 7
+    assert bytes_of(array_of(np.zeros(100, np.uint8))) == 100
+
+
+def test_a_linear_reads_its_weights_once_and_each_row_once() -> None:
+    counts = np.array([2], np.int32)
+    recording = Recording()
+    k = make_table(recording)
+    module = Linear(("model.layers.0.mlp.down_proj",), 32, (48,))
+    pack(k, module, weight=np.ones((48, 32), np.float32))
+    x = recording.allocate(recording.rows(counts, 0, 8), 32)
+    tape = recording.finish(k.linear(x, module))
+    for rows in (2, 5):
+        counts[0] = rows
+        (op,) = tape.profile()
+        assert (op.kind, op.name) == ("linear", "model.layers.0.mlp.down_proj")
+        assert op.work == Work(4 * (48 * 32 + rows * (48 + 32)), 2 * rows * 48 * 32)
+    assert len(tape.replay_timed()) == 1
+
+
+def test_attention_counts_the_keys_that_are_seen() -> None:
+    step = HandMadeStep([(2, 0, 3), (4, 70, 1), (5, 9, 0)], row_tile=1)
+    queries = array_of(np.zeros((4, 32), np.float32))
+    cache = LayerCache(np.zeros((640, 8), np.float32), np.zeros((640, 8), np.float32))
+    for window, num_seen, num_read in ((0, 1 + 2 + 3 + 71, 3 + 71), (2, 1 + 2 + 2 + 2, 3 + 2)):
+        found = attention_work(queries, queries, step.inputs, AttentionShape(4, 1, 8, window), cache)
+        assert found == Work(2 * 4 * 4 * 32 + num_read * 2 * 8 * 4, 4 * 4 * 8 * num_seen)
