@@ -244,8 +244,8 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     rank: int
     weight_version: int
     token_ids: bytes  # int32 [n]
-    logprobs: bytes  # float32 [n], of the sampled tokens
-    ranks: bytes  # int32 [n]; 0 where no request of the step asked for log-probabilities
+    logprobs: bytes  # float32 [n], of the sampled tokens; 0 where the sample wants none (num_logprobs -1)
+    ranks: bytes  # int32 [n], likewise
     top_rows: dict[int, tuple[bytes, bytes]] = {}  # row -> (int32 [k], float32 [k]), best first
     prompt_rows: dict[int, PromptLogprobs] = {}  # row -> this chunk's
     num_tokens: int = 0
@@ -268,7 +268,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     weight_version: int = 0
-    logprobs: list[TokenLogprobs] = []  # one per token; always at least the sampled token's
+    logprobs: list[TokenLogprobs] = []  # one per token; all 0 where the sample wants none
     prompt_logprobs: list[TokenLogprobs] | None = None  # whole prompt after its first token, once
 
 

@@ -6,6 +6,7 @@ PANEL: int  # outputs side by side in packed weights
 KEY_SPLIT: int
 MAX_HEAD_DIM: int
 MAX_GROUP: int  # query heads of a kv head
+SLOT_SAMPLING_BYTES: int
 
 class Op: ...
 
@@ -102,6 +103,38 @@ def num_threads() -> int: ...
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)
 def variant() -> str: ...  # the one in use
 def select(name: str) -> bool: ...  # False: no such variant here
+
+# See native/sampling.h; workers/sampler.py is the caller.
+def sample(
+    logits: int,
+    vocab_size: int,
+    num_rows: int,
+    token_ids: int,
+    logprobs: int,
+    ranks: int,
+    num_top: int,
+    top_token_ids: int,
+    top_logprobs: int,
+    samplings: int,  # of slots, as in workers/sampling_state.py
+    histories: int,  # int32 [slots, width]
+    width: int,
+    num_prompt_tokens: int,
+    slots: int,
+    positions: int,
+) -> None: ...
+def score(
+    logits: int,
+    vocab_size: int,
+    num_rows: int,
+    token_ids: int,
+    logprobs: int,
+    ranks: int,
+    num_top: int,
+    top_token_ids: int,
+    top_logprobs: int,
+) -> None: ...
+def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...  # four 32-bit words for a counter of four, a key of two
+def uniform(seed: int, position: int, sample_index: int) -> float: ...  # u64, u32, u32 -> [0, 1)
 
 class Tape:
     def __init__(self, ops: list[Op]) -> None: ...

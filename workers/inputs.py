@@ -21,6 +21,8 @@ from ops.modules import Tensor
 from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
 from workers.device import Device
 
+MAX_LOGIT_ROWS = 64  # logits in memory at a time: those of a long prompt's tokens would be gigabytes
+
 
 class StepInputs:
     """The tensors, and how much of them this step uses. Attributes without `host_` are the device's."""
@@ -54,6 +56,7 @@ class StepInputs:
         self._row_tile = row_tile
         self._host: dict[str, np.ndarray] = {}
         self.max_rows = max_rows = -(-max(max_num_tokens, max_num_seqs) // ROW_TILE) * ROW_TILE
+        self.max_logit_rows = min(MAX_LOGIT_ROWS, max_rows)
         max_tiles = max(max_rows, max_rows // ROW_TILE + max_num_seqs + 1)
         max_keys = -(-max_model_len // KEY_SPLIT) * KEY_SPLIT
         for name, shape in (
@@ -70,7 +73,7 @@ class StepInputs:
             ("tile_contexts", (max_tiles,)),
             ("tile_row_ids", (max_tiles * ROW_TILE,)),
             ("row_queries", (max_rows,)),
-            ("logit_row_ids", (max_rows,)),
+            ("logit_row_ids", (self.max_logit_rows,)),
         ):
             self._host[name] = np.zeros(shape, np.int32)
             setattr(self, name, device.tensor(self._host[name]))
@@ -118,7 +121,7 @@ class StepInputs:
         self._upload()
 
     def set_logit_rows(self, row_ids: np.ndarray) -> None:
-        """The rows whose logits are wanted, in this order."""
+        """The rows whose logits are wanted, in this order; `max_logit_rows` at most."""
         self.num_logit_rows = len(row_ids)
         self.host_counts[NUM_LOGIT_ROWS] = self.num_logit_rows
         self._set("logit_row_ids", row_ids)

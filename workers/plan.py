@@ -21,9 +21,12 @@ from workers.models import Model
 class Plan(Protocol):
     """A bound model."""
 
-    def replay(self) -> Tensor | None:
-        """Run the step that the inputs hold. Logits float32 [m, vocab], m >= inputs.num_logit_rows, valid until the next
-        replay; None where no row wants any."""
+    def replay(self) -> None:
+        """Run the step that the inputs hold, up to the hidden states of its rows."""
+
+    def logits(self) -> Tensor:
+        """Logits of the rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
+        m >= inputs.num_logit_rows, valid until the next call of either."""
 
 
 def make_plan(name: str, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache) -> Plan:
@@ -42,30 +45,34 @@ class EagerPlan:
         self._inputs = inputs
         self._cache = cache
 
-    def replay(self) -> Tensor | None:
+    def replay(self) -> None:
+        self._hidden = self._model.hidden(self._ops, self._inputs, self._cache)
+
+    def logits(self) -> Tensor:
         inputs = self._inputs
-        hidden = self._model.hidden(self._ops, inputs, self._cache)
-        if not inputs.num_logit_rows:
-            return None
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
-        return self._model.logits(self._ops, hidden, row_ids)
+        return self._model.logits(self._ops, self._hidden, row_ids)
 
 
 class TapePlan:
-    """The model as a list of native ops over one arena, replayed without the GIL. A step that wants no logits has none of their
-    rows."""
+    """The model as two lists of native ops over arenas, replayed without the GIL: `tape` makes the hidden states of all rows,
+    `head` logits of so many of them as the inputs hold at a time."""
 
     def __init__(self, model: Model, inputs: StepInputs, cache: KvCache) -> None:
         self._inputs = inputs
         recording = Recording()
-        ops = make_table(recording)
-        hidden = model.hidden(ops, inputs, cache)
-        rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_rows)
-        self._logits = model.logits(ops, hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
-        self.tape = recording.finish(self._logits)
+        hidden = model.hidden(make_table(recording), inputs, cache)
+        self.tape = recording.finish(hidden)
+        recording = Recording()
+        rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_logit_rows)
+        self._logits = model.logits(make_table(recording), hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
+        self.head = recording.finish(self._logits)
 
-    def replay(self) -> Tensor | None:
+    def replay(self) -> None:
         inputs = self._inputs
         assert inputs.num_rows <= inputs.max_rows, f"the tape is for {inputs.max_rows} rows, the step has {inputs.num_rows}"
         self.tape.replay()
-        return self._logits if inputs.num_logit_rows else None
+
+    def logits(self) -> Tensor:
+        self.head.replay()
+        return self._logits

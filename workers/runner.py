@@ -7,6 +7,7 @@ samples depend on the step and the slots alone, so a step that was lost with a w
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from workers.kv_cache import map_kv_cache
 from workers.loader import CacheOutcome, Progress, load_model
 from workers.plan import Plan, make_plan
 from workers.precision import Precision
-from workers.sampler import Draw
+from workers.sampler import Scores
 from workers.slots import Slots
 from workers.weight_cache import WeightCache
 
@@ -84,6 +85,7 @@ class Runner:
         cache_directory = config.weight_cache_dir
         self._weight_cache = WeightCache(Path(cache_directory), config.weight_cache_limit) if cache_directory else None
         self.weights = LoadedWeights("", 0, 0, None)
+        self._sample_ns = 0  # of the step so far
 
     # ------------------------------------------------------------------------------------------------------ weights
 
@@ -130,17 +132,17 @@ class Runner:
         plan = self.weights.plan
         assert plan is not None, f"step {step.step_id} came while the weights are cleared"
         begin_ns = time.monotonic_ns()
+        self._sample_ns = 0
         rows = self._take(step)
-        sampling_rows = np.flatnonzero(rows.is_sampling)
-        prompt_rows = self._prompt_rows(rows)
-        self._fill_inputs(rows, sampling_rows, prompt_rows)
-        logits = plan.replay() if self.inputs.num_tokens else None
-        values = np.empty((0, self._model_config.vocab_size), np.float32) if logits is None else logits.numpy()
-        run_ns = time.monotonic_ns()
-        result = self._sample(step, rows, sampling_rows, values)
-        self._add_prompt_logprobs(result, rows, prompt_rows, values[len(sampling_rows) :])
+        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, self.slots.token_ids)
+        if self.inputs.num_tokens:
+            plan.replay()
+        result = self._sample(step, rows, plan)
+        for row, count in self._prompt_rows(rows).items():
+            result.prompt_rows[row] = self._prompt_logprobs(rows, row, count, plan)
         result.num_tokens = self.inputs.num_tokens
-        result.run_ns, result.sample_ns = run_ns - begin_ns, time.monotonic_ns() - run_ns
+        result.sample_ns = self._sample_ns
+        result.run_ns = time.monotonic_ns() - begin_ns - self._sample_ns
         return result
 
     def _take(self, step: Step) -> _Rows:
@@ -165,31 +167,35 @@ class Runner:
                 result[row] = count
         return result
 
-    def _fill_inputs(self, rows: _Rows, sampling_rows: np.ndarray, prompt_rows: dict[int, int]) -> None:
-        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, self.slots.token_ids)
-        ends = np.cumsum(rows.counts)
-        first_rows = ends - rows.counts
-        wanted = [ends[sampling_rows] - 1]
-        wanted += [first_rows[row] + np.arange(count) for row, count in prompt_rows.items()]
-        self.inputs.set_logit_rows(np.concatenate(wanted))
+    def _logits(self, plan: Plan, row_ids: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Logits [m, vocab] of the step's rows `row_ids`, some at a time, and which of them these are. The time until the next
+        are asked for counts as sampling."""
+        for begin in range(0, len(row_ids), self.inputs.max_logit_rows):
+            part = slice(begin, min(begin + self.inputs.max_logit_rows, len(row_ids)))
+            self.inputs.set_logit_rows(row_ids[part])
+            logits = plan.logits().numpy()[: part.stop - begin]
+            begin_ns = time.monotonic_ns()
+            yield part, logits
+            self._sample_ns += time.monotonic_ns() - begin_ns
 
-    def _sample(self, step: Step, rows: _Rows, sampling_rows: np.ndarray, logits: np.ndarray) -> StepResult:
+    def _sample(self, step: Step, rows: _Rows, plan: Plan) -> StepResult:
         token_ids = np.full(len(rows.slots), -1, np.int32)
         logprobs, ranks = np.zeros(len(rows.slots), np.float32), np.zeros(len(rows.slots), np.int32)
         top_rows: dict[int, tuple[bytes, bytes]] = {}
-        if len(sampling_rows):
-            logits = logits[: len(sampling_rows)]
-            draws = [self._draw(int(rows.slots[row]), int(rows.ends[row])) for row in sampling_rows]
-            drawn = sampler.sample(logits, draws)
-            norms = sampler.normalizers(logits)
-            with_ranks = any(draw.sampling.params.num_logprobs >= 0 for draw in draws)
-            of_drawn = sampler.token_logprobs(logits, drawn, norms, with_ranks)
-            token_ids[sampling_rows], logprobs[sampling_rows], ranks[sampling_rows] = drawn, of_drawn.logprobs, of_drawn.ranks
-            for index, (row, draw) in enumerate(zip(sampling_rows.tolist(), draws, strict=True)):
-                self.slots.append(int(rows.slots[row]), int(rows.ends[row]), int(drawn[index]))
-                if draw.sampling.params.num_logprobs > 0:
-                    ids, values = sampler.top_logprobs(logits[index], norms[index], draw.sampling.params.num_logprobs)
-                    top_rows[row] = ids.tobytes(), values.tobytes()
+        sampling_rows = np.flatnonzero(rows.is_sampling)
+        for part, logits in self._logits(plan, np.cumsum(rows.counts)[sampling_rows] - 1):
+            some_rows = sampling_rows[part]
+            slots, positions = rows.slots[some_rows], rows.ends[some_rows]
+            drawn = sampler.sample(logits, self.slots, slots, positions)
+            self.slots.append(slots, positions, drawn.token_ids)
+            token_ids[some_rows], logprobs[some_rows], ranks[some_rows] = drawn.token_ids, drawn.logprobs, drawn.ranks
+            num_tops = self.slots.sampling["num_logprobs"][slots]
+            for index in np.flatnonzero(num_tops > 0).tolist():
+                tops = slice(0, num_tops[index])
+                top_rows[int(some_rows[index])] = (
+                    drawn.top_token_ids[index, tops].tobytes(),
+                    drawn.top_logprobs[index, tops].tobytes(),
+                )
         return StepResult(
             step_id=step.step_id,
             rank=self._rank,
@@ -201,24 +207,21 @@ class Runner:
             dispatch_ns=step.dispatch_ns,
         )
 
-    def _draw(self, slot: int, position: int) -> Draw:
-        return Draw(self.slots.sampling[slot], self.slots.token_ids[slot, :position], int(self.slots.num_prompt_tokens[slot]))
-
-    def _add_prompt_logprobs(self, result: StepResult, rows: _Rows, prompt_rows: dict[int, int], logits: np.ndarray) -> None:
-        begin = 0
-        for row, count in prompt_rows.items():
-            slot, first = int(rows.slots[row]), int(rows.starts[row]) + 1
-            row_logits = logits[begin : begin + count]
-            begin += count
-            norms = sampler.normalizers(row_logits)
-            of_tokens = sampler.token_logprobs(row_logits, self.slots.token_ids[slot, first : first + count], norms, True)
-            num_top = min(self.slots.sampling[slot].params.num_prompt_logprobs, self._model_config.vocab_size)
-            tops = [sampler.top_logprobs(values, norm, num_top) for values, norm in zip(row_logits, norms, strict=True)]
-            result.prompt_rows[row] = PromptLogprobs(
-                start=first,
-                num_top=num_top,
-                token_logprobs=of_tokens.logprobs.tobytes(),
-                token_ranks=of_tokens.ranks.tobytes(),
-                top_token_ids=b"".join(token_ids.tobytes() for token_ids, _ in tops),
-                top_logprobs=b"".join(values.tobytes() for _, values in tops),
-            )
+    def _prompt_logprobs(self, rows: _Rows, row: int, count: int, plan: Plan) -> PromptLogprobs:
+        """Of the tokens after the first `count` positions of `row`."""
+        slot, first = int(rows.slots[row]), int(rows.starts[row]) + 1
+        token_ids = self.slots.token_ids[slot, first : first + count]
+        num_top = int(self.slots.sampling["num_prompt_logprobs"][slot])
+        found = Scores.of(token_ids, num_top)
+        for part, logits in self._logits(plan, int(rows.counts[:row].sum()) + np.arange(count)):
+            scores = sampler.score(logits, token_ids[part], num_top)
+            found.logprobs[part], found.ranks[part] = scores.logprobs, scores.ranks
+            found.top_token_ids[part], found.top_logprobs[part] = scores.top_token_ids, scores.top_logprobs
+        return PromptLogprobs(
+            start=first,
+            num_top=num_top,
+            token_logprobs=found.logprobs.tobytes(),
+            token_ranks=found.ranks.tobytes(),
+            top_token_ids=found.top_token_ids.tobytes(),
+            top_logprobs=found.top_logprobs.tobytes(),
+        )

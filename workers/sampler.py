@@ -1,13 +1,17 @@
-"""From logits to tokens and log-probabilities, row by row alike. Pure numpy on the host.
+"""From logits to tokens and log-probabilities: the native sampler (ops/cpu/native/sampling.h) over the runner's slots.
 
-Called by the runner once a step, for the rows that sample. Each row's outcome is a function of its logits, its own tokens and
-its parameters: reductions run along one contiguous row, and ties are broken by the lower token id. Order of the operations:
+Called by the runner for the rows that sample and for prompt rows whose log-probabilities are wanted. Order of the operations:
 
     logit_bias, allowed_token_ids, bad_words, min_tokens, penalties    change the logits (and what greedy takes)
     temperature, min_p, top_k, top_p                                   choose among them
-    inverse of the cumulative distribution, float64, in token id order
+    inverse of the cumulative distribution, in token id order          with a number of (seed, position, sample index)
 
-Log-probabilities are those of the raw logits, before any of it.
+Ties are broken by the lower token id; where no logit is finite, or one is NaN, the first of the largest is taken. A row's
+outcome is a function of its logits, its own tokens and its parameters: its weights are float32, added up in float64 over
+blocks of the vocabulary that start at its beginning, whatever is sampled beside it and on however many threads. The same
+definitions in plain numpy are tests/workers/reference_sampler.py.
+
+Log-probabilities and ranks are those of the raw logits, before any of it; they are computed where they are wanted.
 """
 
 from __future__ import annotations
@@ -16,134 +20,72 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.philox import uniform
-from workers.sampling_state import SlotSampling
+from ops import _cpu
+from workers.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """What one row needs besides its logits: its sample's tokens so far and where the outputs begin."""
+class Scores:
+    """A token of each row, and what is known of it. 0 in the rows that want no log-probabilities."""
 
-    sampling: SlotSampling
-    token_ids: np.ndarray  # int32, prompt and outputs before the drawn token
-    num_prompt_tokens: int
-
-    @property
-    def output_ids(self) -> np.ndarray:
-        return self.token_ids[self.num_prompt_tokens :]
-
-
-def sample(logits: np.ndarray, draws: list[Draw]) -> np.ndarray:
-    """The token of each row: float32 [n, vocab] -> int32 [n]."""
-    token_ids = np.argmax(logits, axis=1).astype(np.int32)
-    for row, draw in enumerate(draws):
-        if draw.sampling.changes_logits:
-            changed = process(logits[row], draw)
-            token_ids[row] = np.argmax(changed)
-        else:
-            changed = logits[row]
-        if draw.sampling.params.temperature > 0:
-            token_ids[row] = _draw(changed, draw)
-    return token_ids
-
-
-def process(logits: np.ndarray, draw: Draw) -> np.ndarray:
-    """The logits [vocab] as biases, masks and penalties leave them; a new array."""
-    sampling, params = draw.sampling, draw.sampling.params
-    result = logits.astype(np.float32)
-    result[sampling.bias_token_ids] += sampling.biases
-    if params.allowed_token_ids:
-        masked = np.full_like(result, -np.inf)
-        masked[sampling.allowed_token_ids] = result[sampling.allowed_token_ids]
-        result = masked
-    output_ids = draw.output_ids
-    for word in sampling.bad_words:
-        prefix = word[:-1]
-        if len(prefix) <= len(output_ids) and np.array_equal(output_ids[len(output_ids) - len(prefix) :], prefix):
-            result[word[-1]] = -np.inf
-    if len(output_ids) < params.min_tokens:
-        result[sampling.stop_token_ids] = -np.inf
-    _penalize(result, draw)
-    return result
-
-
-def _penalize(logits: np.ndarray, draw: Draw) -> None:
-    """Repetition over prompt and outputs (Keskar et al. 2019), presence and frequency over the outputs (OpenAI's), in place."""
-    params = draw.sampling.params
-    if params.repetition_penalty != 1:
-        seen = np.unique(draw.token_ids)
-        values, penalty = logits[seen], np.float32(params.repetition_penalty)
-        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-    if params.presence_penalty or params.frequency_penalty:
-        seen, counts = np.unique(draw.output_ids, return_counts=True)
-        logits[seen] -= np.float32(params.frequency_penalty) * counts.astype(np.float32) + np.float32(params.presence_penalty)
-
-
-def _draw(logits: np.ndarray, draw: Draw) -> int:
-    params = draw.sampling.params
-    scaled = logits.astype(np.float64)
-    largest = scaled.max()
-    if not np.isfinite(largest):
-        return int(np.argmax(logits))  # everything is masked: there is no distribution
-    weights = np.exp((scaled - largest) / params.temperature)  # the best has weight 1
-    if params.min_p > 0:
-        weights[weights < params.min_p] = 0.0
-    if 0 < params.top_k < len(weights):
-        weights = _only(weights, best(weights, params.top_k))
-    if params.top_p < 1:
-        candidates = np.flatnonzero(weights)
-        order = candidates[np.argsort(-weights[candidates], kind="stable")]
-        sums = np.cumsum(weights[order])
-        is_kept = sums - weights[order] < params.top_p * sums[-1]
-        is_kept[0] = True
-        weights = _only(weights, order[is_kept])
-    sums = np.cumsum(weights)
-    position = len(draw.token_ids)
-    target = uniform(params.seed, position, params.sample_index) * sums[-1]
-    token_id = int(np.searchsorted(sums, target, side="right"))
-    return min(token_id, int(np.flatnonzero(weights)[-1]))
-
-
-def _only(weights: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-    kept = np.zeros_like(weights)
-    kept[token_ids] = weights[token_ids]
-    return kept
-
-
-def best(values: np.ndarray, count: int) -> np.ndarray:
-    """Indexes of the `count` largest values, best first, ties by the lower index; NaN counts as the least."""
-    count = min(count, len(values))
-    if count == 0:
-        return np.empty(0, np.int64)
-    threshold = np.partition(values, len(values) - count)[len(values) - count]
-    candidates = np.flatnonzero(~(values < threshold))
-    return candidates[np.argsort(-values[candidates], kind="stable")[:count]]
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Log-probabilities of one token per row; ranks start at 1."""
-
+    token_ids: np.ndarray  # int32 [n]
     logprobs: np.ndarray  # float32 [n]
-    ranks: np.ndarray  # int32 [n]
+    ranks: np.ndarray  # int32 [n], from 1
+    top_token_ids: np.ndarray  # int32 [n, num_top], best first; as many of a row as it wants
+    top_logprobs: np.ndarray  # float32 [n, num_top]
+
+    @staticmethod
+    def of(token_ids: np.ndarray, num_top: int) -> Scores:
+        num_rows = len(token_ids)
+        return Scores(
+            token_ids,
+            np.zeros(num_rows, np.float32),
+            np.zeros(num_rows, np.int32),
+            np.zeros((num_rows, num_top), np.int32),
+            np.zeros((num_rows, num_top), np.float32),
+        )
+
+    def addresses(self) -> tuple[int, int, int, int, int, int]:
+        return (
+            self.token_ids.ctypes.data,
+            self.logprobs.ctypes.data,
+            self.ranks.ctypes.data,
+            self.top_token_ids.shape[1],
+            self.top_token_ids.ctypes.data,
+            self.top_logprobs.ctypes.data,
+        )
 
 
-def normalizers(logits: np.ndarray) -> np.ndarray:
-    """log(sum(exp(row))) of each row, float32 [n]."""
-    largest = logits.max(axis=1, keepdims=True)
-    exponentials = np.exp(logits - largest)
-    sums = np.array([row.sum() for row in exponentials], np.float32)
-    return largest[:, 0] + np.log(sums)
+def sample(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray, positions: np.ndarray) -> Scores:
+    """Draw the token at `positions[i]` of slot `slot_ids[i]` (both int32 [n]) from row i of `logits` (float32 [n, vocab])."""
+    num_top = max(int(slots.sampling["num_logprobs"][slot_ids].max(initial=0)), 0)
+    scores = Scores.of(np.empty(len(slot_ids), np.int32), min(num_top, logits.shape[1]))
+    slot_ids, positions = np.ascontiguousarray(slot_ids, np.int32), np.ascontiguousarray(positions, np.int32)
+    _cpu.sample(
+        _address_of(logits),
+        logits.shape[1],
+        len(slot_ids),
+        *scores.addresses(),
+        slots.sampling.ctypes.data,
+        slots.token_ids.ctypes.data,
+        slots.token_ids.shape[1],
+        slots.num_prompt_tokens.ctypes.data,
+        slot_ids.ctypes.data,
+        positions.ctypes.data,
+    )
+    return scores
 
 
-def token_logprobs(logits: np.ndarray, token_ids: np.ndarray, norms: np.ndarray, with_ranks: bool) -> Logprobs:
-    """Log-probability of `token_ids[i]` in row i, and its rank (1 + the number of better tokens); 0 without ranks."""
-    chosen = np.take_along_axis(logits, token_ids[:, None].astype(np.int64), axis=1)
-    ranks = 1 + np.count_nonzero(logits > chosen, axis=1) if with_ranks else np.zeros(len(token_ids))
-    return Logprobs((chosen[:, 0] - norms).astype(np.float32), ranks.astype(np.int32))
+def score(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
+    """Log-probability and rank of `token_ids[i]` (int32 [n]) in row i of `logits` (float32 [n, vocab]), and its `num_top`
+    best."""
+    assert token_ids.size == 0 or 0 <= token_ids.min() <= token_ids.max() < logits.shape[1], "a token beyond the vocabulary"
+    scores = Scores.of(np.ascontiguousarray(token_ids, np.int32), min(num_top, logits.shape[1]))
+    _cpu.score(_address_of(logits), logits.shape[1], len(token_ids), *scores.addresses())
+    return scores
 
 
-def top_logprobs(logits: np.ndarray, norm: np.float32, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` best tokens of a row [vocab], best first: int32 ids and float32 log-probabilities."""
-    token_ids = best(logits, count)
-    return token_ids.astype(np.int32), (logits[token_ids] - norm).astype(np.float32)
+def _address_of(logits: np.ndarray) -> int:
+    assert logits.dtype == np.float32, logits.dtype
+    assert logits.flags.c_contiguous
+    return int(logits.ctypes.data)

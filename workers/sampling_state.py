@@ -1,4 +1,4 @@
-"""One sample's sampling parameters as arrays, made once when it takes a slot. Pure numpy.
+"""One sample's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
 
 Used by the slots and the sampler. Token ids outside the vocabulary are dropped here: a bad request must not end the worker.
 """
@@ -6,43 +6,68 @@ Used by the slots and the sampler. Token ids outside the vocabulary are dropped 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from engine.messages import SamplingParams
+from ops import _cpu
+
+# As SlotSampling in ops/cpu/native/sampling.h, with the byte offsets there.
+SAMPLING = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("lists", np.uint64),  # address of `token_lists`
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("sample_index", np.uint32),
+        ("top_k", np.int32),
+        ("min_tokens", np.int32),
+        ("num_logprobs", np.int32),
+        ("num_prompt_logprobs", np.int32),
+        ("num_biases", np.int32),
+        ("num_allowed", np.int32),  # -1: all are
+        ("num_stops", np.int32),
+        ("num_words", np.int32),
+    ]
+)
+assert SAMPLING.itemsize == _cpu.SLOT_SAMPLING_BYTES, "SAMPLING and native/sampling.h lay parameters out differently"
+
+_U64, _U32, _INT32_MAX = 2**64 - 1, 2**32 - 1, 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSampling:
-    """`params` with what is looked up in every step."""
+def record_of(params: SamplingParams, vocab_size: int) -> tuple[np.void, np.ndarray]:
+    """A SAMPLING record of `params`, and the token lists that it holds the address of."""
 
-    params: SamplingParams
-    bias_token_ids: np.ndarray
-    biases: np.ndarray  # float32
-    allowed_token_ids: np.ndarray  # empty: all
-    stop_token_ids: np.ndarray
-    bad_words: tuple[np.ndarray, ...]
-    changes_logits: bool  # by anything but the temperature
+    def known(token_ids: Iterable[int]) -> list[int]:
+        return sorted({token_id for token_id in token_ids if 0 <= token_id < vocab_size})
 
-    @staticmethod
-    def of(params: SamplingParams, vocab_size: int) -> SlotSampling:
-        def known(token_ids: Iterable[int]) -> np.ndarray:
-            return np.array(sorted({token_id for token_id in token_ids if 0 <= token_id < vocab_size}), np.int64)
+    bias_ids, stop_ids = known(params.logit_bias), known(params.stop_token_ids)
+    allowed_ids = known(params.allowed_token_ids)
+    words = [word for word in params.bad_words_token_ids if word and 0 <= word[-1] < vocab_size]
+    record = np.zeros((), SAMPLING)
+    lists = _token_lists(bias_ids, [params.logit_bias[token_id] for token_id in bias_ids], allowed_ids, stop_ids, words)
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        record[name] = getattr(params, name)
+    record["seed"] = params.seed & _U64
+    record["lists"] = lists.ctypes.data
+    record["sample_index"] = params.sample_index & _U32
+    for name in ("top_k", "min_tokens", "num_logprobs"):
+        record[name] = min(getattr(params, name), _INT32_MAX)
+    record["num_prompt_logprobs"] = min(params.num_prompt_logprobs, vocab_size)
+    record["num_biases"] = len(bias_ids)
+    record["num_allowed"] = len(allowed_ids) if params.allowed_token_ids else -1
+    record["num_stops"], record["num_words"] = len(stop_ids), len(words)
+    return record[()], lists
 
-        bias_token_ids = known(params.logit_bias)
-        bad_words = tuple(
-            np.array(word, np.int64) for word in params.bad_words_token_ids if word and 0 <= word[-1] < vocab_size
-        )
-        has_penalty = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-        return SlotSampling(
-            params=params,
-            bias_token_ids=bias_token_ids,
-            biases=np.array([params.logit_bias[token_id] for token_id in bias_token_ids.tolist()], np.float32),
-            allowed_token_ids=known(params.allowed_token_ids),
-            stop_token_ids=known(params.stop_token_ids),
-            bad_words=bad_words,
-            changes_logits=bool(
-                has_penalty or params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens > 0
-            ),
-        )
+
+def _token_lists(
+    bias_ids: list[int], biases: list[float], allowed_ids: list[int], stop_ids: list[int], words: list[list[int]]
+) -> np.ndarray:
+    """int32: bias ids | biases (float32 bits) | allowed | stops | offsets of words, from the end of these | words."""
+    offsets = np.cumsum([0, *map(len, words)])
+    parts = [bias_ids, np.array(biases, np.float32).view(np.int32), allowed_ids, stop_ids, offsets, *words]
+    return np.concatenate([np.asarray(part, np.int32) for part in parts])

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.messages import SlotStart
-from workers.sampling_state import SlotSampling
+from workers.sampling_state import SAMPLING, record_of
 
 
 class Slots:
@@ -30,7 +30,8 @@ class Slots:
         self.num_prompt_tokens = self._register("num_prompt_tokens", np.zeros(self._capacity, np.int32), 0)
         self.block_tables = self._register("block_tables", block_tables[: self._capacity], 0)
         self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self._capacity, np.bool_), False)
-        self.sampling = self._register("sampling", np.full(self._capacity, None, object), None)
+        self.sampling = self._register("sampling", np.zeros(self._capacity, SAMPLING), np.zeros((), SAMPLING)[()])
+        self.token_lists = self._register("token_lists", np.full(self._capacity, None, object), None)  # `sampling` points there
 
     def _register(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
         assert len(array) == self._capacity, name
@@ -71,9 +72,9 @@ class Slots:
         self.num_prompt_tokens[slot] = message.num_prompt_tokens
         self.block_tables[slot, : len(block_ids)] = block_ids
         self.wants_prompt_logprobs[slot] = message.sampling.num_prompt_logprobs >= 0 and not message.has_prompt_logprobs
-        self.sampling[slot] = SlotSampling.of(message.sampling, self._vocab_size)
+        self.sampling[slot], self.token_lists[slot] = record_of(message.sampling, self._vocab_size)
 
-    def append(self, slot: int, position: int, token_id: int) -> None:
-        """The token sampled for `position`; the same again where a step is run again."""
-        self.token_ids[slot, position] = token_id
-        self.num_tokens[slot] = position + 1
+    def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """The tokens sampled for `positions` of `slots`; the same again where a step is run again."""
+        self.token_ids[slots, positions] = token_ids
+        self.num_tokens[slots] = positions + 1

@@ -132,6 +132,32 @@ def test_prompt_logprobs(first: Path) -> None:
     assert not sample.prompt_logprobs
 
 
+@pytest.mark.parametrize("plan", ["tape", "eager"])
+def test_more_rows_than_logits_in_memory(first: Path, plan: str) -> None:
+    """Prompts' log-probabilities and samples beyond `max_logit_rows` are those of small steps."""
+    runner = make_runner(first, max_model_len=256, num_kv_blocks=400, max_num_seqs=80, plan=plan)
+    limit = runner.inputs.max_logit_rows
+    sampling = SamplingParams(seed=1, num_logprobs=1, num_prompt_logprobs=1)
+    whole, chunked = (Sample([5 + index % 30 for index in range(2 * limit + 7)], sampling, 3) for _ in range(2))
+    for sample, chunk in ((whole, 512), (chunked, 9)):
+        serving = Serving(runner, chunk=chunk)
+        serving.place(sample, 3)
+        serving.run([sample])
+    assert len(whole.prompt_logprobs) == 2 * limit + 6
+    assert whole.answer() == chunked.answer()
+    crowd = [Sample(PROMPT[: 1 + index % 7], SamplingParams(seed=index, num_logprobs=1), 3) for index in range(limit + 9)]
+    alone = [Sample(member.prompt, member.sampling, 3) for member in (crowd[limit - 1], crowd[limit], crowd[-1])]
+    serving = Serving(runner)
+    for slot, member in enumerate(crowd):
+        serving.place(member, slot)
+    serving.run(crowd)
+    for sample, member in zip(alone, (crowd[limit - 1], crowd[limit], crowd[-1]), strict=True):
+        serving = Serving(runner)
+        serving.place(sample, 0)
+        serving.run([sample])
+        assert sample.answer() == member.answer()
+
+
 def test_seeded_samples_do_not_depend_on_the_batch(first: Path) -> None:
     """Alone, in chunks, in another slot, among others: the same draws; other seeds and samples draw others."""
     runner = make_runner(first, max_model_len=128, num_kv_blocks=100, max_num_seqs=12)

@@ -83,7 +83,7 @@ def test_start_leaves_nothing_of_the_one_before() -> None:
     fresh = Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100)
     fresh.start(SlotStart(2, "new", int32([9]), 1, SamplingParams(), int32([])))
     for name, array in slots.arrays():
-        if name != "sampling":
+        if name != "sampling":  # it has an address
             np.testing.assert_array_equal(array[2], dict(fresh.arrays())[name][2], err_msg=name)
 
 
@@ -94,10 +94,10 @@ def test_unknown_token_ids_are_dropped() -> None:
     )
     slots.start(SlotStart(0, "r", int32([1]), 1, sampling, int32([])))
     kept = slots.sampling[0]
-    assert kept.bias_token_ids.tolist() == [5]
-    assert kept.allowed_token_ids.tolist() == [7]
-    assert kept.stop_token_ids.tolist() == []
-    assert [word.tolist() for word in kept.bad_words] == [[4]]
+    assert [int(kept[name]) for name in ("num_biases", "num_allowed", "num_stops", "num_words")] == [1, 1, 0, 1]
+    bias = int(np.float32(1.0).view(np.int32))
+    assert slots.token_lists[0].tolist() == [5, bias, 7, 0, 1, 4]
+    assert kept["lists"] == slots.token_lists[0].ctypes.data
 
 
 @settings(max_examples=5, deadline=None)

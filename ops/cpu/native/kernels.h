@@ -70,6 +70,27 @@ struct SplitShape {
 
 constexpr i64 VALUE_BLOCK = 8;  // vectors of values that are added up in registers at a time
 
+constexpr i64 SAMPLING_BLOCK = 1024;  // logits that are reduced together, counted from the start of their row
+
+// A row of logits, and what is found in each of its blocks. NaN is larger than any number.
+struct LogitScan {
+    const float *logits;  // [count]
+    i64 count;
+    float scale;          // of the weights e^((logit - block's largest) * scale); 0: no sums are wanted
+    float *lane_largest;  // [blocks, lanes]
+    float *largest;       // [blocks]
+    float *sums;          // [blocks] of weights; 0 where the largest is not finite
+};
+
+struct SamplingKernels {
+    void (*scan)(const LogitScan &scan, i64 block_begin, i64 block_end);
+    // weights[i] = e^((logits[i] - largest) * scale)
+    void (*weigh)(float *weights, const float *logits, float largest, float scale, i64 count);
+    // token ids, ascending, and logits of those not less than `bound` (so NaN too); the number of them. After `scan`.
+    i64 (*gather)(i32 *token_ids, float *values, const LogitScan &scan, float bound);
+    i64 (*count_above)(const LogitScan &scan, float bound);  // logits larger than `bound`. After `scan`.
+};
+
 struct Kernels {
     const char *name;
     i64 lanes;      // floats of a vector; padded_dim is a multiple of it
@@ -85,6 +106,7 @@ struct Kernels {
                  i64 padded_dim);
     // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
+    SamplingKernels sampling;
 };
 
 const Kernels &portable_kernels();

@@ -7,6 +7,7 @@
 #include "checksum.h"
 #include "ops.h"
 #include "packing.h"
+#include "sampling.h"
 
 namespace nb = nanobind;
 
@@ -104,6 +105,28 @@ void bind_packing(nb::module_ &module) {
     }, nb::call_guard<nb::gil_scoped_release>());
 }
 
+void bind_sampling(nb::module_ &module) {
+    module.def("sample", [](Address logits, i64 vocab, i64 rows, Address token_ids, Address logprobs, Address ranks, i64 num_top,
+                            Address top_token_ids, Address top_logprobs, Address samplings, Address histories, i64 width,
+                            Address num_prompt_tokens, Address slots, Address positions) {
+        const SampledRows sampled{floats(logits), vocab, rows, ints(token_ids), floats(logprobs), ints(ranks), num_top,
+                                  ints(top_token_ids), floats(top_logprobs)};
+        const SlotTable table{reinterpret_cast<const SlotSampling *>(samplings), ints(histories), width, ints(num_prompt_tokens)};
+        sample(Engine::get(), sampled, table, ints(slots), ints(positions));
+    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("score", [](Address logits, i64 vocab, i64 rows, Address token_ids, Address logprobs, Address ranks, i64 num_top,
+                           Address top_token_ids, Address top_logprobs) {
+        score(Engine::get(), {floats(logits), vocab, rows, ints(token_ids), floats(logprobs), ints(ranks), num_top,
+                              ints(top_token_ids), floats(top_logprobs)});
+    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("philox4x32", [](std::vector<std::uint32_t> counter, std::vector<std::uint32_t> key) {
+        if (counter.size() != 4 || key.size() != 2) throw nb::value_error("philox4x32 takes four words and two");
+        philox4x32(counter.data(), key.data());
+        return counter;
+    });
+    module.def("uniform", &uniform);
+}
+
 }  // namespace
 }  // namespace tokamak::cpu
 
@@ -113,9 +136,11 @@ NB_MODULE(_cpu, module) {
     module.attr("KEY_SPLIT") = KEY_SPLIT;
     module.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
     module.attr("MAX_GROUP") = MAX_GROUP;
+    module.attr("SLOT_SAMPLING_BYTES") = sizeof(SlotSampling);
     bind_ops(module);
     bind_engine(module);
     bind_packing(module);
+    bind_sampling(module);
     nb::class_<Tape>(module, "Tape")
         .def(nb::init<std::vector<Op>>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())

@@ -1,0 +1,60 @@
+// From logits to tokens and log-probabilities (workers/sampler.py says what is computed), for the rows of a step at once, on
+// the rank's threads. What comes of a row depends on its logits, its tokens and its parameters alone: sums are added up within
+// blocks of the vocabulary, and block after block.
+#pragma once
+
+#include "ops.h"
+
+namespace tokamak::cpu {
+
+// A sample's parameters, as workers/sampling_state.py (SAMPLING) lays them out:
+//
+//      0 seed u64            8 lists                16 temperature f64       24 top_p f64         32 min_p f64
+//     40 repetition f32     44 presence f32         48 frequency f32         52 sample_index
+//     56 top_k              60 min_tokens           64 num_logprobs          68 num_prompt_logprobs
+//     72 num_biases         76 num_allowed (-1: all) 80 num_stops            84 num_words          88
+//
+// `lists` is the address of int32: bias token ids | biases (float32 bits) | allowed | stops | offsets of words [num_words + 1],
+// counted from the end of these | token ids of words. All ids but those of a word's first tokens are within the vocabulary.
+struct SlotSampling {
+    std::uint64_t seed;
+    const i32 *lists;
+    double temperature, top_p, min_p;
+    float repetition_penalty, presence_penalty, frequency_penalty;
+    i32 sample_index;
+    i32 top_k, min_tokens, num_logprobs, num_prompt_logprobs;
+    i32 num_biases, num_allowed, num_stops, num_words;
+};
+static_assert(sizeof(SlotSampling) == 88 && offsetof(SlotSampling, num_words) == 84, "as in workers/sampling_state.py");
+
+struct SlotTable {
+    const SlotSampling *samplings;  // [slots]
+    const i32 *token_ids;           // [slots, width]: prompt, then outputs
+    i64 width;
+    const i32 *num_prompt_tokens;  // [slots]
+};
+
+struct SampledRows {
+    const float *logits;  // [rows, vocab]
+    i64 vocab, rows;
+    i32 *token_ids;   // [rows]: drawn, or given where there are no slots
+    float *logprobs;  // [rows], of these tokens
+    i32 *ranks;       // [rows]: 1 + the number of larger logits
+    i64 num_top;      // of each row; of a slot at most as many as it wants
+    i32 *top_token_ids;   // [rows, num_top], best first
+    float *top_logprobs;  // likewise
+};
+
+// Draws the token at positions[row] of slots[row]. Log-probabilities, ranks and best tokens are written where a slot wants them.
+void sample(Engine &engine, const SampledRows &rows, const SlotTable &table, const i32 *slots, const i32 *positions);
+
+// Log-probabilities, ranks and best tokens for given tokens.
+void score(Engine &engine, const SampledRows &rows);
+
+// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+void philox4x32(std::uint32_t counter[4], std::uint32_t key[2]);
+
+// In [0, 1) with 53 random bits: a function of the request's seed, the token's position and the sample's index.
+double uniform(std::uint64_t seed, std::uint32_t position, std::uint32_t sample_index);
+
+}  // namespace tokamak::cpu
