@@ -1,0 +1,63 @@
+"""The weight cache of a whole engine: the first start fills it, later starts and restarted workers map it, damage is repaired,
+and answers are the same in every case."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.workload import Answer, answers, mixed_bodies
+from tests.waiting import wait_until
+
+MODEL = GOLDEN / "qwen3"
+BODIES = mixed_bodies(4, seed=5, max_tokens=24, max_prompt=40)
+
+
+def engine_with(directory: Path, *options: str) -> EngineProcess:
+    return EngineProcess(MODEL, "--max-model-len", "400", "--weight-cache-dir", str(directory), *options)
+
+
+def loads(engine: EngineProcess) -> dict[str, float]:
+    return {found: engine.metric("weight_cache_loads_total", found=found) for found in ("hit", "miss", "damaged")}
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.exists() else []
+
+
+def test_filled_mapped_and_repaired(tmp_path: Path) -> None:
+    with engine_with(tmp_path, "--no-weight-cache") as engine:
+        expected: list[Answer] = answers(engine, BODIES)
+        assert loads(engine) == {"hit": 0, "miss": 0, "damaged": 0}
+        assert files(tmp_path) == []
+    with engine_with(tmp_path) as engine:
+        assert answers(engine, BODIES) == expected
+        assert loads(engine) == {"hit": 0, "miss": 1, "damaged": 0}
+        (path,) = files(tmp_path)
+        assert engine.metric("weights_bytes") <= path.stat().st_size
+        epoch = engine.kill("worker0")
+        engine.wait_for_restart("worker0", epoch)
+        assert answers(engine, BODIES) == expected
+        assert loads(engine)["hit"] == 1
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 8
+    path.write_bytes(content)
+    with engine_with(tmp_path) as engine:
+        assert answers(engine, BODIES) == expected
+        assert loads(engine) == {"hit": 0, "miss": 0, "damaged": 1}
+        with engine_with(tmp_path) as second:
+            assert answers(second, BODIES) == expected
+            assert loads(second)["hit"] == 1
+    assert files(tmp_path) == [path]
+
+
+def test_killed_while_it_starts(tmp_path: Path) -> None:
+    """Whatever a start leaves that is killed at once, the next serves."""
+    engine = engine_with(tmp_path)
+    engine.launch()
+    wait_until(lambda: bool(files(tmp_path)) or engine.is_ready, 90, "a file in the cache")
+    engine.stop(signal.SIGKILL)
+    with engine_with(tmp_path) as engine:
+        assert answers(engine, BODIES)
+    assert [path.suffix for path in files(tmp_path)] == [".weights"]
