@@ -1,0 +1,194 @@
+"""Linears over int8 and int4 weights: exact integers, what quantization costs, and a row's independence of its company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ops import _cpu
+from ops.cpu.int_packing import IntWeight
+from ops.modules import Linear
+from ops.table import OpTable
+from ops.weights import QuantizedWeight, WeightFormat
+from ops.weights import float32 as values_of
+from tests.ops import integers
+from tests.ops.packing import pack
+from tests.ops.tables import table
+
+INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
+INT4 = [WeightFormat("int4", group, offsets) for group in (16, 32, 64, 128) for offsets in (False, True)]
+FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True)]
+QUANTIZING = [*INT8, *(format for format in INT4 if not format.has_offsets)]
+SHAPES = [(20, 37), (100, 1), (7, 16), (256, 100), (300, 70), (1024, 48)]
+
+
+def named(format: WeightFormat) -> str:
+    return f"{format.kind}-{format.group_size}{'-offsets' if format.has_offsets else ''}"
+
+
+@pytest.fixture(params=_cpu.variants())
+def k(request: pytest.FixtureRequest) -> Iterator[OpTable]:
+    with table(f"{request.param}-1") as found:
+        yield found
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def linear_of(
+    k: OpTable, weight: np.ndarray | QuantizedWeight, format: WeightFormat, bias: np.ndarray | None = None
+) -> Linear:
+    num_outputs, num_inputs = (weight.values if isinstance(weight, QuantizedWeight) else weight).shape
+    module = Linear(("w",), num_inputs, (num_outputs,), bias is not None, format)
+    pack(k, module, weight=weight, bias=bias)
+    return module
+
+
+def rounding(format: WeightFormat, num_inputs: int) -> float:
+    """What float32 may lose: half a unit in the last place for each block, and a few for scales and bias. A whole number that
+    were off by one would show: it weighs 1e-5 of a block's magnitude."""
+    num_blocks = -(-num_inputs // min(format.group_size or integers.MAX_BLOCK, integers.MAX_BLOCK))
+    return (4 + num_blocks) * 2.0**-24
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=named)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sums_are_exact(k: OpTable, format: WeightFormat, shape: tuple[int, int]) -> None:
+    """Within the rounding of one multiply-add per block."""
+    num_inputs, num_outputs = shape
+    weight = integers.random_weight(num_outputs, num_inputs, format)
+    bias = random(num_outputs, seed=2)
+    module = linear_of(k, weight, format, bias)
+    for num_rows in (1, 2, 3, 5, 30):
+        x = random(num_rows, num_inputs, seed=num_rows)
+        expected, magnitude = integers.linear(x, weight, bias)
+        found = k.linear(x, module).numpy()
+        assert (np.abs(found - expected) <= magnitude * rounding(format, num_inputs)).all()
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=named)
+def test_extreme_values(k: OpTable, format: WeightFormat) -> None:
+    """The largest integers of both signs everywhere, rows of zero, of tiny and of huge values; rows with NaN and infinity give
+    NaN and leave the others alone."""
+    num_inputs, num_outputs = 264, 20
+    weight = integers.random_weight(num_outputs, num_inputs, format)
+    low, high = (-128, 127) if format.kind == "int8" else (0, 15)
+    weight.values[0::3], weight.values[1::3] = low, high
+    x = random(12, num_inputs)
+    x[0], x[1], x[2], x[3] = 1, -1, 0, 1e-38
+    x[4], x[5] = 1e30, -1e30
+    x[6, ::2] = 0
+    x[7, 5], x[8, 200], x[9, 0] = np.nan, np.inf, -np.inf
+    x[10] *= 1e-20
+    finite = np.isfinite(x).all(1)
+    found = k.linear(x, linear_of(k, weight, format)).numpy()
+    expected, magnitude = integers.linear(x[finite], weight)
+    assert (np.abs(found[finite] - expected) <= magnitude * rounding(format, num_inputs)).all()
+    assert np.isnan(found[~finite]).all()
+
+
+# Relative error (root mean square) of y against float32, for normal weights and activations: of the weights, which share a
+# scale with so many others, and of the activations, about 0.6 %.
+ERRORS = {
+    **{WeightFormat("int8", group): 0.012 for group in (0, 16, 32, 64, 128, 256)},
+    WeightFormat("int4", 16): 0.075,
+    WeightFormat("int4", 32): 0.085,
+    WeightFormat("int4", 64): 0.094,
+    WeightFormat("int4", 128): 0.102,
+}
+
+
+@pytest.mark.parametrize("format", QUANTIZING, ids=named)
+@pytest.mark.parametrize("is_bfloat16", [False, True])
+def test_accuracy(k: OpTable, format: WeightFormat, is_bfloat16: bool) -> None:
+    weight, x = random(200, 1024, seed=1) / 32, random(8, 1024)
+    source: np.ndarray = weight
+    if is_bfloat16:
+        source = (weight.view(np.uint32) >> 16).astype(np.uint16)
+        weight = values_of(source)
+    expected = x @ weight.T
+    found = k.linear(x, linear_of(k, source, format)).numpy()
+    error = np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean())
+    assert ERRORS[format] / 2 < error < ERRORS[format]
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=named)
+def test_quantized_weights_are_laid_out_as_they_are(k: OpTable, format: WeightFormat) -> None:
+    weight = integers.random_weight(37, 300, format)
+    transposed = QuantizedWeight(format, np.asfortranarray(weight.values), weight.scales, weight.offsets)
+    for source in (weight, transposed):
+        kept = linear_of(k, source, format).weight
+        assert isinstance(kept, IntWeight)
+        np.testing.assert_array_equal(unpacked(kept, 37, 300), values_of(weight))
+
+
+def unpacked(weight: IntWeight, num_outputs: int, num_inputs: int) -> np.ndarray:
+    """The numbers that packed weights stand for."""
+    panels, lines, _ = weight.values.shape
+    quads = weight.values.reshape(panels, lines, 16, 4)
+    zero = 128 if weight.bits == 8 else 8 if weight.offsets is None else 0
+    if weight.bits == 4:
+        quads = np.stack([quads & 15, quads >> 4], axis=2)  # [panels, lines, 2, 16, 4]
+    else:
+        quads = quads[:, :, None]
+    values = quads.transpose(0, 3, 1, 2, 4).reshape(panels * 16, -1)[:num_outputs, :num_inputs].astype(np.float32) - zero
+    groups = np.arange(num_inputs) // (weight.format.group_size or num_inputs)
+
+    def spread(grouped: np.ndarray) -> np.ndarray:
+        return grouped.transpose(0, 2, 1).reshape(panels * 16, -1)[:num_outputs][:, groups]
+
+    result: np.ndarray = values * spread(weight.scales)
+    return result if weight.offsets is None else result - spread(weight.offsets)
+
+
+@pytest.mark.parametrize("format", QUANTIZING, ids=named)
+def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
+    """Weights, any strides; the error is as small as the format allows: half a step of int8, less than half of int4 on
+    average. Zeros, an output that is all zero and tiny ones stay what they are."""
+    weight = random(37, 300, seed=3)
+    weight[3], weight[4] = 0, 1e-35
+    weight[5, :200] = 0
+    kept = []
+    for variant in _cpu.variants():
+        with table(f"{variant}-2") as k:
+            plain = linear_of(k, weight, format).weight
+            turned = linear_of(k, np.asfortranarray(weight), format).weight
+        kept += [plain, turned]
+    for other in kept[1:]:
+        np.testing.assert_array_equal(other.values, kept[0].values)
+        np.testing.assert_array_equal(other.scales, kept[0].scales)
+    numbers = unpacked(kept[0], 37, 300)
+    assert (numbers[3] == 0).all()
+    assert np.abs(numbers[4]).max() <= 1e-35
+    assert (numbers[5, :192] == 0).all()
+    error = np.sqrt(((numbers - weight) ** 2).sum() / (weight**2).sum())
+    assert error < (0.011 if format.kind == "int8" else ERRORS[format])
+
+
+def test_a_weight_of_another_format_is_quantized_anew() -> None:
+    with table(f"{_cpu.variants()[-1]}-1") as k:
+        weight = integers.random_weight(37, 300, WeightFormat("int4", 32, True))
+        found = linear_of(k, weight, WeightFormat("int8", 64)).weight
+        expected = linear_of(k, values_of(weight), WeightFormat("int8", 64)).weight
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize("format", [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6]], ids=named)
+@pytest.mark.parametrize("shape", [(300, 200), (64, 1031), (1024, 48)], ids=str)
+def test_any_number_of_threads(variant: str, format: WeightFormat, shape: tuple[int, int]) -> None:
+    num_inputs, num_outputs = shape
+    x = random(400, num_inputs)
+    with table(f"{variant}-1") as k:
+        module = linear_of(k, integers.random_weight(num_outputs, num_inputs, format), format)
+        expected = {rows: k.linear(x[:rows], module).numpy() for rows in (1, 5, 17, 400)}
+    for rows in (1, 5, 17):
+        np.testing.assert_array_equal(expected[rows], expected[400][:rows])
+    for threads in (2, 3, 5):
+        with table(f"{variant}-{threads}") as k:
+            for turn in range(10):
+                rows = (1, 5, 17, 17, 400)[turn % 5]
+                np.testing.assert_array_equal(k.linear(x[:rows], module).numpy(), expected[rows])
