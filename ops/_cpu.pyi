@@ -87,6 +87,39 @@ def pack_panels(
     num_outputs: int,
     num_inputs: int,
 ) -> None: ...
+def weight_scales(
+    scales: int,
+    kind: int,  # int8 or int4
+    weight: int,
+    is_bfloat16: bool,
+    output_stride: int,
+    input_stride: int,
+    num_outputs: int,
+    num_inputs: int,
+    group_size: int,  # 0: all inputs
+) -> None: ...
+def quantize_weight(
+    packed: int,
+    scales: int,
+    kind: int,
+    weight: int,
+    is_bfloat16: bool,
+    output_stride: int,
+    input_stride: int,
+    num_outputs: int,
+    num_inputs: int,
+    group_size: int,
+) -> None: ...
+def lay_integers(
+    packed: int,
+    kind: int,
+    weight: int,  # int8, or int4 one in a byte
+    output_stride: int,
+    input_stride: int,
+    num_outputs: int,
+    num_inputs: int,
+    zero: int,  # what stands where nothing is stored
+) -> None: ...
 def pack_rows(
     packed: int,
     kind: int,

@@ -7,32 +7,15 @@ What is filled up stands for zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ops import _cpu
 from ops.weights import QuantizedWeight, Source, Store, Values, WeightFormat, float32
 
-BITS = {"int8": 8, "int4": 4}  # of the kinds that are packed here
+KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
 MAX_INT4_GROUP = 128  # that floats are quantized in
 
 _FLOAT = np.dtype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class IntWeight:
-    """What a linear or an embedding keeps: q of int8 stands for (q - 128) * scale, of int4 for (q - 8) * scale; with offsets,
-    both for the stored integer (of int8: q - 128) * scale - offset."""
-
-    format: WeightFormat
-    values: np.ndarray  # uint8 [panels, lines, 64]
-    scales: np.ndarray  # float32 [panels, groups, PANEL]
-    offsets: np.ndarray | None
-
-    @property
-    def bits(self) -> int:
-        return BITS[self.format.kind]
 
 
 class IntPacking:
@@ -41,16 +24,18 @@ class IntPacking:
     def __init__(self, name: str, format: WeightFormat, num_inputs: int, num_outputs: int, source: Source) -> None:
         self._name = name
         self._format = format
-        self._bits = BITS[format.kind]
+        self._kind = KINDS[format.kind]
+        self._is_int8 = format.kind == "int8"
         self._num_inputs = num_inputs
         self._num_outputs = num_outputs
         self._source = source
         self._values: Values | None = None
 
-    def keep(self, store: Store) -> IntWeight:
+    def keep(self, store: Store) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Values uint8 [panels, lines, LINE]; scales, and offsets where the format has them, [panels, groups, PANEL]."""
         num_panels = -(-self._num_outputs // _cpu.PANEL)
         num_groups = -(-self._num_inputs // (self._format.group_size or self._num_inputs))
-        num_lines = -(-self._num_inputs // (32 // self._bits))
+        num_lines = -(-self._num_inputs // (4 if self._is_int8 else 8))
         grouped = (num_panels, num_groups, _cpu.PANEL)
         scales = store.keep(f"{self._name}.scales", grouped, _FLOAT, self._fill_scales)
         offsets = None
@@ -63,7 +48,7 @@ class IntPacking:
         lines = (num_panels, num_lines, 4 * _cpu.PANEL)
         values = store.keep(f"{self._name}.weight", lines, np.dtype(np.uint8), fill_values)
         self._values = None
-        return IntWeight(self._format, values, scales, offsets)
+        return values, scales, offsets
 
     def _read(self) -> Values:
         """The source, read once: floats, or integers that are of this format already."""
@@ -73,7 +58,7 @@ class IntPacking:
                 values = float32(values)
             if isinstance(values, np.ndarray):
                 assert not self._format.has_offsets, f"{self._name}: floats are quantized without offsets"
-                is_fine = self._bits == 8 or 0 < self._format.group_size <= MAX_INT4_GROUP
+                is_fine = self._is_int8 or 0 < self._format.group_size <= MAX_INT4_GROUP
                 assert is_fine, f"{self._name}: floats become int4 in groups of at most {MAX_INT4_GROUP}, not of {self._format}"
             self._values = values
         return self._values
@@ -83,7 +68,7 @@ class IntPacking:
         if isinstance(values, QuantizedWeight):
             _lay_groups(kept, values.scales)
         else:
-            _cpu.weight_scales(kept.ctypes.data, *self._floats(values), self._format.group_size, self._bits)
+            _cpu.weight_scales(kept.ctypes.data, self._kind, *self._floats(values), self._format.group_size)
 
     def _fill_offsets(self, kept: np.ndarray) -> None:
         values = self._read()
@@ -94,20 +79,19 @@ class IntPacking:
     def _fill_values(self, packed: np.ndarray, scales: np.ndarray) -> None:
         values = self._read()
         if not isinstance(values, QuantizedWeight):
-            _cpu.pack_int(
-                packed.ctypes.data, scales.ctypes.data, *self._floats(values), self._format.group_size, self._bits
-            )
+            numbers = self._floats(values)
+            _cpu.quantize_weight(packed.ctypes.data, scales.ctypes.data, self._kind, *numbers, self._format.group_size)
             return
         integers = values.values
-        zero = 128 if self._bits == 8 else 0 if self._format.has_offsets else 8
-        shape = (*integers.strides, self._num_inputs, self._num_outputs)
-        _cpu.lay_int(packed.ctypes.data, integers.ctypes.data, *shape, self._bits, zero)
+        zero = 128 if self._is_int8 else 0 if self._format.has_offsets else 8
+        shape = (*integers.strides, self._num_outputs, self._num_inputs)
+        _cpu.lay_integers(packed.ctypes.data, self._kind, integers.ctypes.data, *shape, zero)
 
     def _floats(self, values: np.ndarray) -> tuple[int, bool, int, int, int, int]:
         """Where the native functions find them: address, whether they are bfloat16, strides in elements, shape."""
         output_stride, input_stride = (stride // values.itemsize for stride in values.strides)
         is_bfloat16 = values.dtype == np.uint16
-        return values.ctypes.data, is_bfloat16, output_stride, input_stride, self._num_inputs, self._num_outputs
+        return values.ctypes.data, is_bfloat16, output_stride, input_stride, self._num_outputs, self._num_inputs
 
 
 def _lay_groups(kept: np.ndarray, values: np.ndarray) -> None:

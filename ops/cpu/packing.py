@@ -16,6 +16,7 @@ import numpy as np
 from engine.errors import CheckpointError
 from ops import _cpu
 from ops.cpu.array import Array, array_of
+from ops.cpu.int_packing import KINDS, IntPacking
 from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
 from ops.weights import Source, Store, Values, float32
 
@@ -117,7 +118,10 @@ def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
 
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
     num_panels = -(-module.width // _cpu.PANEL)
-    module.weight = _packed_floats(module, sources["weight"], store, num_panels)
+    if module.format.kind in KINDS:
+        module.weight = _packed_integers(module, sources["weight"], store)
+    else:
+        module.weight = _packed_floats(module, sources["weight"], store, num_panels)
     module.bias = None
     if module.has_bias:
 
@@ -126,6 +130,13 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
             kept[module.width :] = 0
 
         module.bias = array_of(store.keep(f"{module.name}.bias", (num_panels * _cpu.PANEL,), _FLOAT, fill_bias))
+
+
+def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeight:
+    packing = IntPacking(module.name, module.format, module.num_inputs, module.width, source)
+    values, scales, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
+    assert values is not None
+    return PackedWeight(KINDS[module.format.kind], values, scales, offsets, module.format.group_size)
 
 
 def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:

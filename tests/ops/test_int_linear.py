@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ops import _cpu
-from ops.cpu.int_packing import IntWeight
+from ops.cpu.packing import PackedWeight
 from ops.modules import Linear
 from ops.table import OpTable
 from ops.weights import QuantizedWeight, WeightFormat
@@ -38,9 +38,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def linear_of(
-    k: OpTable, weight: np.ndarray | QuantizedWeight, format: WeightFormat, bias: np.ndarray | None = None
-) -> Linear:
+def linear_of(k: OpTable, weight: np.ndarray | QuantizedWeight, format: WeightFormat, bias: np.ndarray | None = None) -> Linear:
     num_outputs, num_inputs = (weight.values if isinstance(weight, QuantizedWeight) else weight).shape
     module = Linear(("w",), num_inputs, (num_outputs,), bias is not None, format)
     pack(k, module, weight=weight, bias=bias)
@@ -121,27 +119,26 @@ def test_quantized_weights_are_laid_out_as_they_are(k: OpTable, format: WeightFo
     transposed = QuantizedWeight(format, np.asfortranarray(weight.values), weight.scales, weight.offsets)
     for source in (weight, transposed):
         kept = linear_of(k, source, format).weight
-        assert isinstance(kept, IntWeight)
-        np.testing.assert_array_equal(unpacked(kept, 37, 300), values_of(weight))
+        np.testing.assert_array_equal(unpacked(kept, format, 37, 300), values_of(weight))
 
 
-def unpacked(weight: IntWeight, num_outputs: int, num_inputs: int) -> np.ndarray:
+def unpacked(weight: PackedWeight, format: WeightFormat, num_outputs: int, num_inputs: int) -> np.ndarray:
     """The numbers that packed weights stand for."""
-    panels, lines, _ = weight.values.shape
-    quads = weight.values.reshape(panels, lines, 16, 4)
-    zero = 128 if weight.bits == 8 else 8 if weight.offsets is None else 0
-    if weight.bits == 4:
-        quads = np.stack([quads & 15, quads >> 4], axis=2)  # [panels, lines, 2, 16, 4]
-    else:
-        quads = quads[:, :, None]
-    values = quads.transpose(0, 3, 1, 2, 4).reshape(panels * 16, -1)[:num_outputs, :num_inputs].astype(np.float32) - zero
-    groups = np.arange(num_inputs) // (weight.format.group_size or num_inputs)
+    num_panels = -(-num_outputs // 16)
+    quads = weight.values.numpy().reshape(num_panels, -1, 16, 4)
+    zero = 128
+    if format.kind == "int4":
+        zero = 0 if format.has_offsets else 8
+        quads = np.stack([quads & 15, quads >> 4], axis=2).reshape(num_panels, -1, 16, 4)
+    values = quads.transpose(0, 2, 1, 3).reshape(num_panels * 16, -1)[:num_outputs, :num_inputs].astype(np.float32) - zero
+    groups = np.arange(num_inputs) // (format.group_size or num_inputs)
 
     def spread(grouped: np.ndarray) -> np.ndarray:
-        return grouped.transpose(0, 2, 1).reshape(panels * 16, -1)[:num_outputs][:, groups]
+        by_output = grouped.reshape(num_panels, -1, 16).transpose(0, 2, 1).reshape(num_panels * 16, -1)
+        return by_output[:num_outputs][:, groups]
 
-    result: np.ndarray = values * spread(weight.scales)
-    return result if weight.offsets is None else result - spread(weight.offsets)
+    result: np.ndarray = values * spread(weight.scales.numpy())
+    return result if weight.offsets is None else result - spread(weight.offsets.numpy())
 
 
 @pytest.mark.parametrize("format", QUANTIZING, ids=named)
@@ -158,9 +155,9 @@ def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
             turned = linear_of(k, np.asfortranarray(weight), format).weight
         kept += [plain, turned]
     for other in kept[1:]:
-        np.testing.assert_array_equal(other.values, kept[0].values)
-        np.testing.assert_array_equal(other.scales, kept[0].scales)
-    numbers = unpacked(kept[0], 37, 300)
+        np.testing.assert_array_equal(other.values.numpy(), kept[0].values.numpy())
+        np.testing.assert_array_equal(other.scales.numpy(), kept[0].scales.numpy())
+    numbers = unpacked(kept[0], format, 37, 300)
     assert (numbers[3] == 0).all()
     assert np.abs(numbers[4]).max() <= 1e-35
     assert (numbers[5, :192] == 0).all()
@@ -173,7 +170,7 @@ def test_a_weight_of_another_format_is_quantized_anew() -> None:
         weight = integers.random_weight(37, 300, WeightFormat("int4", 32, True))
         found = linear_of(k, weight, WeightFormat("int8", 64)).weight
         expected = linear_of(k, values_of(weight), WeightFormat("int8", 64)).weight
-    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
 
 
 @pytest.mark.parametrize("variant", _cpu.variants())

@@ -28,20 +28,31 @@ enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // as WEI
 struct LinearShape {
     float *y;            // [rows, outputs]
     const float *x;      // [rows, inputs]
-    void *prepared;      // [rows, prepared_bytes]: what `prepare` makes of x
+    void *prepared;      // rows * prepared_bytes: what `prepare` makes of x
     const void *weight;  // packed: panels of lines
     const float *scales, *offsets;  // [panels][groups][PANEL] of integers; no offsets: null
     const float *bias;   // [outputs, filled up to whole panels] or null
     i64 inputs, outputs;
     i64 group_size;      // inputs of a scale, 0: all
+    i64 rows;            // of the op
 };
 
-// y = x W + b for one kind of weights.
+// y = x W + b for one kind of weights. Integers stand for scale * (q - zero) - offset: without offsets the zero of stored int4
+// is 8, with them 0; of int8 it is 128.
 struct LinearKernels {
     // bytes of a row as `linear` reads it; 0: it reads x itself, and `prepare` is not called
     i64 (*prepared_bytes)(const LinearShape &shape);
     void (*prepare)(const LinearShape &shape, i64 row_begin, i64 row_end);
     void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
+    // Rows are cut where n tiles of this size at most, as even as can be, begin: tile i of n at rows * i / n.
+    i64 tile_rows = 1;
+};
+
+// Numbers where a checkpoint has them: [rows, columns] with any strides, counted in numbers.
+struct Matrix {
+    const void *values;  // float32, or bfloat16
+    bool is_bfloat16;
+    i64 row_stride, column_stride, rows, columns;
 };
 
 struct RotationShape {
@@ -107,6 +118,10 @@ struct Kernels {
     // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
     SamplingKernels sampling;
+    // [outputs, inputs] -> scales [panels][groups][PANEL], and then the integers, of panels [begin, end)
+    void (*weight_scales)(float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin, i64 end);
+    void (*quantize_weight)(void *packed, const float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin,
+                            i64 end);
 };
 
 const Kernels &portable_kernels();

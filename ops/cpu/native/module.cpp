@@ -17,6 +17,7 @@ namespace {
 using Address = std::uintptr_t;
 
 float *floats(Address address) { return reinterpret_cast<float *>(address); }
+std::uint8_t *bytes(Address address) { return reinterpret_cast<std::uint8_t *>(address); }
 i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
 Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
 
@@ -31,7 +32,7 @@ void bind_ops(nb::module_ &module) {
                             i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {
         return Op{LinearOp{static_cast<WeightKind>(kind),
                            {floats(y), floats(x), nullptr, floats(weight), floats(scales), floats(offsets), floats(bias),
-                            inputs, outputs, group_size},
+                            inputs, outputs, group_size, 0},
                            rows_of(rows, count)}};
     });
     module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
@@ -91,6 +92,30 @@ void bind_packing(nb::module_ &module) {
         const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
         in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
             pack_panels(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
+        });
+    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("weight_scales", [in_parallel](Address scales, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
+                                              i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
+        const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
+        in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
+            const Kernels &kernels = Engine::get().kernels();
+            kernels.weight_scales(floats(scales), matrix, static_cast<WeightKind>(kind), group_size, begin, end);
+        });
+    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("quantize_weight", [in_parallel](Address packed, Address scales, i32 kind, Address weight, bool is_bfloat16,
+                                                i64 output_stride, i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
+        const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
+        in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
+            const Kernels &kernels = Engine::get().kernels();
+            kernels.quantize_weight(floats(packed), floats(scales), matrix, static_cast<WeightKind>(kind), group_size, begin,
+                                    end);
+        });
+    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("lay_integers", [in_parallel](Address packed, i32 kind, Address weight, i64 output_stride, i64 input_stride,
+                                             i64 outputs, i64 inputs, int zero) {
+        const IntMatrix matrix{bytes(weight), output_stride, input_stride, outputs, inputs};
+        in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
+            lay_integers(bytes(packed), static_cast<WeightKind>(kind), matrix, static_cast<std::uint8_t>(zero), begin, end);
         });
     }, nb::call_guard<nb::gil_scoped_release>());
     module.def("pack_rows", [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 row_stride,

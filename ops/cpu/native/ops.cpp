@@ -40,9 +40,13 @@ void run_op(Engine &engine, const Embed &op) {
 LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &kernels, i64 rows) {
     LinearShape shape = op.shape;
     const i64 bytes = kernels.prepared_bytes(shape);
+    shape.rows = rows;
     if (bytes == 0) return shape;
     shape.prepared = engine.prepared(rows * bytes);
-    for_rows(engine, rows, shape.inputs, [&](i64 begin, i64 end) { kernels.prepare(shape, begin, end); });
+    const i64 tiles = divide_up(rows, kernels.tile_rows);
+    for_rows(engine, tiles, shape.inputs * kernels.tile_rows, [&](i64 begin, i64 end) {
+        kernels.prepare(shape, rows * begin / tiles, rows * end / tiles);
+    });
     return shape;
 }
 
@@ -54,14 +58,15 @@ void run_op(Engine &engine, const LinearOp &op) {
     const int threads = engine.pool().num_threads();
     const bool is_small = rows * shape.inputs * shape.outputs <= SMALL_PRODUCT;
     if (rows <= MAX_TASK_ROWS && (threads == 1 || is_small)) return kernels.linear(shape, 0, rows, 0, panels);
-    const i64 row_parts = divide_up(rows, MAX_TASK_ROWS);
+    const i64 tiles = divide_up(rows, kernels.tile_rows), row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
     const i64 groups = divide_up(panels, PANEL_GROUP);
     const i64 group_parts = std::min(groups, divide_up(threads * TASKS_PER_THREAD, row_parts));
     engine.pool().run(row_parts * group_parts, [&](i64 task, int) {
         const i64 row_part = task % row_parts, group_part = task / row_parts;  // neighbours in time share their weights
         const i64 begin = groups * group_part / group_parts * PANEL_GROUP;
         const i64 end = std::min(panels, groups * (group_part + 1) / group_parts * PANEL_GROUP);
-        kernels.linear(shape, rows * row_part / row_parts, rows * (row_part + 1) / row_parts, begin, end);
+        const auto row_at = [&](i64 part) { return rows * (tiles * part / row_parts) / tiles; };
+        kernels.linear(shape, row_at(row_part), row_at(row_part + 1), begin, end);
     });
 }
 

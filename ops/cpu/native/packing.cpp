@@ -82,4 +82,24 @@ void pack_rows(void *packed, WeightKind kind, const Matrix &weight, i64 begin, i
     }
 }
 
+void lay_integers(std::uint8_t *packed, WeightKind kind, const IntMatrix &weight, std::uint8_t zero, i64 begin, i64 end) {
+    const bool is_int8 = kind == WeightKind::INT8;
+    const i64 inputs_per_line = is_int8 ? 4 : 8, num_lines = (weight.columns + inputs_per_line - 1) / inputs_per_line;
+    for (i64 output = begin * PANEL; output < end * PANEL; ++output) {
+        std::uint8_t *to = packed + output / PANEL * num_lines * LINE + output % PANEL * 4;
+        const std::uint8_t *from = weight.values + output * weight.row_stride;
+        const auto stored = [&](i64 input) -> unsigned {
+            if (output >= weight.rows || input >= weight.columns) return zero;
+            const unsigned value = from[input * weight.column_stride];
+            return is_int8 ? value ^ 128 : value;  // plus 128, or in [0, 16)
+        };
+        for (i64 line = 0; line < num_lines; ++line, to += LINE) {
+            for (i64 k = 0; k < 4; ++k) {
+                const i64 input = line * inputs_per_line + k;
+                to[k] = static_cast<std::uint8_t>(is_int8 ? stored(input) : stored(input) | stored(input + 4) << 4);
+            }
+        }
+    }
+}
+
 }  // namespace tokamak::cpu
