@@ -10,7 +10,19 @@ SLOT_SAMPLING_BYTES: int
 
 class Op: ...
 
-def embedding(y: int, weight: int, token_ids: int, width: int, kind: int, is_in_panels: bool, rows: int, count: int) -> Op: ...
+def embedding(
+    y: int,
+    weight: int,
+    scales: int,
+    offsets: int,
+    token_ids: int,
+    width: int,
+    group_size: int,
+    kind: int,  # of the weight, as in ops.cpu.packing
+    is_in_panels: bool,
+    rows: int,
+    count: int,
+) -> Op: ...
 def linear(
     y: int,
     x: int,

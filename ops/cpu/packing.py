@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.errors import CheckpointError
 from ops import _cpu
+from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
 from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
@@ -45,10 +46,11 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
 
 
 def layout() -> str:
-    """The variant, and what this file and the native module were when they were built: a file of packed weights that another
+    """The variant, and what these files and the native module were when they were built: a file of packed weights that another
     build wrote is not read, whatever it changed."""
     native = Path(_cpu.__file__).stat()
-    digest = hashlib.sha256(Path(__file__).read_bytes() + f"{native.st_size} {native.st_mtime_ns}".encode())
+    sources = b"".join(Path(file).read_bytes() for file in (__file__, int_packing.__file__))
+    digest = hashlib.sha256(sources + f"{native.st_size} {native.st_mtime_ns}".encode())
     return f"{_cpu.variant()} {digest.hexdigest()[:16]}"
 
 

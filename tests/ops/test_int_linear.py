@@ -9,12 +9,13 @@ import pytest
 
 from ops import _cpu
 from ops.cpu.packing import PackedWeight
-from ops.modules import Linear
+from ops.modules import Embedding, Linear
 from ops.table import OpTable
 from ops.weights import QuantizedWeight, WeightFormat
 from ops.weights import float32 as values_of
 from tests.ops import integers
 from tests.ops.packing import pack
+from tests.ops.steps import HandMadeStep
 from tests.ops.tables import table
 
 INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
@@ -189,3 +190,16 @@ def test_any_number_of_threads(variant: str, format: WeightFormat, shape: tuple[
             for turn in range(10):
                 rows = (1, 5, 17, 17, 400)[turn % 5]
                 np.testing.assert_array_equal(k.linear(x[:rows], module).numpy(), expected[rows])
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=named)
+@pytest.mark.parametrize("width", [64, 37])
+def test_a_tied_embedding_reads_the_panels_of_the_head(k: OpTable, format: WeightFormat, width: int) -> None:
+    weight = integers.random_weight(300, width, format)
+    module = Embedding("e", 300, width, format, tied=linear_of(k, weight, format))
+    pack(k, module, weight=weight)
+    step = HandMadeStep([(2, 0, 7), (4, 3, 1), (1, 0, 200)], row_tile=1)
+    step.token_ids = np.random.default_rng(5).integers(0, 300, step.token_ids.shape).astype(np.int32)
+    step.set([(2, 0, 7), (4, 3, 1), (1, 0, 200)])
+    token_ids = np.concatenate([step.token_ids[2, :7], step.token_ids[4, 3:4], step.token_ids[1, :200]])
+    np.testing.assert_array_equal(k.embedding(step.inputs, module).numpy(), values_of(weight)[token_ids])

@@ -1,4 +1,5 @@
 // One row of an embedding, whose weight is rows of its own or the panels of the head that it is tied to.
+#include <algorithm>
 #include <cstring>
 
 #include "ops.h"
@@ -24,8 +25,27 @@ void take_row(float *y, const Embed &op, i64 token) {
     for (i64 i = 0; i < op.width; ++i) y[i] = widened(row[i]);
 }
 
-// A token's numbers lie at the same place of each line of its panel. A further kind of weights is one more branch here.
-void take_from_panel(float *y, const Embed &op, i64 token) {
+// Quads of inputs, in a line one (int8) or two (int4: low halves of bytes, then high ones).
+void take_integers(float *y, const Embed &op, i64 token) {
+    const bool is_int8 = op.kind == WeightKind::INT8;
+    const i64 in_line = is_int8 ? 4 : 8, lines = (op.width + in_line - 1) / in_line, lane = token % PANEL;
+    const i64 group_size = op.group_size == 0 ? op.width : op.group_size, groups = (op.width + group_size - 1) / group_size;
+    const std::uint8_t *line = static_cast<const std::uint8_t *>(op.weight) + token / PANEL * lines * LINE + lane * 4;
+    const i32 zero = is_int8 ? 128 : op.offsets == nullptr ? 8 : 0;
+    for (i64 group = 0; group < groups; ++group) {
+        const i64 place = (token / PANEL * groups + group) * PANEL + lane, begin = group * group_size;
+        const float scale = op.scales[place], offset = op.offsets == nullptr ? 0.0f : op.offsets[place];
+        for (i64 i = begin; i < std::min(begin + group_size, op.width); ++i) {
+            const std::uint8_t *quad = line + i / in_line * LINE;
+            if (i % in_line == 0) __builtin_prefetch(quad + AHEAD * LINE);
+            const i32 stored = is_int8 ? quad[i % 4] : quad[i % 4] >> (i % 8 < 4 ? 0 : 4) & 15;
+            y[i] = static_cast<float>(stored - zero) * scale - offset;
+        }
+    }
+}
+
+// A token's numbers lie at the same place of each line of its panel.
+void take_floats(float *y, const Embed &op, i64 token) {
     const i64 side = op.kind == WeightKind::FLOAT32 ? 1 : 2, lines = (op.width + side - 1) / side, lane = token % PANEL;
     const char *line = static_cast<const char *>(op.weight) + token / PANEL * lines * LINE;
     if (op.kind == WeightKind::FLOAT32) {
@@ -48,8 +68,10 @@ void take_from_panel(float *y, const Embed &op, i64 token) {
 
 void look_up(const Embed &op, i64 row) {
     float *y = op.y + row * op.width;
-    if (op.is_in_panels) {
-        take_from_panel(y, op, op.token_ids[row]);
+    if (op.kind == WeightKind::INT8 || op.kind == WeightKind::INT4) {
+        take_integers(y, op, op.token_ids[row]);
+    } else if (op.is_in_panels) {
+        take_floats(y, op, op.token_ids[row]);
     } else {
         take_row(y, op, op.token_ids[row]);
     }

@@ -23,10 +23,10 @@ Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
 
 void bind_ops(nb::module_ &module) {
     nb::class_<Op>(module, "Op");
-    module.def("embedding", [](Address y, Address weight, Address token_ids, i64 width, i32 kind, bool is_in_panels,
-                               Address rows, i64 count) {
-        return Op{Embed{floats(y), floats(weight), ints(token_ids), width, static_cast<WeightKind>(kind), is_in_panels,
-                        rows_of(rows, count)}};
+    module.def("embedding", [](Address y, Address weight, Address scales, Address offsets, Address token_ids, i64 width,
+                               i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
+        return Op{Embed{floats(y), floats(weight), floats(scales), floats(offsets), ints(token_ids), width, group_size,
+                        static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
     });
     module.def("linear", [](Address y, Address x, i32 kind, Address weight, Address scales, Address offsets, Address bias,
                             i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {

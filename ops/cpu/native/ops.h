@@ -21,8 +21,9 @@ struct Rows {
 struct Embed {
     float *y;
     const void *weight;
+    const float *scales, *offsets;  // of integers, which are in panels
     const i32 *token_ids;
-    i64 width;
+    i64 width, group_size;
     WeightKind kind;
     bool is_in_panels;  // as a linear has its weight, whose outputs are the rows
     Rows rows;
