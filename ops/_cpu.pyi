@@ -145,6 +145,7 @@ def pack_rows(
 def checksum(address: int, num_bytes: int) -> int: ...  # 64 bits, in parallel; the same for any number of threads
 def set_num_threads(count: int) -> None: ...  # of every op from now on, the caller's included
 def num_threads() -> int: ...
+def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)
 def variant() -> str: ...  # the one in use
 def select(name: str) -> bool: ...  # False: no such variant here

@@ -19,6 +19,7 @@ COMMANDS = {
 BENCHES = {
     "serve": ("tools.bench.serve", "load on an OpenAI-compatible server"),
     "compare": ("tools.bench.compare", "several servers side by side, in interleaved rounds"),
+    "step": ("tools.bench.step", "where the time of a step goes, op by op"),
     "shm": ("tools.bench.shm", "latency and throughput of the shared-memory queues"),
 }
 

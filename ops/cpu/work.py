@@ -14,12 +14,14 @@ import numpy as np
 from ops.cpu.array import Array
 from ops.modules import AttentionShape, LayerCache, Linear
 from ops.table import NUM_SEQUENCES, Inputs
+from ops.weights import FLOAT32, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     num_bytes: int
     num_operations: int = 0  # a multiply-add is two
+    format: WeightFormat = FLOAT32  # of the weights that are multiplied
 
 
 def bytes_of(*operands: Any) -> int:
@@ -47,7 +49,7 @@ def gather_work(y: Array) -> Work:
 
 def linear_work(y: Array, x: Array, module: Linear) -> Work:
     num_operations = 2 * y.rows.count * module.num_inputs * module.width
-    return Work(bytes_of(y, x, module.weight, module.bias), num_operations)
+    return Work(bytes_of(y, x, module.weight, module.bias), num_operations, module.format)
 
 
 def rotation_work(queries: Array, qkv: Array, cache: LayerCache) -> Work:

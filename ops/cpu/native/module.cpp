@@ -7,6 +7,7 @@
 #include "checksum.h"
 #include "ops.h"
 #include "packing.h"
+#include "probe.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -71,6 +72,9 @@ void bind_engine(nb::module_ &module) {
     module.def("set_num_threads", [](int count) { Engine::get().set_num_threads(count); },
                nb::call_guard<nb::gil_scoped_release>());
     module.def("num_threads", [] { return Engine::get().pool().num_threads(); });
+    module.def("read_memory", [](Address memory, i64 num_bytes) {
+        return read_memory(Engine::get(), reinterpret_cast<const void *>(memory), num_bytes);
+    }, nb::call_guard<nb::gil_scoped_release>());
     module.def("variants", [] {
         std::vector<std::string> names;
         for (const Kernels *kernels : variants()) names.emplace_back(kernels->name);

@@ -1,0 +1,11 @@
+// What this machine can do at most, for profiles: how fast all threads together read memory.
+#pragma once
+
+#include "ops.h"
+
+namespace tokamak::cpu {
+
+// Reads [memory, memory + num_bytes) once, but for less than 128 bytes at the end of a piece; the exclusive or of its words.
+std::uint64_t read_memory(Engine &engine, const void *memory, i64 num_bytes);
+
+}  // namespace tokamak::cpu

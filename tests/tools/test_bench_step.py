@@ -1,0 +1,87 @@
+"""`tokamak bench step`: rows add up, what bounds an op is told from its work, and the options are those of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from ops.cpu.executors import OpProfile
+from ops.cpu.work import Work
+from ops.weights import FLOAT32
+from tests.workers.checkpoints import TINY, write_checkpoint
+from tools.bench.replays import TimedOp
+from tools.bench.roofline import Roofline
+from tools.bench.step import main, rows
+
+ROOFLINE = Roofline(1e9, {FLOAT32: 1e11})
+
+
+def op(kind: str, name: str, seconds: float, num_bytes: int = 0, num_operations: int = 0) -> TimedOp:
+    return TimedOp(OpProfile(kind, name, Work(num_bytes, num_operations)), seconds)
+
+
+def test_ops_of_all_layers_are_one_row() -> None:
+    layers = [op("linear", f"model.layers.{i}.self_attn.q_proj+model.layers.{i}.self_attn.k_proj", 0.5, 4, 6) for i in range(3)]
+    (row,) = rows(layers, ROOFLINE)
+    assert (row.op, row.num_calls, row.seconds, row.work) == ("linear q+k", 3, 1.5, Work(12, 18))
+
+
+def test_what_bounds_an_op() -> None:
+    found = rows(
+        [
+            op("attention", "", 1.0, num_bytes=900_000_000, num_operations=10),
+            op("linear", "a.down_proj", 0.5, num_bytes=10, num_operations=40_000_000_000),
+            op("map_slots", "", 0.001, num_bytes=10),
+        ],
+        ROOFLINE,
+    )
+    assert [(row.op, row.bound) for row in found] == [
+        ("attention", "memory"),
+        ("linear down", "compute"),
+        ("map_slots", "latency"),
+    ]
+    assert [round(row.roofline_share, 2) for row in found[:2]] == [0.9, 0.8]
+
+
+def test_a_profile_of_every_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path, TINY)
+    options = ["--model", str(tmp_path), "--batch", "1,70", "--context", "20,40", "--tokens", "33", "--repeat", "2"]
+    assert main([*options, "--no-weight-cache", "--json"]) == 0
+    found = orjson.loads(capsys.readouterr().out)
+    assert found["settings"]["model"] == str(tmp_path)
+    assert found["roofline"]["bytes_per_s"] > 0
+    cases = [(case["phase"], case["batch"], case["num_tokens"], case["context"]) for case in found["cases"]]
+    decode = [("decode", batch, 1, context) for context in (20, 40) for batch in (1, 70)]
+    assert cases == [*decode, ("prefill", 1, 33, 33)]
+    for case in found["cases"]:
+        ops = {op["op"]: op for op in case["ops"]}
+        assert {"linear q+k+v", "linear o", "linear gate+up", "linear down", "linear lm_head", "attention"} <= set(ops)
+        assert ops["linear q+k+v"]["calls"] == 2
+        assert ops["linear lm_head"]["operations"] == 2 * case["batch"] * 16 * 40  # logits of one row a sample
+        assert ops["linear down"]["operations"] == 2 * 2 * case["batch"] * case["num_tokens"] * 24 * 16
+        assert case["step_s"] >= case["sample_s"]
+
+
+def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path, TINY)
+    options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "decode", "--batch", "2", "--repeat", "1"]
+    assert main([*options, "--context", "30"]) == 0
+    shown = capsys.readouterr().out
+    assert "decode, batch 2, context 30" in shown
+    assert "linear gate+up" in shown
+    assert "tokens/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plan", "eager"], "--plan: the profile is of tapes of native ops alone"),
+        (["--context", "100000"], "a context of 100000 tokens and one more do not fit the model"),
+        (["--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_be_measured(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(options) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""`tokamak bench step`: where the time of a step goes, op by op, against what this machine can do at most.
+
+Runs a worker's runner in this process, without any actor; `main` is called by tools/cli.py. Takes the options of
+`tokamak serve` besides its own. Reading order: replays.py (what is run), roofline.py (what is possible), then here (what comes
+out).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+
+from engine.config import EngineConfig
+from engine.errors import OptionError, TokamakError
+from engine.messages import SamplingParams
+from engine.model_config import ModelConfig
+from engine.options import read_options
+from engine.resolution import resolve
+from ops import _cpu
+from ops.cpu.work import Work
+from ops.weights import FLOAT32, WeightFormat
+from tools.bench.replays import Case, Replays, Timed, TimedOp
+from tools.bench.roofline import Roofline, measure
+from tools.units import seconds, share
+
+PHASES = ("decode", "prefill")
+SETTINGS = ("model", "dtype", "quantization", "kv_cache_dtype", "threads", "block_size")
+TABLE_WIDTH = 112
+LATENCY_SHARE = 0.2  # an op that takes five times what memory and arithmetic ask for is held up by something else
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All ops of one kind and name. What bounds it: "memory", "compute", or "latency" where neither comes near."""
+
+    op: str
+    num_calls: int
+    seconds: float
+    work: Work
+    bounds_s: dict[str, float]
+
+    @property
+    def bound(self) -> str:
+        return max(self.bounds_s, key=lambda name: self.bounds_s[name]) if self.roofline_share >= LATENCY_SHARE else "latency"
+
+    @property
+    def roofline_share(self) -> float:
+        """Of the time, what the roofline asks for."""
+        return max(self.bounds_s.values()) / self.seconds if self.seconds else 0.0
+
+
+def rows(ops: Iterable[TimedOp], roofline: Roofline) -> list[Row]:
+    """The ops of a replay by kind and name, the slowest first."""
+    found: dict[str, list[TimedOp]] = {}
+    for op in ops:
+        found.setdefault(op_name(op), []).append(op)
+    made = [_row(name, same, roofline) for name, same in found.items()]
+    return sorted(made, key=lambda row: -row.seconds)
+
+
+def op_name(op: TimedOp) -> str:
+    """ "linear q+k+v" of model.layers.3.self_attn.q_proj+model.layers.3.self_attn.k_proj+..., the same in every layer."""
+    parts = [re.sub(r"_proj$", "", name.rsplit(".", 1)[-1]) for name in op.profile.name.split("+") if name]
+    return " ".join(part for part in (op.profile.kind, "+".join(parts)) if part)
+
+
+def _row(name: str, ops: list[TimedOp], roofline: Roofline) -> Row:
+    works = [op.profile.work for op in ops]
+    work = Work(sum(work.num_bytes for work in works), sum(work.num_operations for work in works), works[0].format)
+    return Row(name, len(ops), sum(op.seconds for op in ops), work, roofline.bounds_s(work))
+
+
+# ------------------------------------------------------------------------------------------------------------ output
+
+
+def document(config: EngineConfig, roofline: Roofline, timed: Sequence[Timed]) -> dict[str, Any]:
+    """The JSON document: seconds, bytes, operations."""
+    return {
+        "settings": {name: value for name, value in msgspec.structs.asdict(config).items() if name in SETTINGS},
+        "variant": _cpu.variant(),
+        "roofline": {
+            "bytes_per_s": roofline.bytes_per_s,
+            "operations_per_s": {_format_name(key): value for key, value in roofline.operations_per_s.items()},
+        },
+        "cases": [_case_document(one, rows(one.ops, roofline)) for one in timed],
+    }
+
+
+def _case_document(timed: Timed, found: list[Row]) -> dict[str, Any]:
+    case = timed.case
+    return {
+        "phase": case.phase,
+        "batch": case.batch,
+        "num_tokens": case.num_tokens,
+        "context": case.context,
+        "tokens_per_s": case.batch * case.num_tokens / timed.step_s,
+        "step_s": timed.step_s,
+        "replay_s": timed.replay_s,
+        "sample_s": timed.sample_s,
+        "rest_s": timed.rest_s,
+        "ops": [
+            {
+                "op": row.op,
+                "calls": row.num_calls,
+                "seconds": row.seconds,
+                "bytes": row.work.num_bytes,
+                "operations": row.work.num_operations,
+                "bound": row.bound,
+                "roofline_share": row.roofline_share,
+            }
+            for row in found
+        ],
+    }
+
+
+def _format_name(weight_format: WeightFormat) -> str:
+    return f"{weight_format.kind}/{weight_format.group_size}" if weight_format.group_size else weight_format.kind
+
+
+def render(timed: Timed, roofline: Roofline) -> Group:
+    """A table of the ops, and what the step spends around them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=timed.case.title, title_justify="left", title_style="bold")
+    table.add_column("op", no_wrap=True)
+    for column in ("calls", "time", "share", "MB", "GFLOP", "GB/s", "GFLOP/s", "bound", "of it"):
+        table.add_column(column, justify="right", no_wrap=True)
+    found = rows(timed.ops, roofline)
+    total_s = sum(row.seconds for row in found)
+    for row in found:
+        table.add_row(*_cells(row, row.seconds / total_s if total_s else 0.0))
+    table.add_section()
+    whole = Work(sum(row.work.num_bytes for row in found), sum(row.work.num_operations for row in found))
+    bound_s = sum(max(row.bounds_s.values()) for row in found)
+    everything = Row("replay", sum(row.num_calls for row in found), total_s, whole, {"roofline": bound_s})
+    table.add_row(*_cells(everything, 1.0))
+    case = timed.case
+    return Group(
+        table,
+        f"step {seconds(timed.step_s)}: replay {seconds(timed.replay_s)}, sampling {seconds(timed.sample_s)}, "
+        f"Python {seconds(timed.rest_s)}; {case.batch * case.num_tokens / timed.step_s:,.0f} tokens/s",
+        "",
+    )
+
+
+def _cells(row: Row, part: float) -> list[str]:
+    giga_operations = row.work.num_operations / 1e9
+    return [
+        row.op,
+        str(row.num_calls),
+        seconds(row.seconds),
+        f"{100 * part:.1f}%",
+        f"{row.work.num_bytes / 1e6:.2f}",
+        f"{giga_operations:.3f}" if giga_operations else "",
+        f"{row.work.num_bytes / 1e9 / row.seconds:.1f}" if row.seconds else "",
+        f"{giga_operations / row.seconds:.0f}" if giga_operations and row.seconds else "",
+        row.bound,
+        share(row.roofline_share),
+    ]
+
+
+def _heading(config: EngineConfig, roofline: Roofline) -> str:
+    peaks = ", ".join(f"{value / 1e9:.0f} GFLOP/s {_format_name(key)}" for key, value in roofline.operations_per_s.items())
+    return (
+        f"{config.model}: {config.threads} threads, {_cpu.variant()}; "
+        f"this machine: {roofline.bytes_per_s / 1e9:.1f} GB/s from memory, {peaks}\n"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- options
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",")]
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"must be numbers of at least 1, with commas between them, is {text}")
+    return numbers
+
+
+def _count(text: str) -> int:
+    (number,) = _numbers(text)
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokamak bench step",
+        description="Where the time of a step goes, op by op. Takes the options of `tokamak serve` too: --model, --dtype, "
+        "--quantization, --threads and so on.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--phase", choices=PHASES, action="append", help="default: both")
+    parser.add_argument("--batch", type=_numbers, default=[1, 16], metavar="N,...", help="of a decode step; default: 1,16")
+    parser.add_argument("--context", type=_numbers, default=[128], metavar="N,...", help="of each of its samples; default: 128")
+    parser.add_argument("--tokens", type=_numbers, default=[512], metavar="N,...", help="of a prefill step; default: 512")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
+    parser.add_argument("--repeat", type=_count, default=20, metavar="N", help="steps, whose median counts; default: 20")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    found = []
+    for phase in options.phase or PHASES:
+        if phase == "decode":
+            found += [Case(phase, batch, 1, context) for context in options.context for batch in options.batch]
+        else:
+            found += [Case(phase, 1, tokens, tokens) for tokens in options.tokens]
+    return found
+
+
+def _config(given: Sequence[str], wanted: Sequence[Case]) -> EngineConfig:
+    """The configuration of an engine that has room for every case, unless it is told otherwise."""
+    options = read_options(given, os.environ)
+    if unknown := {"ops", "plan"} & options.given:
+        raise OptionError(f"--{unknown.pop()}: the profile is of tapes of native ops alone")
+    longest = max(case.context + 1 for case in wanted)
+    needed = {
+        "max_num_seqs": max(case.batch for case in wanted),
+        "max_num_batched_tokens": max(case.batch * case.num_tokens for case in wanted),
+        "num_kv_blocks": max(2, *(case.num_blocks(options.values["block_size"]) for case in wanted)),
+    }
+    for name, value in needed.items():
+        options.values[name] = max(value, options.values[name] or 0) if name != "num_kv_blocks" else value
+    config = resolve(options)
+    limit = ModelConfig.read(config.model).max_position_embeddings
+    if longest > limit:
+        raise OptionError(f"a context of {longest - 1} tokens and one more do not fit the model, which has {limit} positions")
+    return msgspec.structs.replace(config, max_model_len=longest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: measured; 1: the model cannot be loaded; 2: bad options; 130: interrupted."""
+    options, rest = _parser().parse_known_args(argv)
+    wanted = cases(options)
+    try:
+        config = _config(rest, wanted)
+        return _run(options, config, wanted)
+    except OptionError as error:
+        print(f"tokamak bench step: error: {error}", file=sys.stderr)
+        return 2
+    except TokamakError as error:
+        print(f"tokamak bench step: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(options: argparse.Namespace, config: EngineConfig, wanted: Sequence[Case]) -> int:
+    console = Console(highlight=False)
+    console = Console(highlight=False, width=max(console.width, TABLE_WIDTH))
+    with contextlib.closing(Replays(config)) as replays:
+        roofline = measure(sorted(replays.formats() | {FLOAT32}, key=str))
+        sampling = SamplingParams(temperature=options.temperature)
+        timed = []
+        if not options.json:
+            console.print(_heading(config, roofline))
+        for case in wanted:
+            timed.append(replays.time(case, options.repeat, sampling))
+            if not options.json:
+                console.print(render(timed[-1], roofline))
+    if options.json:
+        print(orjson.dumps(document(config, roofline, timed), option=orjson.OPT_INDENT_2).decode())
+    return 0
