@@ -103,8 +103,8 @@ class Replays:
         return Timed(case, *(statistics.median(times) / 1e9 for times in (steps_ns, replays_ns, samples_ns)), ops)
 
     def _tapes(self, case: Case) -> Iterator[Tape]:
-        """What the step that the inputs hold replays, in order, each with its own rows: the model, and the head for some rows at
-        a time."""
+        """What the step that the inputs hold replays, in order, each with its own rows: the model, and the head for some rows
+        at a time."""
         yield self._plan.tape
         inputs = self._runner.inputs
         last_rows = np.arange(1, case.batch + 1) * case.num_tokens - 1
