@@ -29,6 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 512
     block_size: int = 16
     num_kv_blocks: int
+    kv_cache_dtype: str = "float32"  # "float32" | "bfloat16" | "int8"
     kv_cache_bytes: int  # size of the arena: num_kv_blocks blocks
     enable_prefix_caching: bool = True
     max_waiting: int = 1024

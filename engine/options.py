@@ -82,6 +82,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             None,
             "size of the KV cache; default: enough for a full batch, at most 1GiB and a quarter of free memory",
         ),
+        Option(
+            "kv-cache-dtype",
+            choice("auto", "float32", "bfloat16", "int8"),
+            "auto",
+            "type of keys and values; auto: bfloat16 where the weights are narrower than float32",
+        ),
         Option("enable-prefix-caching", flag(), True, "reuse the KV of equal prompt beginnings"),
         Option("max-waiting", whole(1), 1024, "samples that may wait; more are refused with 429"),
         Option("request-timeout", seconds(0), 0.0, "longest time for a request; 0: no limit"),

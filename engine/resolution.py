@@ -46,22 +46,27 @@ def resolve(options: OptionValues) -> EngineConfig:
         model = ModelConfig.read(model_path)
     except CheckpointError as error:
         raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
-    block_bytes = model.kv_bytes_per_block(values["block_size"], "float32")
-    limit = _model_length(values["max_model_len"], model.max_position_embeddings)
-    num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
     device = _device(values["device"], values["ops"])
     ops = _ops(values["ops"], device)
+    dtype = resolve_dtype(values["dtype"], ops)
+    quantization = resolve_quantization(values["quantization"], ops, model, model_path)
+    is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
+    kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow)
+    block_bytes = model.kv_bytes_per_block(values["block_size"], kv_cache_dtype)
+    limit = _model_length(values["max_model_len"], model.max_position_embeddings)
+    num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
     run_id = new_run_id()
     return EngineConfig(
         model=str(model_path),
         served_model_name=values["served_model_name"] or (_model_name(values["model"], model_path),),
-        dtype=resolve_dtype(values["dtype"], ops),
-        quantization=resolve_quantization(values["quantization"], ops, model, model_path),
+        dtype=dtype,
+        quantization=quantization,
         weight_cache_dir=resolve_cache_directory(options, ops),
         max_model_len=_fitting_length(options, limit, num_kv_blocks),
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=_template(values["chat_template"]),
         num_kv_blocks=num_kv_blocks,
+        kv_cache_dtype=kv_cache_dtype,
         kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write
         device=device,
         ops=ops,
@@ -124,6 +129,20 @@ def _template(given: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- cache
+
+
+def _kv_cache_dtype(asked: str, ops: str, has_narrow_weights: bool) -> str:
+    """The type of keys and values that `asked` comes to."""
+    if ops != "native":
+        if asked not in ("auto", "float32"):
+            raise OptionError(
+                f"--kv-cache-dtype {asked} needs native ops, the ops are {ops}, which keep float32 alone; "
+                "use --kv-cache-dtype float32"
+            )
+        return "float32"
+    if asked == "auto":
+        return "bfloat16" if has_narrow_weights else "float32"
+    return asked
 
 
 def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int) -> int:

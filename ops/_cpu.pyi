@@ -3,6 +3,7 @@ the one caller. The last two arguments of an op are the address of its number of
 and the number itself where there is no address."""
 
 PANEL: int  # outputs side by side in packed weights
+KEY_PANEL: int  # slots side by side in the KV cache
 KEY_SPLIT: int
 MAX_HEAD_DIM: int
 MAX_GROUP: int  # query heads of a kv head
@@ -66,6 +67,8 @@ def rotate_and_store(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    kv_type: int,
+    block_size: int,
     rows: int,
     count: int,
 ) -> Op: ...
@@ -79,11 +82,12 @@ def attention(
     sequence_starts: int,
     block_tables: int,
     table_width: int,
-    block_size: int,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
     sliding_window: int,
+    kv_type: int,
+    block_size: int,
     rows: int,  # the number of sequences
     count: int,
 ) -> Op: ...
@@ -148,6 +152,7 @@ def num_threads() -> int: ...
 def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)
 def variant() -> str: ...  # the one in use
+def has_paired_products() -> bool: ...  # attention over narrow keys and values rounds queries and weights to bfloat16
 def select(name: str) -> bool: ...  # False: no such variant here
 
 # See native/sampling.h; workers/sampler.py is the caller.

@@ -106,15 +106,17 @@ class AttentionShape:
 
 @dataclass(slots=True)
 class LayerCache:
-    """One layer's keys and values in the KV arena: [num_slots, num_kv_heads * head_dim] each."""
+    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`)."""
 
     keys: Tensor
     values: Tensor
+    block_size: int
+    dtype: str = "float32"  # "float32" | "bfloat16" | "int8"
 
 
 @dataclass(slots=True)
 class KvCache:
-    """The KV arena as tensors: float32 [layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim].
+    """The KV arena as tensors.
 
     slot = block * block_size + offset. Block 0 is the dummy block: padded rows write there, and masked keys are read there.
     """

@@ -64,6 +64,21 @@ def _chunks(weight: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(chunks.swapaxes(2, 3))
 
 
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def cache_view(memory: np.ndarray, block_size: int) -> np.ndarray:
+    """float32 [num_slots, num_kv_heads * head_dim]."""
+    return memory.view(np.float32).reshape(len(memory) * block_size, -1)
+
+
+def clear_block(cache: KvCache, block: int) -> None:
+    slots = slice(block * cache.block_size, (block + 1) * cache.block_size)
+    for layer in cache.layers:
+        layer.keys[slots] = 0.0
+        layer.values[slots] = 0.0
+
+
 # ------------------------------------------------------------------------------------------------- a step's metadata
 
 
@@ -261,6 +276,8 @@ TABLE = OpTable(
     row_tile=ROW_TILE,
     pack=pack,
     layout=None,
+    cache_view=cache_view,
+    clear_block=clear_block,
     begin=begin,
     embedding=embedding,
     linear=linear,

@@ -65,6 +65,11 @@ class OpTable:
     # nothing in the store, and everything becomes float32
     layout: Callable[[], str] | None
 
+    # host memory of a layer's keys or values, uint8 [num_blocks + 1, bytes of a block], and the block size -> the same memory
+    # as the table's ops want it
+    cache_view: Callable[[np.ndarray, int], np.ndarray]
+    clear_block: Callable[[KvCache, int], None]  # zeros in this block of every layer
+
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
 

@@ -20,7 +20,7 @@ from engine.model_config import ModelConfig
 from workers import sampler
 from workers.device import make_device
 from workers.inputs import StepInputs
-from workers.kv_cache import map_kv_cache
+from workers.kv_cache import DUMMY_BLOCK, map_kv_cache
 from workers.loader import CacheOutcome, Progress, load_model
 from workers.plan import Plan, make_plan
 from workers.precision import Precision
@@ -72,7 +72,7 @@ class Runner:
         self._rank = rank
         device = make_device(config.device, config.ops, config.threads)
         self._ops = device.ops
-        self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, device)
+        self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, config.kv_cache_dtype, device)
         self.inputs = StepInputs(
             device,
             config.max_num_seqs,
@@ -111,19 +111,15 @@ class Runner:
             random_seed=seed,
             cache=self._weight_cache,
         )
-        self._clear_dummy_block()
+        # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
+        # reach those that follow
+        self._ops.clear_block(self._cache, DUMMY_BLOCK)
         plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache)
 
     def clear(self) -> None:
         """Let go of the weights."""
         self.weights = LoadedWeights("", 0, 0, None)
-
-    def _clear_dummy_block(self) -> None:
-        """Masked keys are read there: what weights that went wrong (NaN) left must not reach those that follow."""
-        for layer in self._cache.layers:
-            layer.keys[: self._cache.block_size] = 0.0
-            layer.values[: self._cache.block_size] = 0.0
 
     # --------------------------------------------------------------------------------------------------------- steps
 

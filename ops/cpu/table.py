@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
@@ -17,8 +19,20 @@ from ops.cpu.work import Work, attention_work, gather_work, linear_work, rotatio
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable
 
+KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")  # as `Activation` in native/kernels.h
 assert KEY_SPLIT == _cpu.KEY_SPLIT, "ops/table.py and native/kernels.h split keys differently"
+
+
+def cache_view(memory: np.ndarray, block_size: int) -> np.ndarray:
+    """As it is: the layout is native/kernels.h's."""
+    return memory
+
+
+def clear_block(cache: KvCache, block: int) -> None:
+    for layer in cache.layers:
+        layer.keys[block] = 0
+        layer.values[block] = 0
 
 
 class CpuOps:
@@ -30,7 +44,7 @@ class CpuOps:
     def _rows(self, inputs: Inputs) -> Rows:
         return self._executor.rows(inputs.host_counts, NUM_ROWS, inputs.max_rows)
 
-    def begin(self, inputs: Inputs, cache: KvCache) -> tuple[Inputs, int]:
+    def begin(self, inputs: Inputs, cache: KvCache) -> Inputs:
         self._executor.emit(
             _cpu.map_slots,
             inputs.slot_mapping,
@@ -42,7 +56,7 @@ class CpuOps:
             rows=self._rows(inputs),
             work=lambda: Work(4 * 4 * inputs.num_rows),
         )
-        return inputs, cache.block_size
+        return inputs
 
     def embedding(self, inputs: Inputs, module: Embedding) -> Array:
         return self._gather(module.weight, inputs.token_ids, module.width, self._rows(inputs))
@@ -127,13 +141,14 @@ class CpuOps:
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
+            KV_TYPES.index(cache.dtype),
+            cache.block_size,
             rows=queries.rows,
             work=lambda: rotation_work(queries, qkv, cache),
         )
         return queries
 
-    def attention(self, step: tuple[Inputs, int], queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
-        inputs, block_size = step
+    def attention(self, inputs: Inputs, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
         group = shape.num_heads // shape.num_kv_heads
         assert group <= _cpu.MAX_GROUP, f"{group} queries share a key, the native ops take {_cpu.MAX_GROUP}"
         y = self._executor.allocate(rows_of(queries), shape.queries_width)
@@ -148,11 +163,12 @@ class CpuOps:
             inputs.sequence_starts,
             inputs.block_tables,
             inputs.block_tables.shape[1],
-            block_size,
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
             shape.sliding_window,
+            KV_TYPES.index(cache.dtype),
+            cache.block_size,
             rows=self._executor.rows(inputs.host_counts, NUM_SEQUENCES, inputs.max_rows),
             work=lambda: attention_work(y, queries, inputs, shape, cache),
         )
@@ -173,6 +189,8 @@ def make_table(executor: Executor) -> OpTable:
         row_tile=1,
         pack=pack,
         layout=layout,
+        cache_view=cache_view,
+        clear_block=clear_block,
         begin=ops.begin,
         embedding=ops.embedding,
         linear=ops.linear,

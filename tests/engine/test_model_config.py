@@ -208,7 +208,10 @@ def test_missing(directory: Path) -> None:
 
 
 def test_kv_bytes_per_block(directory: Path) -> None:
-    assert read(directory, LLAMA).kv_bytes_per_block(16) == 3 * 2 * 16 * 4 * 16 * 4
+    config = read(directory, LLAMA)
+    assert config.kv_bytes_per_block(16) == 3 * 2 * 16 * 4 * 16 * 4
+    assert config.kv_bytes_per_block(16, "bfloat16") == 3 * 2 * 16 * 4 * 16 * 2
+    assert config.kv_bytes_per_block(16, "int8") == 3 * 2 * 16 * 4 * (16 + 4)  # with a scale for each position and head
 
 
 def test_shape_differences(directory: Path) -> None:

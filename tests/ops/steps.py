@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import paddle
 
-from ops.modules import KvCache, LayerCache
-from ops.table import ROW_TILE
+from ops.modules import KvCache
+from ops.table import ROW_TILE, OpTable
+from tests.ops.caches import make_cache
 from workers.inputs import StepInputs
 from workers.paddle_device import PaddleDevice
 
@@ -33,13 +33,17 @@ class HandMadeStep:
         slots, starts, counts = (np.array(column, np.int32) for column in zip(*sequences, strict=True))
         self.inputs.set_rows(slots, starts, counts, self.token_ids)
 
-    def cache(self, num_kv_heads: int, head_dim: int, seed: int = 7) -> KvCache:
+    def cache(self, k: OpTable, num_kv_heads: int, head_dim: int, dtype: str = "float32", seed: int = 7) -> KvCache:
         """One layer of random keys and values; the dummy block is zero."""
+        return make_cache(k, *self.numbers(num_kv_heads, head_dim, seed), num_kv_heads, self.block_size, dtype)
+
+    def numbers(self, num_kv_heads: int, head_dim: int, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
+        """What that layer holds, as far as its type can: keys and values, float32 [num_slots, num_kv_heads * head_dim]."""
         generator = np.random.default_rng(seed)
         shape = ((self.num_blocks + 1) * self.block_size, num_kv_heads * head_dim)
         keys, values = generator.standard_normal(shape, np.float32), generator.standard_normal(shape, np.float32)
         keys[: self.block_size] = values[: self.block_size] = 0
-        return KvCache(self.block_size, [LayerCache(paddle.to_tensor(keys), paddle.to_tensor(values))])
+        return keys, values
 
     def slots_of(self, slot: int, num_keys: int) -> np.ndarray:
         """The cache slots of a sequence's first keys."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from ops.modules import AttentionShape, HeadNorm, Linear, Norm, Rotary
 from ops.table import ROW_TILE, OpTable
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
+from tests.ops.tables import CACHES
 from workers.rotary import rotary_tables
 
 NUM_ROWS = 96
@@ -80,36 +82,37 @@ SHAPES = [
     AttentionShape(8, 2, 32, sliding_window=100),
     AttentionShape(2, 1, 128),
     AttentionShape(2, 2, 256, sliding_window=64),
+    AttentionShape(40, 2, 16),  # a row's queries are many
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("block_size", [16, 5])
-def test_attention_and_rotation(k: OpTable, shape: AttentionShape, block_size: int) -> None:
+@pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
+@pytest.mark.parametrize(
+    ("shape", "block_size"), [*((shape, 16) for shape in SHAPES), (SHAPES[0], 8), (SHAPES[4], 32)], ids=str
+)
+def test_attention_and_rotation(k: OpTable, kv_dtype: str, shape: AttentionShape, block_size: int) -> None:
     """A prompt in one step, in chunks of several sizes, token by token, and in company: the same queries, keys, values and
     attention."""
     length, slot = 150, 3
-    whole = run_attention(k, shape, block_size, [[(slot, 0, length)]])
-    chunked = run_attention(k, shape, block_size, [[(slot, start, min(37, length - start))] for start in range(0, length, 37)])
+    run = partial(run_attention, k, shape, block_size, kv_dtype)
+    whole = run([[(slot, 0, length)]])
+    chunked = run([[(slot, start, min(37, length - start))] for start in range(0, length, 37)])
     np.testing.assert_array_equal(chunked, whole)
-    single = run_attention(k, shape, block_size, [[(slot, 0, 120)], *([(slot, start, 1)] for start in range(120, length))])
+    single = run([[(slot, 0, 120)], *([(slot, start, 1)] for start in range(120, length))])
     np.testing.assert_array_equal(single, whole)
     company = [(1, 0, 60), (7, 200, 1), (9, 3, 17)]
-    mixed = run_attention(k, shape, block_size, [[(slot, 0, 64), *company], [(slot, 64, length - 64), (7, 201, 1), (9, 20, 3)]])
+    mixed = run([[(slot, 0, 64), *company], [(slot, 64, length - 64), (7, 201, 1), (9, 20, 3)]])
     np.testing.assert_array_equal(mixed, whole)
-    decoded = run_attention(
-        k,
-        shape,
-        block_size,
-        [[(slot, 0, 140)], *([(slot, start, 1), (7, start, 1), (9, 1, 1)] for start in range(140, length))],
-    )
+    decoded = run([[(slot, 0, 140)], *([(slot, start, 1), (7, start, 1), (9, 1, 1)] for start in range(140, length))])
     np.testing.assert_array_equal(decoded, whole)
 
 
-def run_attention(k: OpTable, shape: AttentionShape, block_size: int, steps: list[list[tuple[int, int, int]]]) -> np.ndarray:
+def run_attention(
+    k: OpTable, shape: AttentionShape, block_size: int, kv_dtype: str, steps: list[list[tuple[int, int, int]]]
+) -> np.ndarray:
     """Attention of the first sequence's rows over all steps. A row's input depends on its slot and position alone."""
     step = HandMadeStep(steps[0], block_size=block_size, row_tile=k.row_tile)
-    cache = step.cache(shape.num_kv_heads, shape.head_dim)
+    cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
     norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)
     pack(k, norm, queries=random(shape.head_dim, seed=8), keys=random(shape.head_dim, seed=9))
     rotary = Rotary(_rope(shape.head_dim), shape.head_dim)
@@ -143,8 +146,8 @@ def test_two_threads() -> None:
         "from tests.ops.test_invariance import *\n"
         "for inputs, outputs in [(64, 192), (256, 1024), (1024, 512)]:\n"
         "    assert_row_alone(linear_of(k, inputs, outputs), random(NUM_ROWS, inputs), 16)\n"
-        "test_attention_and_rotation(k, SHAPES[0], 16)\n"
-        "test_attention_and_rotation(k, SHAPES[2], 16)\n"
+        "test_attention_and_rotation(k, 'float32', SHAPES[0], 16)\n"
+        "test_attention_and_rotation(k, 'float32', SHAPES[2], 16)\n"
     )
     repository = Path(__file__).resolve().parents[2]
     ran = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, timeout=120)

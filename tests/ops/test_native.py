@@ -13,6 +13,7 @@ from ops.cpu.array import Array
 from ops.cpu.executors import Immediate, place
 from ops.cpu.table import TABLE as k
 from ops.modules import AttentionShape, Linear
+from tests.ops.caches import DTYPES
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import table
@@ -39,15 +40,16 @@ def test_linear_with_any_number_of_threads(variant: str, num_inputs: int, num_ou
 
 
 @pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [AttentionShape(6, 1, 24), AttentionShape(4, 1, 64, 200), AttentionShape(4, 4, 32)], ids=str)
-def test_long_contexts_with_any_number_of_threads(variant: str, shape: AttentionShape) -> None:
+def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str, shape: AttentionShape) -> None:
     """A few long contexts: their splits are tasks where threads would idle otherwise."""
     results = []
     for threads in (1, 2, 8):
         with table(f"{variant}-{threads}"):
             for sequences in ([(3, 300, 1)], [(3, 300, 1), (4, 319, 1), (5, 7, 1)]):
                 step = HandMadeStep(sequences, row_tile=1)
-                cache = step.cache(shape.num_kv_heads, shape.head_dim)
+                cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
                 queries = random(3, shape.queries_width)[: len(sequences)]
                 results.append(k.attention(k.begin(step.inputs, cache), queries, shape, cache.layers[0]).numpy())
     for index, result in enumerate(results):

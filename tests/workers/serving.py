@@ -28,7 +28,8 @@ def make_runner(path: Path, *, load: bool = True, **options: Any) -> Runner:
     """A runner over an arena of its own, with the weights of `path`."""
     model = ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32, **options}
-    num_bytes = kv_cache_bytes(model, settings["num_kv_blocks"], settings["block_size"])
+    kv_cache_dtype = settings.get("kv_cache_dtype", "float32")
+    num_bytes = kv_cache_bytes(model, settings["num_kv_blocks"], settings["block_size"], kv_cache_dtype)
     config = EngineConfig(
         model=str(path), served_model_name=("test",), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings
     )

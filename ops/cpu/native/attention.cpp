@@ -1,15 +1,16 @@
 // Paged attention of a mixed batch, read through the block tables where the keys lie.
 //
-// A tile is some rows of one sequence. Per kv head its queries are those rows times the query heads of the kv head. Splits of
+// A tile is some rows of one sequence; of each kv head its queries are those rows times the query heads of the kv head. Splits of
 // keys are done one after another and joined in their order; where there are too few tiles for the threads (a few long contexts
 // being decoded), each split is a task, and a second pass joins them in the same order with the same operations, so with the
 // same bits.
 //
-// Keys of one head lie a whole row of all heads apart. A tile with many queries copies its split together first, as otherwise
-// all keys would fall into the same few cache sets; a tile with few does all heads of a split in turn, so that rows are read
-// while their pages are at hand, and fetches the next head's part meanwhile.
+// A tile with few queries (decode) reads panels as they lie in the cache and is bound by memory: what comes next is fetched
+// meanwhile. One with many has a split's numbers widened once for all of them, and values copied to rows that do not fall into
+// the same cache sets.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "ops.h"
@@ -17,11 +18,10 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 TILE_QUERIES = 64;
-constexpr i64 MANY_QUERIES = 8;  // from here on copying pays
-constexpr i64 MAX_QUERIES = MAX_GROUP;  // of a tile and a kv head
-static_assert(TILE_QUERIES <= MAX_QUERIES);
-constexpr i64 SMALL_WORK = 1 << 17;  // multiply-adds that one thread does sooner than it wakes others
+constexpr i64 TILE_QUERIES = 96;
+constexpr i64 MANY_QUERIES = 13;        // from here on writing a split out pays
+constexpr i64 SMALL_WORK = 1 << 17;     // multiply-adds that one thread does sooner than it wakes others
+static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
 
 struct Tile {
     i64 sequence, row, num_rows, position;  // first row, its position
@@ -29,31 +29,35 @@ struct Tile {
     i64 first_partial;  // its splits' number among all tiles' splits
 };
 
-// Largest score, sum of weights, weighted values: [queries], [queries], [queries, padded_dim].
+// Largest score, sum of weights, weighted values: [queries], [queries], [queries, output_stride].
 struct Sums {
     float *largest, *sums, *outputs;
-    Sums from(i64 query, i64 padded_dim) const { return {largest + query, sums + query, outputs + query * padded_dim}; }
+    Sums from(i64 query, i64 stride) const { return {largest + query, sums + query, outputs + query * stride}; }
 };
 
 // A thread's place to work.
 struct Workspace {
-    float *queries, *scores, *copied_keys, *copied_values;
-    Sums split, all;
-    i32 begins[MAX_QUERIES], ends[MAX_QUERIES];
-    const float *keys[KEY_SPLIT], *values[KEY_SPLIT];
-    i64 slots[KEY_SPLIT];
+    char *queries, *keys, *values;  // of the tile; of a split, written out
+    float *key_scales, *value_scales;  // [KEY_SPLIT]
+    float *scores, *factors, *next_factors;
+    Sums all;
+    i32 *begins, *ends;
 };
+
+i64 round_up(i64 a, i64 b) { return (a + b - 1) / b * b; }
 
 class Attention {
 public:
-    Attention(Engine &engine, const Attend &op) : engine_(engine), kernels_(engine.kernels()), op_(op) {
+    Attention(Engine &engine, const Attend &op) : engine_(engine), kernels_(engine.kernels()), op_(op), layout_(op.layout) {
         group_ = op.heads / op.kv_heads;
-        padded_dim_ = round_up(op.head_dim, kernels_.lanes);
-        block_ = VALUE_BLOCK * kernels_.lanes;
+        dim_ = round_up(op.head_dim, PANEL);
+        stride_ = dim_ + PANEL;  // not a power of two
         tile_rows_ = std::max<i64>(1, TILE_QUERIES / group_);
-        // of one head with many queries, or of all heads with few
-        max_queries_ = std::max(tile_rows_ * group_, MANY_QUERIES * op.kv_heads);
+        max_queries_ = tile_rows_ * group_;
         factor_ = 1.0f / std::sqrt(static_cast<float>(op.head_dim));
+        has_pairs_ = kernels_.has_paired_products && layout_.type != KvType::FLOAT32;
+        product_type_ = has_pairs_ ? KvType::BFLOAT16 : KvType::FLOAT32;
+        has_panels_ = layout_.chunk_slots == KEY_PANEL && op.head_dim % PANEL == 0;
         make_tiles();
     }
 
@@ -67,14 +71,13 @@ public:
             const i64 parts = std::clamp<i64>(4 * threads / std::max<i64>(num_tiles, 1), 1, op_.kv_heads);
             engine_.pool().run(num_tiles * parts, [&](i64 task, int thread) {
                 const i64 part = task % parts;
-                attend_tile(tiles_[task / parts], op_.kv_heads * part / parts, op_.kv_heads * (part + 1) / parts, thread);
+                const Tile &tile = tiles_[num_tiles - 1 - task / parts];  // the longest of a prompt first
+                attend_tile(tile, op_.kv_heads * part / parts, op_.kv_heads * (part + 1) / parts, thread);
             });
         }
     }
 
 private:
-    static i64 round_up(i64 a, i64 b) { return (a + b - 1) / b * b; }
-
     void make_tiles() {
         const i64 num_sequences = op_.sequences.get();
         for (i64 sequence = 0; sequence < num_sequences; ++sequence) {
@@ -94,48 +97,56 @@ private:
 
     i64 num_queries(const Tile &tile) const { return tile.num_rows * group_; }
     bool has_many(const Tile &tile) const { return num_queries(tile) >= MANY_QUERIES; }
+    i64 key_bytes() const { return KEY_PANEL * op_.head_dim * (has_pairs_ ? 2 : 4); }             // of a panel written out
+    i64 value_row_bytes() const { return stride_ * static_cast<i64>(sizeof(float)); }             // likewise, of a row
+    i64 value_bytes() const { return value_row_bytes() * (has_pairs_ ? KEY_PANEL / 2 : KEY_PANEL); }  // likewise, of a panel
 
-    void take_workspace(Workspace &space, int thread) const {
-        const i64 wide = max_queries_ * padded_dim_, copied = KEY_SPLIT * round_up(padded_dim_, block_);
-        float *at = engine_.scratch(thread, 3 * wide + max_queries_ * (KEY_SPLIT + 4) + 2 * copied);
-        const auto take = [&](i64 count) {
-            float *taken = at;
-            at += count;
+    Workspace take_workspace(int thread) const {
+        const i64 floats = sizeof(float), most = round_up(max_queries_, PANEL);
+        const i64 sizes[] = {most * stride_ * floats, SPLIT_PANELS * round_up(key_bytes(), 64), SPLIT_PANELS * value_bytes(),
+                             most * SCORE_STRIDE * floats, most * stride_ * floats, (6 * most + 2 * KEY_SPLIT) * floats};
+        i64 num_bytes = 64;
+        for (i64 size : sizes) num_bytes += size;
+        char *at = reinterpret_cast<char *>(engine_.scratch(thread, num_bytes / floats));
+        at += -reinterpret_cast<std::uintptr_t>(at) % 64;
+        const auto take = [&](i64 bytes) {
+            char *taken = at;
+            at += bytes;
             return taken;
         };
-        space.copied_keys = take(copied);
-        space.copied_values = take(copied);
-        space.queries = take(wide);
-        space.scores = take(max_queries_ * KEY_SPLIT);
-        space.split = {take(max_queries_), take(max_queries_), take(wide)};
-        space.all = {take(max_queries_), take(max_queries_), take(wide)};
+        const auto take_floats = [&](i64 count) { return reinterpret_cast<float *>(take(count * floats)); };
+        Workspace space;
+        space.queries = take(sizes[0]);
+        space.keys = take(sizes[1]);
+        space.values = take(sizes[2]);
+        if (dim_ != op_.head_dim) std::fill(space.values, space.values + sizes[2], char{0});  // so what fills up is zero
+        space.scores = take_floats(most * SCORE_STRIDE);
+        space.all.outputs = take_floats(most * stride_);
+        space.all.largest = take_floats(most);
+        space.all.sums = take_floats(most);
+        space.factors = take_floats(most);
+        space.next_factors = take_floats(most);
+        space.begins = reinterpret_cast<i32 *>(take_floats(most));
+        space.ends = reinterpret_cast<i32 *>(take_floats(most));
+        space.key_scales = take_floats(KEY_SPLIT);
+        space.value_scales = take_floats(KEY_SPLIT);
+        return space;
     }
 
-    const float *query_row(const Tile &tile, i64 kv_head, i64 query) const {
-        const i64 row = tile.row + query / group_, head = kv_head * group_ + query % group_;
-        return op_.queries + (row * op_.heads + head) * op_.head_dim;
+    i64 query_start(const Tile &tile, i64 kv_head, i64 query) const {
+        return ((tile.row + query / group_) * op_.heads + kv_head * group_ + query % group_) * op_.head_dim;
     }
 
-    void take_queries(const Tile &tile, i64 kv_head, float *queries) const {
+    void take_queries(const Tile &tile, i64 kv_head, Workspace &space) const {
         for (i64 query = 0; query < num_queries(tile); ++query) {
-            float *to = queries + query * padded_dim_;
-            kernels_.scale(to, query_row(tile, kv_head, query), factor_, op_.head_dim);
-            std::fill(to + op_.head_dim, to + padded_dim_, 0.0f);
+            kernels_.take_query(space.queries + query * stride_ * static_cast<i64>(sizeof(float)),
+                                op_.queries + query_start(tile, kv_head, query), factor_, op_.head_dim, layout_.type);
         }
     }
 
-    i64 num_keys(const Tile &tile, i64 split) const {
-        return std::min(KEY_SPLIT, tile.position + tile.num_rows - split * KEY_SPLIT);
-    }
-
-    // Where the split's keys are, and which of them each query sees: the same for all heads.
-    void take_split(const Tile &tile, i64 split, Workspace &space) const {
+    // Which of the split's keys each query sees: the same for all heads.
+    void take_ranges(const Tile &tile, i64 split, Workspace &space) const {
         const i64 first = split * KEY_SPLIT;
-        const i32 *blocks = op_.block_tables + op_.slots[tile.sequence] * op_.table_width;
-        for (i64 key = 0; key < num_keys(tile, split); ++key) {
-            const i64 position = first + key;
-            space.slots[key] = blocks[position / op_.block_size] * op_.block_size + position % op_.block_size;
-        }
         for (i64 query = 0; query < num_queries(tile); ++query) {
             const i64 position = tile.position + query / group_;
             const i64 begin = op_.window > 0 ? position - op_.window + 1 : 0;
@@ -144,96 +155,126 @@ private:
         }
     }
 
-    void attend_split(const Tile &tile, i64 kv_head, i64 split, Workspace &space, const float *queries, Sums result) const {
-        const i64 width = op_.kv_heads * op_.head_dim, count = num_keys(tile, split);
-        const float *keys = op_.keys + kv_head * op_.head_dim, *values = op_.values + kv_head * op_.head_dim;
-        i64 value_stride = block_;
-        if (has_many(tile)) {
-            copy_split(space, keys, values, width, count);
-            value_stride = KEY_SPLIT * block_;
-        } else {
-            const bool is_next_head = kv_head + 1 < op_.kv_heads;
-            for (i64 key = 0; key < count; ++key) {
-                space.keys[key] = keys + space.slots[key] * width;
-                space.values[key] = values + space.slots[key] * width;
-                if (is_next_head) fetch(space.keys[key] + op_.head_dim, space.values[key] + op_.head_dim);
-            }
-        }
-        kernels_.attend({queries, space.keys, space.values, value_stride, space.begins, space.ends, num_queries(tile),
-                         op_.head_dim, padded_dim_, space.scores, result.largest, result.sums, result.outputs});
+    // The keys of a split that any query of the tile sees: positions [begin, end), never none.
+    struct Range {
+        i64 begin, end;
+    };
+    Range range_of(const Tile &tile, i64 split) const {
+        const i64 begin = op_.window > 0 ? std::max<i64>(0, tile.position - op_.window + 1) : 0;
+        return {std::max(begin, split * KEY_SPLIT), std::min(tile.position + tile.num_rows, (split + 1) * KEY_SPLIT)};
     }
 
-    void copy_split(Workspace &space, const float *keys, const float *values, i64 width, i64 count) const {
-        for (i64 key = 0; key < count; ++key) {
-            float *to = space.copied_keys + key * padded_dim_;
-            const float *key_row = keys + space.slots[key] * width, *value_row = values + space.slots[key] * width;
-            std::copy(key_row, key_row + op_.head_dim, to);
-            space.keys[key] = to;
-            space.values[key] = space.copied_values + key * block_;
-            for (i64 start = 0; start < op_.head_dim; start += block_) {
-                const i64 end = std::min(start + block_, op_.head_dim);
-                std::copy(value_row + start, value_row + end, space.copied_values + start * KEY_SPLIT + key * block_);
-            }
+    // Where the chunk of a position is, in keys and in values.
+    i64 chunk_offset(const Tile &tile, i64 kv_head, i64 position) const {
+        const i64 block = op_.block_tables[op_.slots[tile.sequence] * op_.table_width + position / layout_.block_size];
+        return block * layout_.block_bytes + kv_head * layout_.head_bytes +
+               position % layout_.block_size / layout_.chunk_slots * layout_.chunk_bytes;
+    }
+
+    // function(panel, offset of the chunk in the panel, place of the chunk) for each chunk with keys that the tile sees.
+    template <class Function>
+    void for_chunks(const Tile &tile, i64 kv_head, i64 split, const Function &function) const {
+        const Range range = range_of(tile, split);
+        const i64 slots = layout_.chunk_slots;
+        for (i64 position = range.begin / slots * slots; position < range.end; position += slots) {
+            const i64 key = position % KEY_SPLIT;
+            function(key / KEY_PANEL, key % KEY_PANEL, chunk_offset(tile, kv_head, position));
         }
     }
 
-    void fetch(const float *keys, const float *values) const {
-        for (i64 i = 0; i < op_.head_dim; i += 16) {
-            __builtin_prefetch(keys + i, 0, 2);
-            __builtin_prefetch(values + i, 0, 2);
+    void take_scales(const Tile &tile, i64 kv_head, i64 split, Workspace &space) const {
+        std::fill(space.key_scales, space.key_scales + KEY_SPLIT, 0.0f);
+        std::fill(space.value_scales, space.value_scales + KEY_SPLIT, 0.0f);
+        const Range range = range_of(tile, split);
+        const i64 at = layout_.chunk_slots * op_.head_dim;
+        for_chunks(tile, kv_head, split, [&](i64 panel, i64 offset, i64 place) {
+            const i64 key = panel * KEY_PANEL + offset, first = std::max<i64>(0, range.begin % KEY_SPLIT - key);
+            const i64 count = std::min(layout_.chunk_slots, range.end - split * KEY_SPLIT - key) - first;
+            const i64 start = at + first * static_cast<i64>(sizeof(float));
+            std::memcpy(space.key_scales + key + first, op_.keys + place + start, count * sizeof(float));
+            std::memcpy(space.value_scales + key + first, op_.values + place + start, count * sizeof(float));
+        });
+    }
+
+    // The panels of a split: where they lie or, for many queries or where they lie in smaller pieces, written out.
+    void take_panels(const Tile &tile, i64 kv_head, i64 split, Workspace &space, SplitShape &shape) const {
+        const bool keys_lie = has_panels_ && (!has_many(tile) || layout_.type == product_type_);
+        const bool values_lie = has_panels_ && !has_many(tile);
+        shape.format = values_lie ? layout_.type : product_type_;
+        shape.value_bytes = value_row_bytes();
+        if (values_lie) shape.value_bytes = op_.head_dim * (layout_.type == KvType::INT8 ? 1 : 4);
+        const char *seen_keys = nullptr, *seen_values = nullptr;
+        bool is_seen[SPLIT_PANELS] = {};
+        for_chunks(tile, kv_head, split, [&](i64 panel, i64 offset, i64 place) {
+            char *keys = space.keys + panel * round_up(key_bytes(), 64), *values = space.values + panel * value_bytes();
+            if (!keys_lie) kernels_.take_keys({op_.keys + place, keys, layout_, offset, 0});
+            if (!values_lie) kernels_.take_values({op_.values + place, values, layout_, offset, value_row_bytes()});
+            seen_keys = shape.keys[panel] = keys_lie ? op_.keys + place : keys;
+            seen_values = shape.values[panel] = values_lie ? op_.values + place : values;
+            is_seen[panel] = true;
+        });
+        for (i64 panel = 0; panel < SPLIT_PANELS; ++panel) {
+            if (is_seen[panel]) continue;
+            shape.keys[panel] = seen_keys;
+            shape.values[panel] = seen_values;
         }
+    }
+
+    void attend_split(const Tile &tile, i64 kv_head, i64 split, Workspace &space, Sums sums, bool joins) const {
+        SplitShape shape;
+        take_panels(tile, kv_head, split, space, shape);
+        std::copy(shape.values, shape.values + SPLIT_PANELS, shape.next_keys);
+        if (!has_many(tile) && (split + 1 < tile.split_end || kv_head + 1 < op_.kv_heads)) {
+            const bool is_last = split + 1 == tile.split_end;
+            for_chunks(tile, kv_head + is_last, is_last ? tile.split_begin : split + 1, [&](i64 panel, i64, i64 place) {
+                shape.next_keys[panel] = op_.keys + place;
+            });
+        }
+        shape.has_scales = layout_.type == KvType::INT8;
+        if (shape.has_scales) take_scales(tile, kv_head, split, space);
+        shape.key_scales = space.key_scales;
+        shape.value_scales = space.value_scales;
+        shape.queries = space.queries;
+        shape.begins = space.begins;
+        shape.ends = space.ends;
+        shape.num_queries = num_queries(tile);
+        shape.query_bytes = stride_ * static_cast<i64>(sizeof(float));
+        shape.head_dim = op_.head_dim;
+        shape.dim = dim_;
+        shape.scores = space.scores;
+        shape.factors = space.factors;
+        shape.next_factors = space.next_factors;
+        shape.joins = joins;
+        shape.largest = sums.largest;
+        shape.sums = sums.sums;
+        shape.outputs = sums.outputs;
+        shape.output_stride = stride_;
+        kernels_.attend(shape);
     }
 
     void start(Sums all, i64 count) const {
         std::fill(all.largest, all.largest + count, -std::numeric_limits<float>::infinity());
         std::fill(all.sums, all.sums + count, 0.0f);
-        std::fill(all.outputs, all.outputs + count * padded_dim_, 0.0f);
-    }
-
-    bool sees(const Tile &tile, i64 query, i64 split) const {
-        const i64 position = tile.position + query / group_;
-        const bool is_before = split * KEY_SPLIT > position;
-        return !is_before && (op_.window == 0 || position - op_.window + 1 < (split + 1) * KEY_SPLIT);
-    }
-
-    void join_split(const Tile &tile, i64 split, Sums all, Sums next) const {
-        for (i64 query = 0; query < num_queries(tile); ++query) {
-            if (!sees(tile, query, split)) continue;
-            kernels_.join(all.largest + query, all.sums + query, all.outputs + query * padded_dim_, next.largest[query],
-                          next.sums[query], next.outputs + query * padded_dim_, padded_dim_);
-        }
+        std::fill(all.outputs, all.outputs + count * stride_, 0.0f);
     }
 
     void finish(const Tile &tile, i64 kv_head, Sums all) const {
         for (i64 query = 0; query < num_queries(tile); ++query) {
-            float *to = op_.y + (query_row(tile, kv_head, query) - op_.queries);
-            kernels_.scale(to, all.outputs + query * padded_dim_, 1.0f / all.sums[query], op_.head_dim);
+            kernels_.finish(op_.y + query_start(tile, kv_head, query), all.outputs + query * stride_, all.sums[query],
+                            op_.head_dim);
         }
     }
 
     void attend_tile(const Tile &tile, i64 head_begin, i64 head_end, int thread) const {
-        Workspace space;
-        take_workspace(space, thread);
-        const i64 step = has_many(tile) ? 1 : head_end - head_begin;  // heads that are done together
-        for (i64 head = head_begin; head < head_end; head += step) attend_heads(tile, head, head + step, space);
-    }
-
-    void attend_heads(const Tile &tile, i64 head_begin, i64 head_end, Workspace &space) const {
-        const i64 count = num_queries(tile);
+        Workspace space = take_workspace(thread);
         for (i64 head = head_begin; head < head_end; ++head) {
-            take_queries(tile, head, space.queries + (head - head_begin) * count * padded_dim_);
-        }
-        start(space.all, (head_end - head_begin) * count);
-        for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
-            take_split(tile, split, space);
-            for (i64 head = head_begin; head < head_end; ++head) {
-                const i64 first = (head - head_begin) * count;
-                attend_split(tile, head, split, space, space.queries + first * padded_dim_, space.split);
-                join_split(tile, split, space.all.from(first, padded_dim_), space.split);
+            take_queries(tile, head, space);
+            start(space.all, num_queries(tile));
+            for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
+                take_ranges(tile, split, space);
+                attend_split(tile, head, split, space, space.all, true);
             }
-        }
-        for (i64 head = head_begin; head < head_end; ++head) {
-            finish(tile, head, space.all.from((head - head_begin) * count, padded_dim_));
+            finish(tile, head, space.all);
         }
     }
 
@@ -241,11 +282,11 @@ private:
     void run_in_splits() {
         const i64 num_partials = num_splits_ * op_.heads;
         std::vector<float> &partial = engine_.partial;
-        const i64 num_floats = num_partials * (padded_dim_ + 2);
+        const i64 num_floats = num_partials * (stride_ + 2);
         if (static_cast<i64>(partial.size()) < num_floats) partial.resize(num_floats);
         const Sums partials{partial.data(), partial.data() + num_partials, partial.data() + 2 * num_partials};
         const auto sums_of = [&](i64 split_number, i64 kv_head) {
-            return partials.from(split_number * op_.heads + kv_head * group_, padded_dim_);
+            return partials.from(split_number * op_.heads + kv_head * group_, stride_);
         };
         std::vector<std::pair<const Tile *, i64>> splits;
         for (const Tile &tile : tiles_) {
@@ -253,37 +294,47 @@ private:
         }
         engine_.pool().run(num_splits_, [&](i64 number, int thread) {
             const auto [tile, split] = splits[number];
-            Workspace space;
-            take_workspace(space, thread);
-            take_split(*tile, split, space);
+            Workspace space = take_workspace(thread);
+            take_ranges(*tile, split, space);
             for (i64 head = 0; head < op_.kv_heads; ++head) {
-                take_queries(*tile, head, space.queries);
-                attend_split(*tile, head, split, space, space.queries, sums_of(number, head));
+                take_queries(*tile, head, space);
+                attend_split(*tile, head, split, space, sums_of(number, head), false);
             }
         });
         engine_.pool().run(static_cast<i64>(tiles_.size()) * op_.kv_heads, [&](i64 task, int thread) {
             const Tile &tile = tiles_[task / op_.kv_heads];
             const i64 head = task % op_.kv_heads;
-            Workspace space;
-            take_workspace(space, thread);
-            start(space.all, num_queries(tile));
+            const Sums all = take_workspace(thread).all;
+            start(all, num_queries(tile));
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
-                join_split(tile, split, space.all, sums_of(tile.first_partial + split - tile.split_begin, head));
+                const Sums next = sums_of(tile.first_partial + split - tile.split_begin, head);
+                kernels_.join(all.largest, all.sums, all.outputs, next.largest, next.sums, next.outputs, num_queries(tile),
+                              stride_, dim_);
             }
-            finish(tile, head, space.all);
+            finish(tile, head, all);
         });
     }
 
     Engine &engine_;
     const Kernels &kernels_;
     const Attend &op_;
-    i64 group_, padded_dim_, block_, tile_rows_, max_queries_;
+    const CacheLayout &layout_;
+    i64 group_, dim_, stride_, tile_rows_, max_queries_;
     float factor_;
+    bool has_pairs_, has_panels_;
+    KvType product_type_;
     std::vector<Tile> tiles_;
     i64 num_splits_ = 0, num_rows_ = 0, longest_ = 0;
 };
 
 }  // namespace
+
+CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim) {
+    const i64 slots = std::min(block_size, KEY_PANEL);
+    const i64 slot_bytes = type == KvType::FLOAT32 ? 4 * head_dim : type == KvType::BFLOAT16 ? 2 * head_dim : head_dim + 4;
+    const i64 head_bytes = block_size * slot_bytes;
+    return {type, block_size, head_dim, slots, slots * slot_bytes, head_bytes, kv_heads * head_bytes};
+}
 
 void attend(Engine &engine, const Attend &op) { Attention(engine, op).run(); }
 

@@ -18,6 +18,7 @@ using i64 = std::int64_t;
 
 constexpr i64 PANEL = 16;  // outputs that packed weights hold side by side
 constexpr i64 LINE = 64;   // bytes of what a panel has of one input (float32), two (bfloat16), four (int8) or eight (int4)
+constexpr i64 KEY_PANEL = 16;  // slots that the KV cache holds side by side
 constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the second cache
 constexpr i64 KEY_SPLIT = 64;  // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
 
@@ -55,31 +56,65 @@ struct Matrix {
     i64 row_stride, column_stride, rows, columns;
 };
 
+// How keys and values of one layer are kept, each as [blocks][kv_heads][chunks]. A chunk is min(block_size, KEY_PANEL) slots:
+//
+//             keys [..]                 values [..]
+//   FLOAT32   [dim][slots]              [slots][dim]
+//   BFLOAT16  [dim / 2][slots][2]       [slots / 2][dim][2], of a single slot [dim]
+//   INT8      [dim][slots]              [slots][dim], then the float32 scales of the slots
+enum class KvType : i32 { FLOAT32, BFLOAT16, INT8, COUNT };
+
+struct CacheLayout {
+    KvType type;
+    i64 block_size, head_dim, chunk_slots, chunk_bytes, head_bytes, block_bytes;
+};
+
 struct RotationShape {
     float *queries;     // [rows, heads * head_dim]
     const float *qkv;   // [rows, (heads + 2 * kv_heads) * head_dim]
-    float *keys, *values;  // [slots, kv_heads * head_dim]
+    char *keys, *values;  // of the layer
     const i32 *positions, *slots;  // of each row
     const float *cosines, *sines;  // [positions, head_dim]
     const i32 *partners;           // [head_dim]
     const float *query_weight, *key_weight;  // [head_dim] or null: heads are not normalized
     float epsilon;
     i64 heads, kv_heads, head_dim;
+    CacheLayout layout;
 };
 
-// One split of keys for a tile of queries that share a kv head.
+constexpr i64 SPLIT_PANELS = KEY_SPLIT / KEY_PANEL;
+
+// A chunk of the cache that is written out for the kernels: slots [offset, offset + layout.chunk_slots) of a panel.
+struct ChunkShape {
+    const char *from;  // keys or values
+    char *to;          // the panel: as a chunk of KEY_PANEL slots of the type that products are made in
+    CacheLayout layout;
+    i64 offset, row_bytes;  // of values: from one slot, or pair of slots, to the next
+};
+
+// One split of keys for a tile of queries that share a kv head. `dim` is head_dim filled up to whole panels.
 struct SplitShape {
-    const float *queries;  // [num_queries, padded_dim], scaled, zero from head_dim on
-    const float *const *keys;  // [KEY_SPLIT] rows of head_dim; valid in [begin, end) of all queries
-    const float *const *values;  // likewise; elements from VALUE_BLOCK vectors on are value_stride floats further, and so on
-    i64 value_stride;
+    const char *queries;       // [num_queries] rows of `query_bytes` bytes, by take_query
+    const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; where no query sees any: any memory
+    const char *next_keys[SPLIT_PANELS];  // what will be read afterwards
+    KvType format;             // of the panels
+    bool has_scales;           // keys' and values' below
+    const float *key_scales, *value_scales;  // [KEY_SPLIT], finite where keys are seen
+    i64 value_bytes;           // from one slot, or pair of slots, to the next
     const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
-    i64 num_queries, head_dim, padded_dim;
-    float *scores;  // [num_queries, KEY_SPLIT] scratch
-    float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, padded_dim]: written where keys are seen
+    i64 num_queries, query_bytes, head_dim, dim;
+    float *scores;             // [num_queries, SCORE_STRIDE] scratch
+    float *factors, *next_factors;  // [num_queries] scratch
+    bool joins;                // what the splits before gave is in the sums; else they are written
+    float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, output_stride]
+    i64 output_stride;
 };
 
-constexpr i64 VALUE_BLOCK = 8;  // vectors of values that are added up in registers at a time
+constexpr i64 MAX_HEAD_DIM = 512;
+constexpr i64 MAX_GROUP = 1024;         // query heads of a kv head
+constexpr i64 MAX_TILE_QUERIES = 1024;  // of one call of `attend`
+static_assert(MAX_GROUP <= MAX_TILE_QUERIES);
+constexpr i64 SCORE_STRIDE = KEY_SPLIT + PANEL;  // rows at a power of two would fall into the same cache sets
 
 constexpr i64 SAMPLING_BLOCK = 1024;  // logits that are reduced together, counted from the start of their row
 
@@ -104,17 +139,23 @@ struct SamplingKernels {
 
 struct Kernels {
     const char *name;
-    i64 lanes;      // floats of a vector; padded_dim is a multiple of it
+    i64 lanes;      // floats of a vector
+    bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
                      i64 width, i64 row_begin, i64 row_end);
     void (*rotate_and_store)(const RotationShape &shape, i64 row_begin, i64 row_end);
-    void (*scale)(float *y, const float *x, float factor, i64 count);
+    // queries as `attend` wants them: times factor, in the type that products with a cache of this type are made in
+    void (*take_query)(char *to, const float *x, float factor, i64 head_dim, KvType type);
+    // a chunk of keys or of values into a panel of type `product_type`
+    void (*take_keys)(const ChunkShape &chunk);
+    void (*take_values)(const ChunkShape &chunk);
     void (*attend)(const SplitShape &shape);
-    // (largest, sum, output) of the splits so far, joined by the next one's
-    void (*join)(float *largest, float *sum, float *output, float next_largest, float next_sum, const float *next_output,
-                 i64 padded_dim);
+    // (largest, sum, output) of `count` queries' splits so far, joined by the next one's; -infinity: sees none of it
+    void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
+                 const float *next_outputs, i64 count, i64 stride, i64 dim);
+    void (*finish)(float *y, const float *output, float sum, i64 head_dim);
     // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
     SamplingKernels sampling;
@@ -136,8 +177,5 @@ const Kernels &avxvnni_kernels();
 const Kernels &avx512_kernels();
 const Kernels &avx512bf16_kernels();
 #endif
-
-constexpr i64 MAX_HEAD_DIM = 512;
-constexpr i64 MAX_GROUP = 1024;  // query heads of a kv head
 
 }  // namespace tokamak::cpu

@@ -19,6 +19,7 @@ using Address = std::uintptr_t;
 
 float *floats(Address address) { return reinterpret_cast<float *>(address); }
 std::uint8_t *bytes(Address address) { return reinterpret_cast<std::uint8_t *>(address); }
+char *cache(Address address) { return reinterpret_cast<char *>(address); }
 i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
 Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
 
@@ -48,18 +49,20 @@ void bind_ops(nb::module_ &module) {
     });
     module.def("rotate_and_store", [](Address queries, Address qkv, Address keys, Address values, Address positions,
                                       Address slots, Address cosines, Address sines, Address partners, Address query_weight,
-                                      Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, Address rows,
-                                      i64 count) {
-        return Op{RotateAndStore{{floats(queries), floats(qkv), floats(keys), floats(values), ints(positions), ints(slots),
+                                      Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, i32 kv_type,
+                                      i64 block_size, Address rows, i64 count) {
+        return Op{RotateAndStore{{floats(queries), floats(qkv), cache(keys), cache(values), ints(positions), ints(slots),
                                   floats(cosines), floats(sines), ints(partners), floats(query_weight), floats(key_weight),
-                                  epsilon, heads, kv_heads, head_dim},
+                                  epsilon, heads, kv_heads, head_dim,
+                                  make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim)},
                                  rows_of(rows, count)}};
     });
     module.def("attention", [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets,
-                               Address starts, Address block_tables, i64 table_width, i64 block_size, i64 heads, i64 kv_heads,
-                               i64 head_dim, i64 window, Address sequences, i64 count) {
-        return Op{Attend{floats(y), floats(queries), floats(keys), floats(values), ints(slots), ints(offsets), ints(starts),
-                         ints(block_tables), table_width, block_size, heads, kv_heads, head_dim, window,
+                               Address starts, Address block_tables, i64 table_width, i64 heads, i64 kv_heads, i64 head_dim,
+                               i64 window, i32 kv_type, i64 block_size, Address sequences, i64 count) {
+        return Op{Attend{floats(y), floats(queries), cache(keys), cache(values), ints(slots), ints(offsets), ints(starts),
+                         ints(block_tables), table_width, heads, kv_heads, head_dim, window,
+                         make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim),
                          rows_of(sequences, count)}};
     });
     module.def("activate_and_multiply", [](Address y, Address x, i32 activation, i64 width, Address rows, i64 count) {
@@ -81,6 +84,7 @@ void bind_engine(nb::module_ &module) {
         return names;
     });
     module.def("variant", [] { return std::string(Engine::get().kernels().name); });
+    module.def("has_paired_products", [] { return Engine::get().kernels().has_paired_products; });
     module.def("select", [](const std::string &name) { return Engine::get().select(name.c_str()); });
 }
 
@@ -162,6 +166,7 @@ void bind_sampling(nb::module_ &module) {
 NB_MODULE(_cpu, module) {
     using namespace tokamak::cpu;
     module.attr("PANEL") = PANEL;
+    module.attr("KEY_PANEL") = KEY_PANEL;
     module.attr("KEY_SPLIT") = KEY_SPLIT;
     module.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
     module.attr("MAX_GROUP") = MAX_GROUP;

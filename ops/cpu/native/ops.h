@@ -59,9 +59,11 @@ struct RotateAndStore {
 // Sequence i has the rows [offsets[i], offsets[i + 1]) at positions [starts[i], ...), and the block table slots[i].
 struct Attend {
     float *y;  // [rows, heads * head_dim]
-    const float *queries, *keys, *values;
+    const float *queries;
+    const char *keys, *values;  // of the layer
     const i32 *slots, *offsets, *starts, *block_tables;
-    i64 table_width, block_size, heads, kv_heads, head_dim, window;
+    i64 table_width, heads, kv_heads, head_dim, window;
+    CacheLayout layout;
     Rows sequences;
 };
 
@@ -101,6 +103,7 @@ std::vector<const Kernels *> variants();  // of this processor, the best last
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
 void look_up(const Embed &op, i64 row);
+CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim);
 
 class Tape {
 public:
