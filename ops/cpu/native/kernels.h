@@ -132,7 +132,10 @@ struct SamplingKernels {
     void (*scan)(const LogitScan &scan, i64 block_begin, i64 block_end);
     // weights[i] = e^((logits[i] - largest) * scale)
     void (*weigh)(float *weights, const float *logits, float largest, float scale, i64 count);
-    // token ids, ascending, and logits of those not less than `bound` (so NaN too); the number of them. After `scan`.
+    // distances[i] = largest - logits[i], which are at least 0; and weights as above; the widest distance
+    float (*measure)(float *distances, float *weights, const float *logits, float largest, float scale, i64 count);
+    // token ids, ascending, and logits of those not less than `bound` (so NaN too); the number of them. After
+    // `scan`. There must be room for `lanes` more.
     i64 (*gather)(i32 *token_ids, float *values, const LogitScan &scan, float bound);
     i64 (*count_above)(const LogitScan &scan, float bound);  // logits larger than `bound`. After `scan`.
 };

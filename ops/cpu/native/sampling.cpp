@@ -11,18 +11,23 @@ namespace {
 
 constexpr float NEGATIVE_INFINITY = -std::numeric_limits<float>::infinity();
 constexpr double LOWEST_EXPONENT = -87.33;  // the kernels' e^x is 0 below
-constexpr int BIN_BITS = 11;
+constexpr int BIN_BITS = 9, NUM_BINS = 1 << BIN_BITS;
+constexpr i64 CHAINS = 4;  // of sums, so that one addition need not wait for another
 constexpr i64 BLOCKS_PER_TASK = 8;
 constexpr i64 TASKS_PER_THREAD = 6;
 
 i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
 
+std::uint32_t bits_of(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 // Numbers in their order as unsigned integers; both zeros are one, NaN is the least.
 std::uint32_t order_of(float x) {
     if (x != x) return 0;
-    x += 0.0f;
-    std::uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
+    const std::uint32_t bits = bits_of(x + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
@@ -30,69 +35,91 @@ std::uint32_t order_of(float x) {
 struct Candidates {
     std::vector<i32> token_ids;
     std::vector<float> logits, weights;
-    std::vector<std::uint32_t> distances;  // from the row's largest, in steps of the order
+    std::vector<float> distances;  // from the row's largest logit: what the weights are a function of
     i64 count = 0;
 
-    void reserve(i64 vocab) {
-        if (static_cast<i64>(token_ids.size()) >= vocab) return;
-        token_ids.resize(vocab);
-        logits.resize(vocab);
-        weights.resize(vocab);
-        distances.resize(vocab);
+    void reserve(i64 capacity) {
+        if (static_cast<i64>(token_ids.size()) >= capacity) return;
+        token_ids.resize(capacity);
+        logits.resize(capacity);
+        weights.resize(capacity);
+        distances.resize(capacity);
     }
 };
 
 // What one thread works in.
 struct Workspace {
     Candidates candidates;
-    std::vector<double> bins = std::vector<double>(1 << BIN_BITS);
+    std::vector<double> bins = std::vector<double>(CHAINS * NUM_BINS);
     std::vector<float> lane_largest;
-    std::vector<i64> best;
+    std::vector<i64> best;  // candidates
     std::vector<i32> token_counts;  // [vocab], zero between two rows
 };
 
-// Keeps the best candidates, of equals those of the lower ids, as long as those before them weigh less than `limit` in sum; at
-// least one. A radix search for where the sum is reached, over the bits in which the candidates differ.
-template <class Weight>
-void keep_best(Candidates &candidates, Workspace &space, double limit, const Weight &weight_of) {
-    limit = std::max(limit, std::numeric_limits<double>::min());
-    std::uint32_t widest = 0;
-    for (i64 i = 0; i < candidates.count; ++i) widest = std::max(widest, candidates.distances[i]);
-    int shift = 0;
-    while (widest >> shift >> BIN_BITS != 0) ++shift;
-    std::uint64_t base = 0;  // all closer ones are kept
-    double before = 0;
-    double *bins = space.bins.data();
-    while (true) {
-        const std::uint64_t end = base + (std::uint64_t{1} << (shift + BIN_BITS));
-        std::fill_n(bins, 1 << BIN_BITS, 0.0);
-        for (i64 i = 0; i < candidates.count; ++i) {
-            const std::uint64_t distance = candidates.distances[i];
-            if (distance >= base && distance < end) bins[(distance - base) >> shift] += weight_of(i);
-        }
-        int bin = 0;
-        for (; bin < 1 << BIN_BITS && before + bins[bin] < limit; ++bin) before += bins[bin];
-        if (bin == 1 << BIN_BITS) {  // within the first turn: the limit is beyond them all; later: by the rounding of the sums
-            base = end;
-            break;
-        }
-        base += static_cast<std::uint64_t>(bin) << shift;
-        if (shift == 0) break;
-        shift = std::max(shift - BIN_BITS, 0);
+double sum_of(const float *values, i64 count) {
+    double sums[CHAINS] = {};
+    i64 i = 0;
+    for (; i + CHAINS <= count; i += CHAINS) {
+        for (i64 chain = 0; chain < CHAINS; ++chain) sums[chain] += values[i + chain];
     }
+    for (; i < count; ++i) sums[i % CHAINS] += values[i];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// The bin in which the sum of the bins first reaches `limit`, `before` being the sum of those before it; NUM_BINS: none.
+int find_bin(const double *bins, double limit, double &before) {
+    int bin = 0;
+    for (; bin < NUM_BINS && before + bins[bin] < limit; ++bin) before += bins[bin];
+    return bin;
+}
+
+// Keeps the closest candidates, of equals those of the lower ids, as long as those before them weigh less than `limit` in sum;
+// at least one. None is farther than `widest`. A search for the distance where the sum is reached: over bins of distances, then
+// over the bits of those in its bin.
+template <class Weight>
+void keep_best(Candidates &candidates, Workspace &space, double limit, float widest, const Weight &weight_of) {
+    limit = std::max(limit, std::numeric_limits<double>::min());
+    double *bins = space.bins.data(), before = 0;
+    const float *distances = candidates.distances.data();
+    const float factor = widest > std::numeric_limits<float>::min() * NUM_BINS ? (NUM_BINS - 1) / widest : 0;
+    const auto bin_of = [&](i64 i) { return static_cast<int>(std::min(distances[i] * factor, NUM_BINS - 1.0f)); };
+    std::fill_n(bins, CHAINS * NUM_BINS, 0.0);
+    for (i64 i = 0; i < candidates.count; ++i) bins[i % CHAINS * NUM_BINS + bin_of(i)] += weight_of(i);
+    for (int bin = 0; bin < NUM_BINS; ++bin) {
+        bins[bin] = (bins[bin] + bins[NUM_BINS + bin]) + (bins[2 * NUM_BINS + bin] + bins[3 * NUM_BINS + bin]);
+    }
+    const int edge_bin = find_bin(bins, limit, before);
+    if (edge_bin == NUM_BINS) return;
+    std::vector<i64> &edge = space.best;
+    edge.clear();
+    for (i64 i = 0; i < candidates.count; ++i) {
+        if (bin_of(i) == edge_bin) edge.push_back(i);
+    }
+    std::uint32_t base = 0;  // bits of a distance; all closer ones are kept
+    for (int shift = 32 - BIN_BITS; true; shift = std::max(shift - BIN_BITS, 0)) {
+        std::fill_n(bins, NUM_BINS, 0.0);
+        for (const i64 i : edge) {
+            const std::uint32_t offset = (bits_of(distances[i]) - base) >> shift;  // wraps where it is closer
+            if (offset < NUM_BINS) bins[offset] += weight_of(i);
+        }
+        const int bin = find_bin(bins, limit, before);
+        // sums in another order may be less by a rounding: then the limit is at the last of them
+        base += static_cast<std::uint32_t>(std::min(bin, NUM_BINS - 1)) << shift;
+        if (shift == 0) break;
+    }
+    float last;  // of the distances that are kept
+    std::memcpy(&last, &base, sizeof last);
     i64 num_kept = 0;
     for (i64 i = 0; i < candidates.count; ++i) {
-        const std::uint64_t distance = candidates.distances[i];
-        bool is_kept = distance < base;
-        if (distance == base && before < limit) {
+        bool is_kept = distances[i] < last;
+        if (distances[i] == last && before < limit) {
             is_kept = true;
             before += weight_of(i);
         }
-        if (!is_kept) continue;
         candidates.token_ids[num_kept] = candidates.token_ids[i];
-        candidates.logits[num_kept] = candidates.logits[i];
         candidates.weights[num_kept] = candidates.weights[i];
-        candidates.distances[num_kept++] = candidates.distances[i];
+        candidates.distances[num_kept] = candidates.distances[i];
+        num_kept += is_kept;
     }
     candidates.count = num_kept;
 }
@@ -367,8 +394,7 @@ private:
         if (!is_truncated(sampling)) return draw(scan, largest, number, space);
         truncate(sampling, scan, largest, space);
         const Candidates &candidates = space.candidates;
-        double total = 0;
-        for (i64 i = 0; i < candidates.count; ++i) total += candidates.weights[i];
+        const double total = sum_of(candidates.weights.data(), candidates.count);
         return candidates.token_ids[position_of(candidates.weights.data(), candidates.count, number * total)];
     }
 
@@ -418,28 +444,24 @@ private:
         }
         float bound = static_cast<float>(largest + std::min(exponent, 0.0) * temperature);
         if (has_top_k(sampling)) bound = std::max(bound, bound_of_best(scan, sampling.top_k, space));
-        gather(scan, bound, largest, space);
-        Candidates &candidates = space.candidates;
-        kernels_.weigh(candidates.weights.data(), candidates.logits.data(), largest, scale_of(sampling), candidates.count);
+        Candidates &candidates = gather(scan, bound, space);
+        const float widest = kernels_.measure(candidates.distances.data(), candidates.weights.data(), candidates.logits.data(),
+                                              largest, scale_of(sampling), candidates.count);
         if (has_top_k(sampling) && candidates.count > sampling.top_k) {
-            keep_best(candidates, space, sampling.top_k, [](i64) { return 1.0; });
+            keep_best(candidates, space, sampling.top_k, widest, [](i64) { return 1.0; });
         }
         if (sampling.top_p < 1) {
-            double sum = total;
-            if (!is_of_all) {
-                for (i64 i = 0; i < candidates.count; ++i) sum += candidates.weights[i];
-            }
             const float *weights = candidates.weights.data();
-            keep_best(candidates, space, sampling.top_p * sum, [&](i64 i) { return static_cast<double>(weights[i]); });
+            const double sum = is_of_all ? total : sum_of(weights, candidates.count);
+            keep_best(candidates, space, sampling.top_p * sum, widest, [&](i64 i) { return static_cast<double>(weights[i]); });
         }
     }
 
-    void gather(const LogitScan &scan, float bound, float largest, Workspace &space) const {
+    Candidates &gather(const LogitScan &scan, float bound, Workspace &space) const {
         Candidates &candidates = space.candidates;
-        candidates.reserve(scan.count);
+        candidates.reserve(scan.count + lanes_);
         candidates.count = kernels_.gather(candidates.token_ids.data(), candidates.logits.data(), scan, bound);
-        const std::uint32_t top = order_of(largest);
-        for (i64 i = 0; i < candidates.count; ++i) candidates.distances[i] = top - order_of(candidates.logits[i]);
+        return candidates;
     }
 
     // A bound that at least `count` logits reach: so many lanes of blocks have one that does.
@@ -455,13 +477,12 @@ private:
 
     // The `count` largest logits are candidates `space.best`, best first.
     void find_best(const LogitScan &scan, i64 count, Workspace &space) const {
-        gather(scan, bound_of_best(scan, count, space), std::numeric_limits<float>::infinity(), space);
-        const Candidates &candidates = space.candidates;
+        const Candidates &candidates = gather(scan, bound_of_best(scan, count, space), space);
         space.best.resize(candidates.count);
         for (i64 i = 0; i < candidates.count; ++i) space.best[i] = i;
         std::partial_sort(space.best.begin(), space.best.begin() + count, space.best.end(), [&](i64 a, i64 b) {
-            const std::uint32_t first = candidates.distances[a], second = candidates.distances[b];
-            return first != second ? first < second : a < b;
+            const std::uint32_t first = order_of(candidates.logits[a]), second = order_of(candidates.logits[b]);
+            return first != second ? first > second : a < b;
         });
     }
 
