@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from engine.topology import role_of
 from engine.weights import WeightsState
 from tools.snapshot import Snapshot
 
@@ -67,7 +68,8 @@ class Figures(msgspec.Struct, frozen=True):
     steps_per_s: float | None
     step_mean_s: float | None
     step: dict[str, StepPart]
-    rank_idle_share: float | None  # of the time in which requests ran
+    rank_idle_share: float | None  # of the time in which requests ran, over all ranks
+    worker_idle_share: dict[str, float | None]  # the same of each worker
     latency: dict[str, Distribution]
     cpu_share: dict[str, float | None]  # by actor; 1 is one processor
     ring_records_per_s: dict[str, float | None]  # by "sender>receiver"
@@ -106,6 +108,9 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
         step_mean_s=step_mean_s,
         step={part: StepPart(time, (time.mean or 0.0) / step_mean_s if step_mean_s else None) for part, time in step.items()},
         rank_idle_share=_idle_share(now, window),
+        worker_idle_share={
+            actor.name: _idle_share(now, window, actor=actor.name) for actor in now.actors if role_of(actor.name) == "worker"
+        },
         latency={key: _distribution(name, now, window) for key, name in LATENCIES.items()},
         cpu_share=_cpu_shares(now, tick, interval_s),
         ring_records_per_s=_ring_rates(now, tick, interval_s),
@@ -166,12 +171,16 @@ def _share(part: str, whole: str, now: Snapshot, window: Snapshot | None) -> flo
     return None
 
 
-def _idle_share(now: Snapshot, window: Snapshot | None) -> float | None:
-    def seconds(name: str) -> float:
-        return now.total(name) - (window.total(name) if window else 0)
-
-    idle_s, busy_s = seconds("worker_idle_seconds_total"), seconds("worker_busy_seconds_total")
-    return idle_s / (idle_s + busy_s) if idle_s + busy_s > 0 else None
+def _idle_share(now: Snapshot, window: Snapshot | None, **labels: str) -> float | None:
+    """Idle time between steps as a share of it and the steps, in the window or, where it saw no step, since the start."""
+    for earlier in (window, None):
+        idle_s, busy_s = (
+            now.total(name, **labels) - (earlier.total(name, **labels) if earlier else 0)
+            for name in ("worker_idle_seconds_total", "worker_busy_seconds_total")
+        )
+        if idle_s + busy_s > 0:
+            return idle_s / (idle_s + busy_s)
+    return None
 
 
 def _cpu_shares(now: Snapshot, tick: Snapshot | None, interval_s: float) -> dict[str, float | None]:

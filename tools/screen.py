@@ -102,7 +102,7 @@ def _title(title: RunTitle, snapshot: Snapshot, figures: Figures, now: float, wi
 
 
 def _actors(snapshot: Snapshot, figures: Figures) -> Table:
-    table = _table("actor", "state", "epoch", "pid", "heartbeat", "restarts", "cpu", "rss", "steps", left=2)
+    table = _table("actor", "state", "epoch", "pid", "heartbeat", "restarts", "cpu", "idle", "rss", "steps", left=2)
     for actor in snapshot.actors:
         age = actor.heartbeat_age_s
         is_late = actor.is_alive and age is not None and age > LATE_HEARTBEAT_S
@@ -114,6 +114,7 @@ def _actors(snapshot: Snapshot, figures: Figures) -> Table:
             Text(seconds(age), style="bold red" if is_late else ""),
             Text(str(actor.restarts), style="yellow" if actor.restarts else ""),
             share(figures.cpu_share.get(actor.name)),
+            share(figures.worker_idle_share[actor.name]) if actor.name in figures.worker_idle_share else "",
             size(actor.resident_bytes),
             count(actor.step),
         )

@@ -60,7 +60,20 @@ def test_a_quiet_window_shows_what_was_since_the_start() -> None:
     assert not result.latency["ttft"].is_recent
     assert result.prefix_hit_share == pytest.approx(0.45)
     assert result.generation_tokens_per_s == 0
-    assert result.rank_idle_share is None
+    assert result.rank_idle_share == pytest.approx(0.1)
+
+
+def test_idle_of_each_worker() -> None:
+    rows = [
+        counter(f"worker_{name}_seconds_total", worker, value)
+        for worker, idle, busy_s in (("worker0", 1.0, 9.0), ("worker1", 3.0, 3.0))
+        for name, value in (("idle", idle), ("busy", busy_s))
+    ]
+    now = snapshot(10.0, rows)
+    actors = [msgspec.structs.replace(now.actors[0], name=name) for name in ("api0", "worker0", "worker1", "worker2")]
+    result = figures(msgspec.structs.replace(now, actors=actors))
+    assert result.worker_idle_share == {"worker0": pytest.approx(0.1), "worker1": pytest.approx(0.5), "worker2": None}
+    assert result.rank_idle_share == pytest.approx(0.25)
 
 
 def test_nothing_happened_yet() -> None:
@@ -75,7 +88,7 @@ def test_nothing_happened_yet() -> None:
 def test_a_restarted_process_has_no_cpu_share() -> None:
     before, now = busy(1.0), busy(2.0)
     actors = [msgspec.structs.replace(actor, pid=999) if actor.name == "worker0" else actor for actor in now.actors]
-    shares = figures(msgspec.structs.replace(now, actors=actors), tick=before).cpu_share
+    shares = figures(msgspec.structs.msgspec.structs.replace(now, actors=actors), tick=before).cpu_share
     assert shares["worker0"] is None
     assert shares["api0"] == pytest.approx(0.5)
 
