@@ -26,7 +26,7 @@ from workers.formats.floats import joined
 from workers.formats.integers import side_by_side
 from workers.formats.tensor import Kept
 from workers.models import Model, declare_model
-from workers.packed_file import DamagedFileError, Layout
+from workers.packed_file import DamagedFileError, Layout, PackedFile
 from workers.precision import Precision, choose_formats
 from workers.random_weights import RandomWeights
 from workers.rotary import rotary_tables
@@ -124,13 +124,20 @@ class _Loading:
             _LOG.warning("packed weights %s in %s are made anew: %s", name, cache.directory, error)
             outcome = "damaged"
         self._choose_formats()
+        file = self._write(cache, name, description)
+        self._pack(file or Memory(), self._sizes(Layout()))
+        if file is not None:
+            file.map_all()  # only now that nothing maps it for writing: it should not count twice
+        return outcome
+
+    def _write(self, cache: WeightCache, name: str, description: dict[str, Any]) -> PackedFile | None:
+        """The file, made; None where nothing can be kept."""
         layout = Layout()
         sizes = self._sizes(layout)
         with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
             if writer is not None:
                 self._pack(writer, sizes)
-        self._pack((writer and cache.written(name)) or Memory(), sizes)
-        return outcome
+        return cache.written(name) if writer is not None else None
 
     # ------------------------------------------------------------------------------------------------------ formats
 

@@ -14,6 +14,7 @@ Numbers are u64 of this machine but for the version (u32). The first bytes are w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import mmap
@@ -31,6 +32,7 @@ _MAGIC = b"TKPACKED"
 _VERSION = 1
 _HEAD = struct.Struct("=8sIIQQQ")
 _PAGE = mmap.PAGESIZE
+_MADV_POPULATE_READ = 22  # as Linux has it (5.14); Python does not name it
 _ZERO = "0" * 16
 
 
@@ -104,10 +106,14 @@ class PackedFile:
         index = self._index()
         self.description: dict[str, Any] = index["description"]
         self._arrays: dict[str, list[Any]] = index["arrays"]
-        if is_checked:
-            self._memory.madvise(mmap.MADV_WILLNEED)
-            if _checksum(self._memory, self._begin) != int(index["checksum"], 16):
-                raise DamagedFileError("its contents do not have the checksum they were written with")
+        self._memory.madvise(mmap.MADV_WILLNEED)
+        if is_checked and _checksum(self._memory, self._begin) != int(index["checksum"], 16):
+            raise DamagedFileError("its contents do not have the checksum they were written with")
+
+    def map_all(self) -> None:
+        """Every page now rather than when it is first read."""
+        with contextlib.suppress(OSError):  # not known to older kernels: then they come one by one
+            self._memory.madvise(_MADV_POPULATE_READ)
 
     def _index(self) -> dict[str, Any]:
         magic, version, _, size, index_bytes, checksum = _HEAD.unpack_from(self._memory)
