@@ -90,13 +90,13 @@ def test_e4m3() -> None:
 
 @pytest.mark.parametrize("form", [pack_quantized(8, 32), fp8_blocks()], ids=["packed 8", "fp8 blocks"])
 def test_served(form: Format, tmp_path: Path) -> None:
-    """Answers as the same weights do that were stored as float32."""
+    """Answers as the same weights do that were stored as float32, where both become float32."""
     worth = write_quantized_demo(tmp_path / "quantized", form)
     write_quantized_demo(tmp_path / "plain", Format(form.quantize, {}))
     write_tensors(tmp_path / "plain" / "model.safetensors", worth)
     answers = []
     for path in (tmp_path / "quantized", tmp_path / "plain", DEMO):
-        serving = Serving(make_runner(path))
+        serving = Serving(make_runner(path, ops="reference", plan="eager"))
         sample = Sample(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=2))
         serving.place(sample, 0)
         serving.run([sample])
