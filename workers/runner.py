@@ -169,7 +169,7 @@ class Runner:
         for begin in range(0, len(row_ids), self.inputs.max_logit_rows):
             part = slice(begin, min(begin + self.inputs.max_logit_rows, len(row_ids)))
             self.inputs.set_logit_rows(row_ids[part])
-            logits = plan.logits().numpy()[: part.stop - begin]
+            logits = np.ascontiguousarray(plan.logits().numpy()[: part.stop - begin])  # Paddle's may be a slice of wider rows
             begin_ns = time.monotonic_ns()
             yield part, logits
             self._sample_ns += time.monotonic_ns() - begin_ns

@@ -37,6 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--dtype bfloat16": {"dtype": "bfloat16"},
     "--quantization wint8": {"dtype": "bfloat16", "quantization": "wint8"},
     "--quantization wint4": {"dtype": "bfloat16", "quantization": "wint4"},
+    "--kv-cache-dtype bfloat16": {"kv_cache_dtype": "bfloat16"},
+    "--kv-cache-dtype int8": {"kv_cache_dtype": "int8"},
+    "--quantization wint8 --kv-cache-dtype int8": {"dtype": "bfloat16", "quantization": "wint8", "kv_cache_dtype": "int8"},
+    "--quantization wint4 --kv-cache-dtype int8": {"dtype": "bfloat16", "quantization": "wint4", "kv_cache_dtype": "int8"},
 }
 FORMATS: dict[str, Callable[[], Format]] = {
     "int8, a scale each output": lambda: int_quantized(-1),
