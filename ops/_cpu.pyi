@@ -147,7 +147,8 @@ def pack_rows(
     num_columns: int,
 ) -> None: ...
 def checksum(address: int, num_bytes: int) -> int: ...  # 64 bits, in parallel; the same for any number of threads
-def set_num_threads(count: int) -> None: ...  # of every op from now on, the caller's included
+# of every op from now on, the caller's included; with `cores`, each on its own, the caller on the first
+def set_num_threads(count: int, cores: list[int] = ...) -> None: ...
 def num_threads() -> int: ...
 def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)

@@ -88,7 +88,7 @@ def test_nothing_happened_yet() -> None:
 def test_a_restarted_process_has_no_cpu_share() -> None:
     before, now = busy(1.0), busy(2.0)
     actors = [msgspec.structs.replace(actor, pid=999) if actor.name == "worker0" else actor for actor in now.actors]
-    shares = figures(msgspec.structs.msgspec.structs.replace(now, actors=actors), tick=before).cpu_share
+    shares = figures(msgspec.structs.replace(now, actors=actors), tick=before).cpu_share
     assert shares["worker0"] is None
     assert shares["api0"] == pytest.approx(0.5)
 

@@ -72,8 +72,8 @@ void bind_ops(nb::module_ &module) {
 }
 
 void bind_engine(nb::module_ &module) {
-    module.def("set_num_threads", [](int count) { Engine::get().set_num_threads(count); },
-               nb::call_guard<nb::gil_scoped_release>());
+    module.def("set_num_threads", [](int count, const std::vector<int> &cores) { Engine::get().set_num_threads(count, cores); },
+               nb::arg("count"), nb::arg("cores") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
     module.def("num_threads", [] { return Engine::get().pool().num_threads(); });
     module.def("read_memory", [](Address memory, i64 num_bytes) {
         return read_memory(Engine::get(), reinterpret_cast<const void *>(memory), num_bytes);

@@ -148,9 +148,9 @@ Engine &Engine::get() {
     return *engine;
 }
 
-void Engine::set_num_threads(int num_threads) {
+void Engine::set_num_threads(int num_threads, const std::vector<int> &cores) {
     pool_.reset();
-    pool_ = std::make_unique<Pool>(num_threads);
+    pool_ = std::make_unique<Pool>(num_threads, cores);
     scratch_.resize(num_threads);
 }
 

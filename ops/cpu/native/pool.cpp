@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,10 +52,25 @@ void futex_wake(std::atomic<std::uint32_t> &word, int num_waiters) {
 
 bool has_tasks(std::uint64_t claims) { return (claims & COUNT_MASK) < (claims >> COUNT_BITS & COUNT_MASK); }
 
+// A core that was taken from the process meanwhile is no error: the thread then runs where it may.
+void stay_on(int core) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+
 }  // namespace
 
-Pool::Pool(int num_threads) {
-    for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
+Pool::Pool(int num_threads, const std::vector<int> &cores) {
+    if (!cores.empty()) stay_on(cores[0]);
+    for (int thread = 1; thread < num_threads; ++thread) {
+        const int core = cores.empty() ? -1 : cores[thread];
+        threads_.emplace_back([this, thread, core] {
+            if (core >= 0) stay_on(core);
+            serve(thread);
+        });
+    }
 }
 
 Pool::~Pool() {

@@ -20,7 +20,8 @@ class Pool {
 public:
     using Task = void (*)(void *context, std::int64_t index, int thread);
 
-    explicit Pool(int num_threads);
+    // With `cores` (as many as threads) each thread stays on its own, the caller on the first.
+    explicit Pool(int num_threads, const std::vector<int> &cores = {});
     ~Pool();
     Pool(const Pool &) = delete;
     Pool &operator=(const Pool &) = delete;
