@@ -6,6 +6,7 @@ reference ops tensors are Paddle's (`paddle_device.py`).
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from ops.cpu import table as native
 from ops.modules import Tensor
 from ops.table import OpTable
 from workers.blas import configure_blas
+from workers.cores import rank_cores
 
 
 class Device(Protocol):
@@ -30,10 +32,10 @@ class Device(Protocol):
 
 
 class HostDevice:
-    """This machine's cores, with native ops on `num_threads` of them from now on."""
+    """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any."""
 
-    def __init__(self, num_threads: int) -> None:
-        _cpu.set_num_threads(num_threads)
+    def __init__(self, num_threads: int, cores: list[int]) -> None:
+        _cpu.set_num_threads(num_threads, cores)
         self.ops = native.TABLE
 
     def tensor(self, host: np.ndarray) -> np.ndarray:
@@ -43,12 +45,13 @@ class HostDevice:
         """They are the same memory."""
 
 
-def make_device(name: str, ops: str, num_threads: int) -> Device:
+def make_device(name: str, ops: str, num_threads: int, rank: int = 0, num_ranks: int = 1) -> Device:
     """The device "cpu", "gpu" or "xpu" with the op table "native" (on a CPU alone) or "reference". Raises OptionError where the
     installed Paddle has no such device."""
     if ops == "native":
         assert name == "cpu", f"there are no native ops for {name}"
-        return HostDevice(num_threads)
+        allowed = os.sched_getaffinity(0)
+        return HostDevice(num_threads, rank_cores(rank, num_ranks, num_threads, allowed, os.cpu_count() or len(allowed)))
     configure_blas(num_threads)
     from workers.paddle_device import PaddleDevice  # Paddle reads the settings of its BLAS when it is loaded
 

@@ -70,7 +70,7 @@ class Runner:
         self._config = config
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads)
+        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks)
         self._ops = device.ops
         self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, config.kv_cache_dtype, device)
         self.inputs = StepInputs(
