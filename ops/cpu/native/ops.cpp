@@ -39,8 +39,8 @@ void run_op(Engine &engine, const Embed &op) {
 // What `linear` reads instead of x, where it does.
 LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &kernels, i64 rows) {
     LinearShape shape = op.shape;
-    const i64 bytes = kernels.prepared_bytes(shape);
     shape.rows = rows;
+    const i64 bytes = kernels.prepared_bytes(shape);
     if (bytes == 0) return shape;
     shape.prepared = engine.prepared(rows * bytes);
     const i64 tiles = divide_up(rows, kernels.tile_rows);
