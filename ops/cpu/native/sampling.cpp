@@ -148,7 +148,7 @@ public:
     Batch(Engine &engine, const SampledRows &shape)
         : engine_(engine), kernels_(engine.kernels().sampling), shape_(shape), lanes_(engine.kernels().lanes),
           blocks_(divide_up(shape.vocab, SAMPLING_BLOCK)) {
-        spaces.resize(engine.pool().num_threads());
+        spaces_.resize(engine.pool().num_threads());
         rows_.reserve(shape.rows);
     }
 
@@ -192,11 +192,11 @@ private:
         }
         if (edited.empty()) return;
         const i64 num_floats = static_cast<i64>(edited.size()) * shape_.vocab;
-        if (static_cast<i64>(edits.size()) < num_floats) edits.resize(num_floats);
+        if (static_cast<i64>(edits_.size()) < num_floats) edits_.resize(num_floats);
         for_each(static_cast<i64>(edited.size()), num_floats <= BLOCKS_PER_TASK * SAMPLING_BLOCK, [&](i64 index, int thread) {
             Row &row = rows_[edited[index]];
-            row.edited = edits.data() + index * shape_.vocab;
-            edit_row(row, spaces[thread]);
+            row.edited = edits_.data() + index * shape_.vocab;
+            edit_row(row, spaces_[thread]);
         });
     }
 
@@ -297,10 +297,10 @@ private:
 
     void scan() {
         const i64 num_scans = static_cast<i64>(scans_.size()), stride = blocks_ * (lanes_ + 2);
-        if (static_cast<i64>(found.size()) < num_scans * stride) found.resize(num_scans * stride);
+        if (static_cast<i64>(found_.size()) < num_scans * stride) found_.resize(num_scans * stride);
         for (i64 index = 0; index < num_scans; ++index) {
             LogitScan &scan = scans_[index];
-            scan.lane_largest = found.data() + index * stride;
+            scan.lane_largest = found_.data() + index * stride;
             scan.largest = scan.lane_largest + blocks_ * lanes_;
             scan.sums = scan.largest + blocks_;
         }
@@ -323,7 +323,7 @@ private:
         is_small |= std::all_of(rows_.begin(), rows_.end(), [](const Row &row) {
             return row.raw < 0 && !(row.sampling->temperature > 0);  // one block of each is looked at
         });
-        for_each(shape_.rows, is_small, [&](i64 index, int thread) { finish_row(index, spaces[thread]); });
+        for_each(shape_.rows, is_small, [&](i64 index, int thread) { finish_row(index, spaces_[thread]); });
     }
 
     void finish_row(i64 index, Workspace &space) const {
@@ -495,12 +495,12 @@ private:
     std::vector<LogitScan> scans_;
 
     // memory that outlives a batch, one for the process as the engine is
-    static std::vector<Workspace> spaces;
-    static std::vector<float> edits, found;
+    static std::vector<Workspace> spaces_;
+    static std::vector<float> edits_, found_;
 };
 
-std::vector<Workspace> Batch::spaces;
-std::vector<float> Batch::edits, Batch::found;
+std::vector<Workspace> Batch::spaces_;
+std::vector<float> Batch::edits_, Batch::found_;
 
 }  // namespace
 
