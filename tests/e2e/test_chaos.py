@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import answers, mixed_bodies, stream_all, stream_one
 from tests.waiting import wait_until
 
@@ -32,9 +33,10 @@ async def kill_in_turn(engine: EngineProcess, deltas: asyncio.Semaphore, rng: ra
 
 
 @pytest.mark.timeout(400)
-def test_streams_survive_every_kill() -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_streams_survive_every_kill(precision: str) -> None:
     bodies = mixed_bodies(32, seed=5, max_tokens=1000, max_prompt=150)
-    with EngineProcess(MODEL, *OPTIONS) as engine:
+    with EngineProcess(MODEL, *OPTIONS, *PRECISIONS[precision]) as engine:
         undisturbed = answers(engine, bodies)
         before = engine.metric("actor_restarts_total")
 

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, Body, answers, mixed_bodies
 
 MODEL = GOLDEN / "qwen3"
 BODIES: list[Body] = mixed_bodies(32, seed=20)
 
 
+@pytest.fixture(scope="module", params=PRECISIONS)
+def precision(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def alone() -> Iterator[list[Answer]]:
+def alone(precision: str) -> list[Answer]:
     """The reference: every request alone in the engine, without a prefix cache."""
-    with EngineProcess(MODEL, "--max-model-len", "400", "--no-enable-prefix-caching") as engine:
-        yield answers(engine, BODIES, concurrency=1)
+    with EngineProcess(MODEL, "--max-model-len", "400", "--no-enable-prefix-caching", *PRECISIONS[precision]) as engine:
+        return answers(engine, BODIES, concurrency=1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--max-num-batched-tokens", "16", "--max-num-seqs", "16"),
-        ("--num-kv-blocks", "60", "--block-size", "8"),
-        ("--threads", "2", "--block-size", "32", "--max-num-batched-tokens", "2048"),
-        ("--tokenizer-processes", "2", "--api-processes", "2"),
-    ],
-    ids=["together", "chunked", "preempted", "two-threads", "pools"],
-)
-def test_same_bytes(alone: list[Answer], options: tuple[str, ...]) -> None:
+def assert_same_bytes(alone: list[Answer], *options: str) -> None:
     """Together, and a second time with a warm prefix cache."""
     with EngineProcess(MODEL, "--max-model-len", "400", *options) as engine:
         assert answers(engine, BODIES, concurrency=32) == alone
@@ -40,6 +34,42 @@ def test_same_bytes(alone: list[Answer], options: tuple[str, ...]) -> None:
             assert engine.metric("num_preemptions_total") > 0
         else:
             assert engine.metric("prefix_cache_hits_total") > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-num-batched-tokens", "16", "--max-num-seqs", "16", "--plan", "eager"),
+        ("--num-kv-blocks", "60", "--block-size", "8", "--threads", "2"),
+    ],
+    ids=["chunked-eager", "preempted-two-threads"],
+)
+def test_same_bytes_in_every_precision(alone: list[Answer], precision: str, options: tuple[str, ...]) -> None:
+    assert_same_bytes(alone, *PRECISIONS[precision], *options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--threads", "2", "--block-size", "32", "--max-num-batched-tokens", "2048"),
+        ("--tokenizer-processes", "2", "--api-processes", "2"),
+    ],
+    ids=["together", "wide", "pools"],
+)
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_same_bytes(alone: list[Answer], precision: str, options: tuple[str, ...]) -> None:
+    assert_same_bytes(alone, *PRECISIONS[precision], *options)
+
+
+def test_precisions_differ() -> None:
+    """Otherwise an option would do nothing."""
+    body = BODIES[0]
+    found = []
+    for options in PRECISIONS.values():
+        with EngineProcess(MODEL, "--max-model-len", "400", *options) as engine:
+            found.append(tuple(answers(engine, [body], concurrency=1)[0].token_logprobs))
+    assert len(set(found)) == len(PRECISIONS)
 
 
 def test_sampling_is_spread(alone: list[Answer]) -> None:
