@@ -17,6 +17,7 @@ from tests.ops import integers
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import table
+from tests.ops.test_invariance import NUM_ROWS, assert_row_alone
 
 INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
 INT4 = [WeightFormat("int4", group, offsets) for group in (16, 32, 64, 128) for offsets in (False, True)]
@@ -174,8 +175,19 @@ def test_a_weight_of_another_format_is_quantized_anew() -> None:
     np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
 
 
+INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6]]
+
+
+@pytest.mark.parametrize("format", INVARIANT, ids=named)
+@pytest.mark.parametrize("shape", [(64, 192), (20, 37), (264, 100), (7, 1)], ids=str)
+def test_a_row_is_the_same_in_any_company(k: OpTable, format: WeightFormat, shape: tuple[int, int]) -> None:
+    num_inputs, num_outputs = shape
+    module = linear_of(k, integers.random_weight(num_outputs, num_inputs, format), format, random(num_outputs, seed=2))
+    assert_row_alone(lambda x: k.linear(x, module), random(NUM_ROWS, num_inputs), k.row_tile)
+
+
 @pytest.mark.parametrize("variant", _cpu.variants())
-@pytest.mark.parametrize("format", [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6]], ids=named)
+@pytest.mark.parametrize("format", INVARIANT, ids=named)
 @pytest.mark.parametrize("shape", [(300, 200), (64, 1031), (1024, 48)], ids=str)
 def test_any_number_of_threads(variant: str, format: WeightFormat, shape: tuple[int, int]) -> None:
     num_inputs, num_outputs = shape

@@ -44,7 +44,7 @@ LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &ke
     if (bytes == 0) return shape;
     shape.prepared = engine.prepared(rows * bytes);
     const i64 tiles = divide_up(rows, kernels.tile_rows);
-    for_rows(engine, tiles, shape.inputs * kernels.tile_rows, [&](i64 begin, i64 end) {
+    for_rows(engine, tiles, rows * shape.inputs / tiles, [&](i64 begin, i64 end) {
         kernels.prepare(shape, rows * begin / tiles, rows * end / tiles);
     });
     return shape;
