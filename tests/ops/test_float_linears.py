@@ -149,3 +149,10 @@ def test_embedding(variant: str, format: WeightFormat, width: int, is_tied: bool
 def test_no_rows(variant: str, format: WeightFormat) -> None:
     module = linear_of(random(37, 20), format)
     assert k.linear(np.empty((0, 20), np.float32), module).shape == [0, 37]
+
+
+def test_the_variant_for_tests_is_never_the_best() -> None:
+    variants = _cpu.variants()
+    assert variants[0] == "portable"
+    assert variants[-1] != "wide"
+    assert _cpu.variant() == variants[-1]
