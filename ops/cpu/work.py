@@ -58,7 +58,8 @@ def rotation_work(queries: Array, qkv: Array, cache: LayerCache) -> Work:
 
 
 def _slot_bytes(cache: LayerCache) -> int:
-    return bytes_of(cache.keys, cache.values) // len(cache.keys)
+    """Of keys [num_blocks, bytes of a block] and values, for one position."""
+    return bytes_of(cache.keys, cache.values) // (len(cache.keys) * cache.block_size)
 
 
 def attention_work(y: Array, queries: Array, inputs: Inputs, shape: AttentionShape, cache: LayerCache) -> Work:

@@ -38,7 +38,7 @@ def test_a_linear_reads_its_weights_once_and_each_row_once() -> None:
 def test_attention_counts_the_keys_that_are_seen() -> None:
     step = HandMadeStep([(2, 0, 3), (4, 70, 1), (5, 9, 0)], row_tile=1)
     queries = array_of(np.zeros((4, 32), np.float32))
-    cache = LayerCache(np.zeros((640, 8), np.float32), np.zeros((640, 8), np.float32))
+    cache = LayerCache(np.zeros((40, 16 * 8 * 4), np.uint8), np.zeros((40, 16 * 8 * 4), np.uint8), 16)
     for window, num_seen, num_read in ((0, 1 + 2 + 3 + 71, 3 + 71), (2, 1 + 2 + 2 + 2, 3 + 2)):
         found = attention_work(queries, queries, step.inputs, AttentionShape(4, 1, 8, window), cache)
         assert found == Work(2 * 4 * 4 * 32 + num_read * 2 * 8 * 4, 4 * 4 * 8 * num_seen)
