@@ -8,6 +8,7 @@
 #include "ops.h"
 #include "packing.h"
 #include "probe.h"
+#include "philox.h"
 #include "sampling.h"
 
 namespace nb = nanobind;

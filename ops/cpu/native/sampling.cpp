@@ -2,145 +2,39 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
+
+#include "candidates.h"
+#include "logit_edits.h"
+#include "philox.h"
 
 namespace tokamak::cpu {
 namespace {
 
 constexpr float NEGATIVE_INFINITY = -std::numeric_limits<float>::infinity();
 constexpr double LOWEST_EXPONENT = -87.33;  // the kernels' e^x is 0 below
-constexpr int BIN_BITS = 9, NUM_BINS = 1 << BIN_BITS;
-constexpr i64 CHAINS = 4;  // of sums, so that one addition need not wait for another
 constexpr i64 BLOCKS_PER_TASK = 8;
 constexpr i64 TASKS_PER_THREAD = 6;
 
 i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
 
-std::uint32_t bits_of(float x) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-// Numbers in their order as unsigned integers; both zeros are one, NaN is the least.
-std::uint32_t order_of(float x) {
-    if (x != x) return 0;
-    const std::uint32_t bits = bits_of(x + 0.0f);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-// Some tokens of a row by ascending id, with what is chosen by.
-struct Candidates {
-    std::vector<i32> token_ids;
-    std::vector<float> logits, weights;
-    std::vector<float> distances;  // from the row's largest logit: what the weights are a function of
-    i64 count = 0;
-
-    void reserve(i64 capacity) {
-        if (static_cast<i64>(token_ids.size()) >= capacity) return;
-        token_ids.resize(capacity);
-        logits.resize(capacity);
-        weights.resize(capacity);
-        distances.resize(capacity);
-    }
-};
-
 // What one thread works in.
 struct Workspace {
     Candidates candidates;
-    std::vector<double> bins = std::vector<double>(CHAINS * NUM_BINS);
     std::vector<float> lane_largest;
-    std::vector<i64> best;  // candidates
+    std::vector<i64> best;          // candidates
     std::vector<i32> token_counts;  // [vocab], zero between two rows
 };
-
-double sum_of(const float *values, i64 count) {
-    double sums[CHAINS] = {};
-    i64 i = 0;
-    for (; i + CHAINS <= count; i += CHAINS) {
-        for (i64 chain = 0; chain < CHAINS; ++chain) sums[chain] += values[i + chain];
-    }
-    for (; i < count; ++i) sums[i % CHAINS] += values[i];
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-// The bin in which the sum of the bins first reaches `limit`, `before` being the sum of those before it; NUM_BINS: none.
-int find_bin(const double *bins, double limit, double &before) {
-    int bin = 0;
-    for (; bin < NUM_BINS && before + bins[bin] < limit; ++bin) before += bins[bin];
-    return bin;
-}
-
-// Keeps the closest candidates, of equals those of the lower ids, as long as those before them weigh less than `limit` in sum;
-// at least one. None is farther than `widest`. A search for the distance where the sum is reached: over bins of distances, then
-// over the bits of those in its bin.
-template <class Weight>
-void keep_best(Candidates &candidates, Workspace &space, double limit, float widest, const Weight &weight_of) {
-    limit = std::max(limit, std::numeric_limits<double>::min());
-    double *bins = space.bins.data(), before = 0;
-    const float *distances = candidates.distances.data();
-    const float factor = widest > std::numeric_limits<float>::min() * NUM_BINS ? (NUM_BINS - 1) / widest : 0;
-    const auto bin_of = [&](i64 i) { return static_cast<int>(std::min(distances[i] * factor, NUM_BINS - 1.0f)); };
-    std::fill_n(bins, CHAINS * NUM_BINS, 0.0);
-    for (i64 i = 0; i < candidates.count; ++i) bins[i % CHAINS * NUM_BINS + bin_of(i)] += weight_of(i);
-    for (int bin = 0; bin < NUM_BINS; ++bin) {
-        bins[bin] = (bins[bin] + bins[NUM_BINS + bin]) + (bins[2 * NUM_BINS + bin] + bins[3 * NUM_BINS + bin]);
-    }
-    const int edge_bin = find_bin(bins, limit, before);
-    if (edge_bin == NUM_BINS) return;
-    std::vector<i64> &edge = space.best;
-    edge.clear();
-    for (i64 i = 0; i < candidates.count; ++i) {
-        if (bin_of(i) == edge_bin) edge.push_back(i);
-    }
-    std::uint32_t base = 0;  // bits of a distance; all closer ones are kept
-    for (int shift = 32 - BIN_BITS; true; shift = std::max(shift - BIN_BITS, 0)) {
-        std::fill_n(bins, NUM_BINS, 0.0);
-        for (const i64 i : edge) {
-            const std::uint32_t offset = (bits_of(distances[i]) - base) >> shift;  // wraps where it is closer
-            if (offset < NUM_BINS) bins[offset] += weight_of(i);
-        }
-        const int bin = find_bin(bins, limit, before);
-        // sums in another order may be less by a rounding: then the limit is at the last of them
-        base += static_cast<std::uint32_t>(std::min(bin, NUM_BINS - 1)) << shift;
-        if (shift == 0) break;
-    }
-    float last;  // of the distances that are kept
-    std::memcpy(&last, &base, sizeof last);
-    i64 num_kept = 0;
-    for (i64 i = 0; i < candidates.count; ++i) {
-        bool is_kept = distances[i] < last;
-        if (distances[i] == last && before < limit) {
-            is_kept = true;
-            before += weight_of(i);
-        }
-        candidates.token_ids[num_kept] = candidates.token_ids[i];
-        candidates.weights[num_kept] = candidates.weights[i];
-        candidates.distances[num_kept] = candidates.distances[i];
-        num_kept += is_kept;
-    }
-    candidates.count = num_kept;
-}
 
 // A row on its way.
 struct Row {
     const float *logits;
     const SlotSampling *sampling;  // null: the token is given
-    const i32 *history;            // of the slot
-    i64 position, num_prompt;
-    float *edited;  // a copy for what changes the logits; null where nothing does
+    History history;
+    float *edited;    // a copy for what changes the logits; null where nothing does
     i64 choice, raw;  // scans; -1: none
     i64 num_top;
-
-    i64 num_outputs() const { return position - num_prompt; }
-
-    bool changes_logits() const {
-        const SlotSampling &s = *sampling;
-        return s.num_biases > 0 || s.num_allowed >= 0 || s.num_words > 0 || num_outputs() < s.min_tokens ||
-               s.repetition_penalty != 1 || (num_outputs() > 0 && (s.presence_penalty != 0 || s.frequency_penalty != 0));
-    }
 };
 
 class Batch {
@@ -154,17 +48,17 @@ public:
 
     void add_drawn(i64 index, const SlotTable &table, i64 slot, i64 position) {
         const SlotSampling &sampling = table.samplings[slot];
-        Row row{logits_of(index), &sampling, table.token_ids + slot * table.width, position,
-                table.num_prompt_tokens[slot], nullptr, -1, -1, 0};
+        const History history{table.token_ids + slot * table.width, position, table.num_prompt_tokens[slot]};
+        Row row{logits_of(index), &sampling, history, nullptr, -1, -1, 0};
         row.num_top = std::min<i64>({std::max(sampling.num_logprobs, 0), shape_.num_top, shape_.vocab});
-        is_edited_.push_back(row.changes_logits());
+        is_edited_.push_back(changes_logits(sampling, history));
         rows_.push_back(row);
     }
 
     void add_given(i64 index) {
         const i64 num_top = std::min(shape_.num_top, shape_.vocab);
         is_edited_.push_back(false);
-        rows_.push_back({logits_of(index), nullptr, nullptr, 0, 0, nullptr, -1, -1, num_top});
+        rows_.push_back({logits_of(index), nullptr, {}, nullptr, -1, -1, num_top});
     }
 
     void run() {
@@ -196,71 +90,8 @@ private:
         for_each(static_cast<i64>(edited.size()), num_floats <= BLOCKS_PER_TASK * SAMPLING_BLOCK, [&](i64 index, int thread) {
             Row &row = rows_[edited[index]];
             row.edited = edits_.data() + index * shape_.vocab;
-            edit_row(row, spaces_[thread]);
+            edit_logits(row.edited, row.logits, shape_.vocab, *row.sampling, row.history, spaces_[thread].token_counts);
         });
-    }
-
-    void edit_row(Row &row, Workspace &space) const {
-        const SlotSampling &sampling = *row.sampling;
-        float *logits = row.edited;
-        const i32 *bias_ids = sampling.lists, *biases = bias_ids + sampling.num_biases;
-        const i32 *allowed = biases + sampling.num_biases, *stops = allowed + std::max(sampling.num_allowed, 0);
-        const i32 *offsets = stops + sampling.num_stops, *words = offsets + sampling.num_words + 1;
-        if (sampling.num_allowed < 0) {
-            std::memcpy(logits, row.logits, shape_.vocab * sizeof(float));
-        } else {
-            std::fill_n(logits, shape_.vocab, NEGATIVE_INFINITY);
-            for (i64 i = 0; i < sampling.num_allowed; ++i) logits[allowed[i]] = row.logits[allowed[i]];
-        }
-        for (i64 i = 0; i < sampling.num_biases; ++i) {
-            float bias;
-            std::memcpy(&bias, biases + i, sizeof bias);
-            logits[bias_ids[i]] += bias;
-        }
-        const i64 num_outputs = row.num_outputs();
-        const i32 *end = row.history + row.position;
-        for (i64 i = 0; i < sampling.num_words; ++i) {
-            const i32 *word = words + offsets[i];
-            const i64 length = offsets[i + 1] - offsets[i] - 1;  // of what must precede its last token
-            if (length <= num_outputs && std::equal(word, word + length, end - length)) logits[word[length]] = NEGATIVE_INFINITY;
-        }
-        if (num_outputs < sampling.min_tokens) {
-            for (i64 i = 0; i < sampling.num_stops; ++i) logits[stops[i]] = NEGATIVE_INFINITY;
-        }
-        penalize(row, space);
-    }
-
-    // Repetition over prompt and outputs (Keskar et al. 2019), presence and frequency over the outputs (OpenAI's).
-    void penalize(const Row &row, Workspace &space) const {
-        const SlotSampling &sampling = *row.sampling;
-        if (sampling.repetition_penalty != 1) {
-            const float penalty = sampling.repetition_penalty;
-            for_counts(row.history, row.history + row.position, space, [&](i32 token_id, i32) {
-                float &logit = row.edited[token_id];
-                logit = logit > 0 ? logit / penalty : logit * penalty;
-            });
-        }
-        if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
-            for_counts(row.history + row.num_prompt, row.history + row.position, space, [&](i32 token_id, i32 count) {
-                row.edited[token_id] -= sampling.frequency_penalty * static_cast<float>(count) + sampling.presence_penalty;
-            });
-        }
-    }
-
-    // function(token id, how often it occurs) for each token in [begin, end).
-    template <class Function>
-    void for_counts(const i32 *begin, const i32 *end, Workspace &space, const Function &function) const {
-        if (static_cast<i64>(space.token_counts.size()) < shape_.vocab) space.token_counts.resize(shape_.vocab);
-        i32 *counts = space.token_counts.data();
-        const auto vocab = static_cast<std::uint32_t>(shape_.vocab);
-        for (const i32 *token_id = begin; token_id < end; ++token_id) {
-            if (static_cast<std::uint32_t>(*token_id) < vocab) ++counts[*token_id];
-        }
-        for (const i32 *token_id = begin; token_id < end; ++token_id) {
-            if (static_cast<std::uint32_t>(*token_id) >= vocab || counts[*token_id] == 0) continue;
-            function(*token_id, counts[*token_id]);
-            counts[*token_id] = 0;
-        }
     }
 
     // --- scans
@@ -389,12 +220,12 @@ private:
         const float largest = largest_of(scan);
         // where everything is masked, or the logits are broken, there is no distribution
         if (!(sampling.temperature > 0) || !std::isfinite(largest)) return first_of(scan, largest);
-        const double number = uniform(sampling.seed, static_cast<std::uint32_t>(row.position),
+        const double number = uniform(sampling.seed, static_cast<std::uint32_t>(row.history.count),
                                       static_cast<std::uint32_t>(sampling.sample_index));
         if (!is_truncated(sampling)) return draw(scan, largest, number, space);
         truncate(sampling, scan, largest, space);
         const Candidates &candidates = space.candidates;
-        const double total = sum_of(candidates.weights.data(), candidates.count);
+        const double total = candidates.total_weight();
         return candidates.token_ids[position_of(candidates.weights.data(), candidates.count, number * total)];
     }
 
@@ -445,16 +276,10 @@ private:
         float bound = static_cast<float>(largest + std::min(exponent, 0.0) * temperature);
         if (has_top_k(sampling)) bound = std::max(bound, bound_of_best(scan, sampling.top_k, space));
         Candidates &candidates = gather(scan, bound, space);
-        const float widest = kernels_.measure(candidates.distances.data(), candidates.weights.data(), candidates.logits.data(),
-                                              largest, scale_of(sampling), candidates.count);
-        if (has_top_k(sampling) && candidates.count > sampling.top_k) {
-            keep_best(candidates, space, sampling.top_k, widest, [](i64) { return 1.0; });
-        }
-        if (sampling.top_p < 1) {
-            const float *weights = candidates.weights.data();
-            const double sum = is_of_all ? total : sum_of(weights, candidates.count);
-            keep_best(candidates, space, sampling.top_p * sum, widest, [&](i64 i) { return static_cast<double>(weights[i]); });
-        }
+        candidates.widest = kernels_.measure(candidates.distances.data(), candidates.weights.data(), candidates.logits.data(),
+                                             largest, scale_of(sampling), candidates.count);
+        if (has_top_k(sampling)) candidates.keep_count(sampling.top_k);
+        if (sampling.top_p < 1) candidates.keep_weight(sampling.top_p * (is_of_all ? total : candidates.total_weight()));
     }
 
     Candidates &gather(const LogitScan &scan, float bound, Workspace &space) const {
@@ -481,8 +306,10 @@ private:
         space.best.resize(candidates.count);
         for (i64 i = 0; i < candidates.count; ++i) space.best[i] = i;
         std::partial_sort(space.best.begin(), space.best.begin() + count, space.best.end(), [&](i64 a, i64 b) {
-            const std::uint32_t first = order_of(candidates.logits[a]), second = order_of(candidates.logits[b]);
-            return first != second ? first > second : a < b;
+            const float first = candidates.logits[a], second = candidates.logits[b];
+            const bool is_first_nan = first != first, is_second_nan = second != second;  // NaN counts as the least here
+            if (is_first_nan != is_second_nan) return is_second_nan;
+            return first > second || (!(first < second) && a < b);
         });
     }
 
@@ -514,25 +341,6 @@ void score(Engine &engine, const SampledRows &rows) {
     Batch batch(engine, rows);
     for (i64 index = 0; index < rows.rows; ++index) batch.add_given(index);
     batch.run();
-}
-
-void philox4x32(std::uint32_t counter[4], std::uint32_t key[2]) {
-    for (int round = 0; round < 10; ++round) {
-        const std::uint64_t first = std::uint64_t{0xD2511F53} * counter[0], second = std::uint64_t{0xCD9E8D57} * counter[2];
-        counter[0] = static_cast<std::uint32_t>(second >> 32) ^ counter[1] ^ key[0];
-        counter[1] = static_cast<std::uint32_t>(second);
-        counter[2] = static_cast<std::uint32_t>(first >> 32) ^ counter[3] ^ key[1];
-        counter[3] = static_cast<std::uint32_t>(first);
-        key[0] += 0x9E3779B9;
-        key[1] += 0xBB67AE85;
-    }
-}
-
-double uniform(std::uint64_t seed, std::uint32_t position, std::uint32_t sample_index) {
-    std::uint32_t counter[4] = {position, sample_index, 0, 0};
-    std::uint32_t key[2] = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
-    philox4x32(counter, key);
-    return static_cast<double>((std::uint64_t{counter[0]} << 32 | counter[1]) >> 11) * 0x1p-53;
 }
 
 }  // namespace tokamak::cpu

@@ -1,0 +1,102 @@
+#include "candidates.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr int BIN_BITS = 9, NUM_BINS = 1 << BIN_BITS;
+constexpr i64 CHAINS = 4;  // of sums, so that one addition need not wait for another
+
+std::uint32_t bits_of(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+// The bin in which the sum of the bins first reaches `limit`, `before` being the sum of those before it; NUM_BINS: none.
+int find_bin(const double *bins, double limit, double &before) {
+    int bin = 0;
+    for (; bin < NUM_BINS && before + bins[bin] < limit; ++bin) before += bins[bin];
+    return bin;
+}
+
+}  // namespace
+
+void Candidates::reserve(i64 capacity) {
+    if (static_cast<i64>(token_ids.size()) >= capacity) return;
+    token_ids.resize(capacity);
+    logits.resize(capacity);
+    weights.resize(capacity);
+    distances.resize(capacity);
+}
+
+double Candidates::total_weight() const {
+    double sums[CHAINS] = {};
+    i64 i = 0;
+    for (; i + CHAINS <= count; i += CHAINS) {
+        for (i64 chain = 0; chain < CHAINS; ++chain) sums[chain] += weights[i + chain];
+    }
+    for (; i < count; ++i) sums[i % CHAINS] += weights[i];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+void Candidates::keep_count(i64 most) {
+    if (count > most) keep(static_cast<double>(most), [](i64) { return 1.0; });
+}
+
+void Candidates::keep_weight(double limit) {
+    keep(limit, [this](i64 i) { return static_cast<double>(weights[i]); });
+}
+
+// Looks for the distance where the sum reaches the limit: over bins of distances, then over the bits of those in its bin.
+template <class Weight>
+void Candidates::keep(double limit, const Weight &weight_of) {
+    limit = std::max(limit, std::numeric_limits<double>::min());
+    bins_.resize(CHAINS * NUM_BINS);
+    double *bins = bins_.data(), before = 0;
+    const float factor = widest > std::numeric_limits<float>::min() * NUM_BINS ? (NUM_BINS - 1) / widest : 0;
+    const auto bin_of = [&](i64 i) { return static_cast<int>(std::min(distances[i] * factor, NUM_BINS - 1.0f)); };
+    std::fill_n(bins, CHAINS * NUM_BINS, 0.0);
+    for (i64 i = 0; i < count; ++i) bins[i % CHAINS * NUM_BINS + bin_of(i)] += weight_of(i);
+    for (int bin = 0; bin < NUM_BINS; ++bin) {
+        bins[bin] = (bins[bin] + bins[NUM_BINS + bin]) + (bins[2 * NUM_BINS + bin] + bins[3 * NUM_BINS + bin]);
+    }
+    const int edge_bin = find_bin(bins, limit, before);
+    if (edge_bin == NUM_BINS) return;
+    edge_.clear();
+    for (i64 i = 0; i < count; ++i) {
+        if (bin_of(i) == edge_bin) edge_.push_back(i);
+    }
+    std::uint32_t base = 0;  // bits of a distance; all closer ones are kept
+    for (int shift = 32 - BIN_BITS; true; shift = std::max(shift - BIN_BITS, 0)) {
+        std::fill_n(bins, NUM_BINS, 0.0);
+        for (const i64 i : edge_) {
+            const std::uint32_t offset = (bits_of(distances[i]) - base) >> shift;  // wraps where it is closer
+            if (offset < NUM_BINS) bins[offset] += weight_of(i);
+        }
+        const int bin = find_bin(bins, limit, before);
+        // sums in another order may be less by a rounding: then the limit is at the last of them
+        base += static_cast<std::uint32_t>(std::min(bin, NUM_BINS - 1)) << shift;
+        if (shift == 0) break;
+    }
+    float last;  // of the distances that are kept
+    std::memcpy(&last, &base, sizeof last);
+    i64 num_kept = 0;
+    for (i64 i = 0; i < count; ++i) {
+        bool is_kept = distances[i] < last;
+        if (distances[i] == last && before < limit) {
+            is_kept = true;
+            before += weight_of(i);
+        }
+        token_ids[num_kept] = token_ids[i];
+        weights[num_kept] = weights[i];
+        distances[num_kept] = distances[i];
+        num_kept += is_kept;
+    }
+    count = num_kept;
+}
+
+}  // namespace tokamak::cpu

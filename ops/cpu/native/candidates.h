@@ -1,0 +1,33 @@
+// Some tokens of a row by ascending id, and the choice among them by top_k and top_p: no sort, a search for the least distance
+// that is left out.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace tokamak::cpu {
+
+struct Candidates {
+    std::vector<i32> token_ids;
+    std::vector<float> logits;  // as gathered; `keep_` functions move the others alone
+    std::vector<float> weights;
+    std::vector<float> distances;  // from the row's largest logit: what the weights are a function of
+    float widest = 0;              // no distance is larger
+    i64 count = 0;
+
+    void reserve(i64 capacity);
+    double total_weight() const;
+
+    // Keep the closest, of equals those of the lower ids.
+    void keep_count(i64 most);
+    void keep_weight(double limit);  // as long as those before weigh less in sum; one at least
+
+private:
+    template <class Weight>
+    void keep(double limit, const Weight &weight_of);
+    std::vector<double> bins_;
+    std::vector<i64> edge_;  // candidates in the bin where the limit is reached
+};
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,82 @@
+#include "logit_edits.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr float NEGATIVE_INFINITY = -std::numeric_limits<float>::infinity();
+
+// function(token id, how often it occurs) for each token in [begin, end).
+template <class Function>
+void for_counts(const i32 *begin, const i32 *end, i64 vocab, std::vector<i32> &token_counts, const Function &function) {
+    if (static_cast<i64>(token_counts.size()) < vocab) token_counts.resize(vocab);
+    const auto limit = static_cast<std::uint32_t>(vocab);
+    for (const i32 *token_id = begin; token_id < end; ++token_id) {
+        if (static_cast<std::uint32_t>(*token_id) < limit) ++token_counts[*token_id];
+    }
+    for (const i32 *token_id = begin; token_id < end; ++token_id) {
+        if (static_cast<std::uint32_t>(*token_id) >= limit || token_counts[*token_id] == 0) continue;
+        function(*token_id, token_counts[*token_id]);
+        token_counts[*token_id] = 0;
+    }
+}
+
+// Repetition over prompt and outputs (Keskar et al. 2019), presence and frequency over the outputs (OpenAI's).
+void penalize(float *logits, i64 vocab, const SlotSampling &sampling, const History &history, std::vector<i32> &token_counts) {
+    const i32 *begin = history.token_ids, *end = begin + history.count;
+    if (sampling.repetition_penalty != 1) {
+        for_counts(begin, end, vocab, token_counts, [&](i32 token_id, i32) {
+            float &logit = logits[token_id];
+            logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
+        });
+    }
+    if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
+        for_counts(begin + history.num_prompt, end, vocab, token_counts, [&](i32 token_id, i32 count) {
+            logits[token_id] -= sampling.frequency_penalty * static_cast<float>(count) + sampling.presence_penalty;
+        });
+    }
+}
+
+}  // namespace
+
+bool changes_logits(const SlotSampling &sampling, const History &history) {
+    const bool has_output_penalty = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0;
+    return sampling.num_biases > 0 || sampling.num_allowed >= 0 || sampling.num_words > 0 ||
+           history.num_outputs() < sampling.min_tokens || sampling.repetition_penalty != 1 ||
+           (history.num_outputs() > 0 && has_output_penalty);
+}
+
+void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampling &sampling, const History &history,
+                 std::vector<i32> &token_counts) {
+    const i32 *bias_ids = sampling.lists, *biases = bias_ids + sampling.num_biases;
+    const i32 *allowed = biases + sampling.num_biases, *stops = allowed + std::max(sampling.num_allowed, 0);
+    const i32 *offsets = stops + sampling.num_stops, *words = offsets + sampling.num_words + 1;
+    if (sampling.num_allowed < 0) {
+        std::memcpy(edited, logits, vocab * sizeof(float));
+    } else {
+        std::fill_n(edited, vocab, NEGATIVE_INFINITY);
+        for (i64 i = 0; i < sampling.num_allowed; ++i) edited[allowed[i]] = logits[allowed[i]];
+    }
+    for (i64 i = 0; i < sampling.num_biases; ++i) {
+        float bias;
+        std::memcpy(&bias, biases + i, sizeof bias);
+        edited[bias_ids[i]] += bias;
+    }
+    const i32 *end = history.token_ids + history.count;
+    for (i64 i = 0; i < sampling.num_words; ++i) {
+        const i32 *word = words + offsets[i];
+        const i64 length = offsets[i + 1] - offsets[i] - 1;  // of what must precede its last token
+        if (length <= history.num_outputs() && std::equal(word, word + length, end - length)) {
+            edited[word[length]] = NEGATIVE_INFINITY;
+        }
+    }
+    if (history.num_outputs() < sampling.min_tokens) {
+        for (i64 i = 0; i < sampling.num_stops; ++i) edited[stops[i]] = NEGATIVE_INFINITY;
+    }
+    penalize(edited, vocab, sampling, history, token_counts);
+}
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,23 @@
+// What changes a row's logits before any choice: biases, masks and penalties.
+#pragma once
+
+#include <vector>
+
+#include "sampling.h"
+
+namespace tokamak::cpu {
+
+// A slot's tokens before the one that is drawn.
+struct History {
+    const i32 *token_ids;
+    i64 count, num_prompt;
+    i64 num_outputs() const { return count - num_prompt; }
+};
+
+bool changes_logits(const SlotSampling &sampling, const History &history);
+
+// `token_counts` is scratch: zero before and after, as long as a vocabulary.
+void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampling &sampling, const History &history,
+                 std::vector<i32> &token_counts);
+
+}  // namespace tokamak::cpu
