@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 MODEL_A = GOLDEN / "qwen2"
 SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
-LONG: list[Body] = mixed_bodies(12, seed=32, max_tokens=900, max_prompt=60)
+LONG: list[Body] = mixed_bodies(12, seed=32, max_tokens=3800, max_prompt=60)
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +27,14 @@ def model_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    with EngineProcess(MODEL_A, "--max-model-len", "1000") as running:
+    with EngineProcess(MODEL_A, "--max-model-len", "4000") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def truth(engine: EngineProcess, model_b: Path) -> dict[str, list[Answer]]:
     """What A and B answer, each from a fresh start."""
-    with EngineProcess(model_b, "--max-model-len", "1000") as fresh_b:
+    with EngineProcess(model_b, "--max-model-len", "4000") as fresh_b:
         return {"a": stripped(answers(engine, SHORT)), "b": stripped(answers(fresh_b, SHORT))}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,12 +14,16 @@ from engine.checkpoint import resolve_model
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
 from engine.model_config import ModelConfig
+from ops.cpu.array import array_of
+from ops.cpu.table import TABLE
+from ops.weights import WeightFormat
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tests.workers.checkpoints import TINY, drawn_tensors, write_config, write_safetensors
 from tests.workers.formats.quantizers import DEMO
 from tests.workers.formats.test_blocks import random_blocks
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
 from workers.checkpoint import Checkpoint
+from workers.loader import load_model
 from workers.models import declare_model
 
 
@@ -74,6 +79,36 @@ def test_mixed_superblocks(tmp_path: Path) -> None:
     halves = raw.reshape(2, 32, 2, 256)
     expected = np.concatenate([np.concatenate([head[:, 0], head[:, 1]]) for head in halves])
     np.testing.assert_array_equal(checkpoint.read("model.layers.0.self_attn.k_proj.weight"), expected)
+
+
+def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
+    """As llama.cpp's Q4_K_M: q, k and v lie in one matrix, 4 bits with offsets beside 6. Native ops compute with the integers
+    as they are stored, so what they give is what the float32 weights give, but for the rounded activations."""
+    config = {**TINY, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    source = tmp_path / "source"
+    config |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+    write_safetensors(source / "model.safetensors", drawn_tensors(write_config(source, config)))
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        if values.ndim == 1:
+            return values, gguf.GGMLQuantizationType.F32
+        type_name = "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K"
+        blocks = random_blocks(type_name, values.size // 256).reshape(len(values), -1)
+        return blocks, gguf.GGMLQuantizationType[type_name]
+
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    path = resolve_model(str(tmp_path / "tiny.gguf"))
+    model_config = ModelConfig.read(path)
+    model: Any = load_model(path, model_config, TABLE, 16, lambda done, total: None).model
+    checkpoint = checkpoint_of(path)
+    x = np.random.default_rng(0).standard_normal((5, 256), np.float32)
+    qkv = model.layers[0].qkv
+    assert qkv.format == WeightFormat("int8", 16, True)
+    weight = np.concatenate([checkpoint.read(f"{name}.weight") for name in qkv.names])
+    found, expected = TABLE.linear(array_of(x), qkv).numpy(), x @ weight.T
+    assert np.abs(found - expected).mean() < 0.02 * np.abs(expected).mean()
+    assert model.layers[0].gate_up.format == WeightFormat("int4", 32, True)
 
 
 def test_same_answers(tmp_path: Path) -> None:
