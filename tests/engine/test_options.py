@@ -169,6 +169,24 @@ def test_kv_blocks(model: Path) -> None:
     assert config.kv_cache_bytes <= MAX_DEFAULT_CACHE_BYTES
 
 
+def test_kv_cache_dtype(model: Path) -> None:
+    """The same memory holds more blocks of a narrower type; int8 has a scale of 4 bytes for each position and head."""
+    config = configure(model, "--dtype", "float32")
+    assert config.kv_cache_dtype == "float32"
+    memory = config.kv_cache_bytes
+    for dtype, head_bytes in (("bfloat16", 2 * 8), ("int8", 8 + 4)):
+        config = configure(model, "--kv-cache-dtype", dtype, "--kv-cache-memory", str(memory))
+        assert config.kv_cache_dtype == dtype
+        assert config.num_kv_blocks == memory // (LAYERS * 2 * 16 * KV_HEADS * head_bytes) - 1
+        assert config.kv_cache_bytes <= memory
+    assert configure(model, "--dtype", "bfloat16").kv_cache_dtype == "bfloat16"
+    assert configure(model, "--dtype", "float32", "--quantization", "wint8").kv_cache_dtype == "bfloat16"
+    assert configure(model, "--dtype", "bfloat16", "--kv-cache-dtype", "float32").kv_cache_dtype == "float32"
+    assert configure(model, "--ops", "reference").kv_cache_dtype == "float32"
+    with pytest.raises(OptionError, match=r"int8 needs native ops, the ops are reference, .*use --kv-cache-dtype float32"):
+        configure(model, "--ops", "reference", "--kv-cache-dtype", "int8")
+
+
 def test_the_models_own_limit_is_lowered_to_what_the_cache_holds(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10"], {})
     assert resolve(options).max_model_len == 160

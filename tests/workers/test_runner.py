@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ def quiet(num_done: int, num_bytes: int) -> None:
     """No progress."""
 
 
-def answer(runner: Runner) -> tuple[object, ...]:
+def answer(runner: Runner, chunk: int = 4) -> tuple[object, ...]:
     sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2), 8)
-    serving = Serving(runner, chunk=4)
+    serving = Serving(runner, chunk=chunk)
     serving.place(sample, 2)
     serving.run([sample])
     return sample.answer()
@@ -43,8 +44,8 @@ def second(tmp_path: Path) -> Path:
     return tmp_path / "second"
 
 
-def runner_of(path: Path) -> Runner:
-    return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4)
+def runner_of(path: Path, **options: Any) -> Runner:
+    return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
 
 
 def test_reload_equals_a_fresh_start(first: Path, second: Path) -> None:
@@ -80,17 +81,30 @@ def test_another_shape_is_refused(first: Path, tmp_path: Path) -> None:
         runner.load(str(tmp_path / "other"), 2, quiet)
 
 
-def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
+def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path, kv_cache_dtype: str) -> None:
     """NaN in the cache, in the dummy block too, does not reach the answers of the weights after them."""
     config = write_config(tmp_path / "broken", TINY)
     broken = {name: np.full_like(values, np.nan) for name, values in drawn_tensors(config).items()}
     write_safetensors(tmp_path / "broken" / "model.safetensors", broken)
-    runner = runner_of(first)
+    runner = runner_of(first, kv_cache_dtype=kv_cache_dtype)
     before = answer(runner)
     runner.load(str(tmp_path / "broken"), 2, quiet)
     assert np.isnan(answer(runner)[1]).all()  # type: ignore[call-overload]
     runner.load(str(first), 3, quiet)
     assert answer(runner) == before
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+def test_a_narrow_cache(first: Path, kv_cache_dtype: str) -> None:
+    """The same bits however the prompt is cut, op by op and on two threads; log-probabilities near those of a cache in
+    float32."""
+    narrow = answer(runner_of(first, kv_cache_dtype=kv_cache_dtype))
+    for options in ({"plan": "eager"}, {"threads": 2}):
+        assert answer(runner_of(first, kv_cache_dtype=kv_cache_dtype, **options)) == narrow
+    for chunk in (1, 3, 7):
+        assert answer(runner_of(first, kv_cache_dtype=kv_cache_dtype), chunk) == narrow
+    assert np.abs(np.array(narrow[1]) - np.array(answer(runner_of(first))[1])).max() < 0.05
 
 
 def test_a_step_without_weights_is_our_own_bug(first: Path) -> None:

@@ -18,8 +18,9 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 TILE_QUERIES = 96;
+constexpr i64 TILE_QUERIES = 192, LEAST_TILE_QUERIES = 48;  // fewer where there would be too few tiles for the threads
 constexpr i64 MANY_QUERIES = 13;        // from here on writing a split out pays
+constexpr i64 TASKS_PER_THREAD = 4;
 constexpr i64 SMALL_WORK = 1 << 17;     // multiply-adds that one thread does sooner than it wakes others
 static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
 
@@ -52,7 +53,7 @@ public:
         group_ = op.heads / op.kv_heads;
         dim_ = round_up(op.head_dim, PANEL);
         stride_ = dim_ + PANEL;  // not a power of two
-        tile_rows_ = std::max<i64>(1, TILE_QUERIES / group_);
+        tile_rows_ = choose_tile_rows();
         max_queries_ = tile_rows_ * group_;
         factor_ = 1.0f / std::sqrt(static_cast<float>(op.head_dim));
         has_pairs_ = kernels_.has_paired_products && layout_.type != KvType::FLOAT32;
@@ -68,7 +69,7 @@ public:
         } else if (num_rows_ == num_tiles && num_tiles < 2 * threads && num_splits_ >= 2 * threads) {
             run_in_splits();
         } else {
-            const i64 parts = std::clamp<i64>(4 * threads / std::max<i64>(num_tiles, 1), 1, op_.kv_heads);
+            const i64 parts = std::clamp<i64>(TASKS_PER_THREAD * threads / std::max<i64>(num_tiles, 1), 1, op_.kv_heads);
             engine_.pool().run(num_tiles * parts, [&](i64 task, int thread) {
                 const i64 part = task % parts;
                 const Tile &tile = tiles_[num_tiles - 1 - task / parts];  // the longest of a prompt first
@@ -78,6 +79,14 @@ public:
     }
 
 private:
+    i64 choose_tile_rows() const {
+        const i64 num_sequences = op_.sequences.get(), num_rows = num_sequences > 0 ? op_.offsets[num_sequences] : 0;
+        const i64 num_queries = num_rows * op_.heads, wanted = TASKS_PER_THREAD * engine_.pool().num_threads();
+        i64 queries = TILE_QUERIES;
+        while (queries > LEAST_TILE_QUERIES && num_queries < queries * wanted) queries /= 2;
+        return std::max<i64>(1, queries / group_);
+    }
+
     void make_tiles() {
         const i64 num_sequences = op_.sequences.get();
         for (i64 sequence = 0; sequence < num_sequences; ++sequence) {
@@ -220,16 +229,23 @@ private:
         }
     }
 
+    // What is fetched while the split is scored, and while its values are added up. Values that are written out before they are
+    // used are fetched a split ahead.
+    void take_next(const Tile &tile, i64 kv_head, i64 split, SplitShape &shape) const {
+        std::copy(shape.values, shape.values + SPLIT_PANELS, shape.next_values);
+        std::copy(shape.values, shape.values + SPLIT_PANELS, shape.next_keys);
+        const bool is_last = split + 1 == tile.split_end;
+        if (is_last && kv_head + 1 == op_.kv_heads) return;
+        for_chunks(tile, kv_head + is_last, is_last ? tile.split_begin : split + 1, [&](i64 panel, i64, i64 place) {
+            shape.next_keys[panel] = op_.keys + place;
+            if (has_many(tile)) shape.next_values[panel] = op_.values + place;
+        });
+    }
+
     void attend_split(const Tile &tile, i64 kv_head, i64 split, Workspace &space, Sums sums, bool joins) const {
         SplitShape shape;
         take_panels(tile, kv_head, split, space, shape);
-        std::copy(shape.values, shape.values + SPLIT_PANELS, shape.next_keys);
-        if (!has_many(tile) && (split + 1 < tile.split_end || kv_head + 1 < op_.kv_heads)) {
-            const bool is_last = split + 1 == tile.split_end;
-            for_chunks(tile, kv_head + is_last, is_last ? tile.split_begin : split + 1, [&](i64 panel, i64, i64 place) {
-                shape.next_keys[panel] = op_.keys + place;
-            });
-        }
+        take_next(tile, kv_head, split, shape);
         shape.has_scales = layout_.type == KvType::INT8;
         if (shape.has_scales) take_scales(tile, kv_head, split, space);
         shape.key_scales = space.key_scales;

@@ -96,7 +96,7 @@ struct ChunkShape {
 struct SplitShape {
     const char *queries;       // [num_queries] rows of `query_bytes` bytes, by take_query
     const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; where no query sees any: any memory
-    const char *next_keys[SPLIT_PANELS];  // what will be read afterwards
+    const char *next_values[SPLIT_PANELS], *next_keys[SPLIT_PANELS];  // fetched after the scores' keys, and after the values
     KvType format;             // of the panels
     bool has_scales;           // keys' and values' below
     const float *key_scales, *value_scales;  // [KEY_SPLIT], finite where keys are seen
