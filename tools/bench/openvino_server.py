@@ -10,10 +10,10 @@ One thread drives the continuous batching pipeline; HTTP runs in the asyncio loo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +46,12 @@ class Stream:
     token_ids: list[int] = field(default_factory=list)
     handle: Any = None
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """As OpenAI's API reports it."""
+        counts = {"prompt_tokens": self.num_prompt_tokens, "completion_tokens": len(self.token_ids)}
+        return counts | {"total_tokens": sum(counts.values())}
+
     def put(self, delta: tuple[str, int] | None) -> None:
         self.loop.call_soon_threadsafe(self.deltas.put_nowait, delta)
 
@@ -68,9 +74,10 @@ class Engine(threading.Thread):
         self.incoming: queue.SimpleQueue[Stream] = queue.SimpleQueue()
 
     def run(self) -> None:
-        for number in range(sys.maxsize):
+        request_ids = itertools.count()
+        while True:
             while not self._streams or not self.incoming.empty():
-                self._add(self.incoming.get(), time.monotonic_ns() + number)
+                self._add(self.incoming.get(), next(request_ids))
             self._pipeline.step()
             for stream in list(self._streams):
                 self._deliver(stream)
@@ -82,7 +89,7 @@ class Engine(threading.Thread):
         generation.max_new_tokens = stream.max_tokens
         generation.do_sample = False
         generation.ignore_eos = stream.ignore_eos
-        stream.handle = self._pipeline.add_request(request_id % (1 << 62), token_ids, generation)
+        stream.handle = self._pipeline.add_request(request_id, token_ids, generation)
         self._streams.append(stream)
 
     def _deliver(self, stream: Stream) -> None:
@@ -112,8 +119,7 @@ async def _events(stream: Stream) -> AsyncIterator[bytes]:
     while (delta := await stream.deltas.get()) is not None:
         yield _event([{"index": 0, "text": delta[0], "finish_reason": None}])
     yield _event([{"index": 0, "text": "", "finish_reason": "length"}])
-    usage = {"prompt_tokens": stream.num_prompt_tokens, "completion_tokens": len(stream.token_ids)}
-    yield _event([], usage=usage | {"total_tokens": sum(usage.values())})
+    yield _event([], usage=stream.usage)
     yield b"data: [DONE]\n\n"
 
 
@@ -128,8 +134,8 @@ def make_app(engine: Engine) -> Starlette:
         text = ""
         while (delta := await stream.deltas.get()) is not None:
             text += delta[0]
-        usage = {"prompt_tokens": stream.num_prompt_tokens, "completion_tokens": len(stream.token_ids)}
-        return Response(orjson.dumps({"choices": [{"index": 0, "text": text, "finish_reason": "length"}], "usage": usage}))
+        choice = {"index": 0, "text": text, "finish_reason": "length"}
+        return Response(orjson.dumps({"choices": [choice], "usage": stream.usage}))
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok")
