@@ -21,7 +21,7 @@ def compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_two_engines(tmp_path: Path) -> None:
-    workloads = ["decode:16:8:2:2", "prefill:64:1:1:2", "load:16:4:2:4", "prefix:36:4:1:2"]
+    workloads = ["decode:16:512:2:2", "prefill:64:1:1:2", "load:16:4:2:4", "prefix:36:4:1:2"]
     arguments = [part for workload in workloads for part in ("--workload", workload)]
     done = compare(tmp_path, f"one={ENGINE}", f"two={ENGINE} --threads 1", "--rounds", "1", *arguments)
     assert done.returncode == 0, done.stderr
@@ -36,6 +36,13 @@ def test_two_engines(tmp_path: Path) -> None:
     ]
     for cells in [*rows.values()][2:]:
         assert all(float(cell) > 0 for cell in cells[:3])
+
+
+def test_what_was_not_measured_fails(tmp_path: Path) -> None:
+    done = compare(tmp_path, f"one={ENGINE}", "--rounds", "1", "--workload", "decode:16:1:2:2", "--workload", "load:16:4:1:1")
+    assert done.returncode == 1
+    assert "the first stream ended before the last one began" in done.stderr
+    assert "load 16+4" in done.stdout
 
 
 def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:

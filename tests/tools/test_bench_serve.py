@@ -177,6 +177,17 @@ def test_percentile() -> None:
     assert percentile(list(range(101)), 0.9) == 90
 
 
+def test_the_end_is_a_delivery_where_nothing_came_before() -> None:
+    """A single token may be half a character, and so make no text."""
+    silent = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
+    spoken = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+    alone, after = Timeline(), Timeline()
+    alone.feed(silent)
+    after.feed(spoken + silent)
+    assert (len(alone.deliveries), len(after.deliveries)) == (1, 1)
+    assert alone.is_complete
+
+
 def test_summary() -> None:
     """Two streams of four tokens in three deliveries; the rates count tokens, ITL counts deliveries."""
     usage = Usage(prompt_tokens=10, completion_tokens=4)

@@ -50,11 +50,13 @@ class Workload:
     def shared_prefix_len(self) -> int:
         return self.input_len * 8 // 9 if self.kind == "prefix" else 0
 
-    def figure(self, result: dict[str, Any]) -> float | None:
-        """Of a `tokamak bench serve` result; None where it measured nothing."""
+    def figure(self, result: dict[str, Any]) -> float:
+        """Of a `tokamak bench serve` result. Raises TokamakError where it measured nothing."""
         if result["num_failed"] or not result["num_succeeded"]:
-            return None
+            raise TokamakError(f"{result['num_failed']} of {result['num_requests']} requests failed")
         if self.kind == "decode":
+            if result["decode_tokens_per_s"] is None:
+                raise TokamakError("the first stream ended before the last one began; ask for more output tokens")
             return result["decode_tokens_per_s"]
         if self.kind == "prefill":
             return 1000 * self.input_len / result["ttft_ms"]["p50"]
@@ -95,17 +97,21 @@ def _measure(server: ServerProcess, workload: Workload, model: str) -> dict[str,
     return result
 
 
-def _figures(options: argparse.Namespace, name: str, command: str, console: Console) -> Iterator[tuple[str, float]]:
-    """Start a server, put every workload on it, and end it."""
+def _figures(options: argparse.Namespace, name: str, command: str, console: Console) -> Iterator[tuple[str, float | None]]:
+    """Start a server, put every workload on it, and end it. None stands for what could not be measured."""
     server = ServerProcess(name, command, Path(options.logs) / f"{name}.log", options.start_timeout)
     try:
         yield READY, server.ready_s
         _measure(server, _WARM_UP, options.model)
         for workload in options.workloads:
-            figure = workload.figure(_measure(server, workload, options.model))
-            console.print(f"{name}: {workload.title}: {'failed' if figure is None else f'{figure:.4g}'}", highlight=False)
-            if figure is not None:
-                yield workload.title, figure
+            result = _measure(server, workload, options.model)
+            figure: float | None = None
+            try:
+                figure = workload.figure(result)
+                console.print(f"{name}: {workload.title}: {figure:.4g}")
+            except TokamakError as error:
+                console.print(f"{name}: {workload.title}: {error}", style="red", markup=False)
+            yield workload.title, figure
         yield PEAK, server.peak_bytes / (1 << 20)
     finally:
         server.stop()
@@ -177,7 +183,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, command in (*options.servers[first:], *options.servers[:first]):
             try:
                 for title, figure in _figures(options, name, command, console):
-                    figures.setdefault((title, name), []).append(figure)
+                    if figure is None:
+                        code = 1
+                    else:
+                        figures.setdefault((title, name), []).append(figure)
             except (TokamakError, OSError) as error:
                 console.print(f"tokamak bench compare: {error}", style="red", markup=False)
                 code = 1

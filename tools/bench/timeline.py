@@ -9,7 +9,8 @@ looks at the few fields it needs.
       |--------------------------- E2E --------------------------|
 
 A chunk counts as a delivery when it carries text, or carries none and does not end the reply (text held back for half a
-character). A delivery may bring several tokens, so ITL is per delivery, and TPOT uses the token count of the usage chunk.
+character). So does the end of a reply of which nothing was delivered before: its few tokens made no text. A delivery may bring
+several tokens, so ITL is per delivery, and TPOT uses the token count of the usage chunk.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Timeline:
             self.fail("error in stream", str(chunk.error), now)
         if chunk.usage is not None:
             self.usage = chunk.usage
-        if chunk.choices and chunk.choices[0].is_delivery():
+        if chunk.choices and (chunk.choices[0].is_delivery() or (chunk.choices[0].finish_reason and not self.deliveries)):
             self.deliveries.append(now)
 
     def fail(self, kind: str, detail: str, now: float) -> None:
