@@ -16,6 +16,7 @@ from engine.model_config import ModelConfig
 from engine.options import OptionValues
 from engine.run import new_run_id, runs_root
 from engine.weight_options import resolve_cache_directory, resolve_dtype, resolve_quantization
+from shm.memory import available_memory_bytes
 
 EMBEDDED_MODEL_NAME = "tokamak-demo"
 MAX_DEFAULT_CACHE_BYTES = 1 << 30
@@ -233,15 +234,3 @@ def available_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
-
-
-def available_memory_bytes() -> int:
-    """Memory that can be had now: the machine's, and within the control group's limit."""
-    meminfo = Path("/proc/meminfo").read_text()
-    available = int(meminfo.split("MemAvailable:")[1].split()[0]) << 10
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except OSError:
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))

@@ -20,6 +20,7 @@ import posix_ipc
 
 from shm.errors import SharedMemoryError
 from shm.layout import LAYOUT_HASH, LAYOUT_VERSION, MAGIC, MAX_NAME_BYTES, StructView, size_of
+from shm.memory import available_memory_bytes
 from shm.process import ProcessIdentity
 
 DIRECTORY = Path("/dev/shm")
@@ -133,7 +134,7 @@ class MemoryFile:
     @classmethod
     def create(cls, name: str, num_bytes: int) -> MemoryFile:
         """`num_bytes` zero bytes, reserved now. Nobody can shrink it under those who have it mapped."""
-        available = _available_memory_bytes()
+        available = available_memory_bytes()
         if num_bytes > available:
             raise SharedMemoryError(
                 f"arena {name} needs {num_bytes} bytes of memory, {available} are available; make it smaller "
@@ -252,22 +253,3 @@ def _map_when_ready(fd: int, path: Path, access: int, timeout_s: float) -> mmap.
         if time.monotonic() > deadline:
             raise SharedMemoryError(f"{path} was not ready within {timeout_s} s: its creator died or hangs; restart the engine")
         time.sleep(_READY_POLL_S)
-
-
-def _available_memory_bytes() -> int:
-    """What the machine, or this process's control group, can still give."""
-    available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        stat = _table(group / "memory.stat")
-    except OSError:
-        return available
-    reclaimable = stat["inactive_file"] + stat["active_file"]
-    return available if limit == "max" else min(available, max(0, int(limit) - used + reclaimable))
-
-
-def _table(path: Path) -> dict[str, int]:
-    """A file of lines "name value ..."."""
-    return {name: int(value) for name, value, *_ in (line.split() for line in path.read_text().splitlines())}

@@ -1,12 +1,13 @@
 #include "ops.h"
 
-#include <time.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 #include <algorithm>
 #include <cstring>
+
+#include "clock.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -103,12 +104,6 @@ void run_op(Engine &engine, const Activate &op) {
                                       op.width * part / parts, op.width * (part + 1) / parts);
         }
     });
-}
-
-i64 monotonic_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
 
 #ifdef TOKAMAK_AVX2

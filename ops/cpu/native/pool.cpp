@@ -3,10 +3,11 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+
+#include "clock.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -15,12 +16,6 @@ constexpr std::int64_t SPIN_NS = 40'000;
 constexpr int COUNT_BITS = 20;
 constexpr std::uint64_t COUNT_MASK = (1u << COUNT_BITS) - 1;
 constexpr std::int64_t MAX_TASKS = 1 << 19;  // the rest of the count is room for claims that come too late
-
-std::int64_t monotonic_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1'000'000'000 + now.tv_nsec;
-}
 
 void relax() {
 #if defined(__x86_64__)
