@@ -1,4 +1,4 @@
-"""The cache messenger: holds the KV arena's mapping and tells the outside what the prefix cache holds.
+"""The cache messenger: holds the KV arena and tells the outside what the prefix cache holds.
 
 One process. The supervisor owns the arena's memory, so the KV outlives this process as it outlives the workers. Cache-aware
 routers subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in vLLM's event style:
@@ -70,7 +70,7 @@ class CacheMessengerActor(Actor):
         self._num_events = context.counter("kv_events_total")
 
     def on_start(self) -> None:
-        self.context.counter("kv_arena_bytes").set(len(self._arena.buffer))
+        self.context.counter("kv_arena_bytes").set(self._arena.num_bytes)
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_BATCHES)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self._endpoint)

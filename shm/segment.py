@@ -1,7 +1,7 @@
 """Segments (POSIX shared memory with the common header) and memory files (memfds for large arenas).
 
-The supervisor creates both; actors attach. A segment is created exclusively, its space reserved, its contents
-initialised, and its magic written last; whoever attaches waits for the magic and then checks layout and run. Mapped
+The supervisor creates both; actors attach. A segment is created exclusively, its space reserved (an arena's is not), its
+contents initialised, and its magic written last; whoever attaches waits for the magic and then checks layout and run. Mapped
 memory goes when the last object that looks into it goes, so `close` is never a use after free.
 """
 
@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import posix_ipc
@@ -123,17 +124,25 @@ class Segment:
 
 
 class MemoryFile:
-    """A memfd, mapped: an arena without a name, which lives until the last process that has it open or mapped is gone. The
-    supervisor keeps `fd` and passes it to children."""
+    """A memfd: an arena without a name, which lives until the last process that has it open or mapped is gone. The supervisor
+    keeps `fd` and passes it to children; whoever asks for `buffer` has it mapped.
+
+    Its pages come when they are first written. To reserve them at the start would take a second for every 3 GiB, and memory
+    that a quiet engine never uses. So `create` refuses an arena that is larger than what is available then, but memory that
+    others take later is missing when the arena fills: the kernel then ends a process, as it does for any memory."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self.fd = fd
         self.num_bytes = num_bytes
-        self.buffer = memoryview(mmap.mmap(fd, num_bytes))
+
+    @cached_property
+    def buffer(self) -> memoryview:
+        """All of it, mapped."""
+        return memoryview(mmap.mmap(self.fd, self.num_bytes))
 
     @classmethod
     def create(cls, name: str, num_bytes: int) -> MemoryFile:
-        """`num_bytes` zero bytes, reserved now. Nobody can shrink it under those who have it mapped."""
+        """`num_bytes` zero bytes. Nobody can change its size under those who have it mapped."""
         available = available_memory_bytes()
         if num_bytes > available:
             raise SharedMemoryError(
@@ -142,7 +151,7 @@ class MemoryFile:
             )
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            reserve(fd, num_bytes, f"arena {name}")
+            os.ftruncate(fd, num_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(fd, num_bytes)
         except BaseException:
@@ -151,7 +160,7 @@ class MemoryFile:
 
     @classmethod
     def from_fd(cls, fd: int, num_bytes: int) -> MemoryFile:
-        """Map an inherited memfd, whose size must be `num_bytes`. The descriptor is this object's from now on."""
+        """An inherited memfd, whose size must be `num_bytes`. The descriptor is this object's from now on."""
         try:
             actual = os.fstat(fd).st_size
         except OSError as error:
