@@ -28,7 +28,7 @@ import paddle
 from paddle.nn import functional
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary
-from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable
+from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable, Sequences
 from ops.weights import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -86,7 +86,8 @@ def clear_block(cache: KvCache, block: int) -> None:
 class AttentionStep:
     """What attention needs of a step, the same for every layer: T tiles of Q queries, S splits of KEY_SPLIT keys."""
 
-    inputs: Inputs
+    inputs: Sequences
+    block_size: int
     key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
     query_positions: paddle.Tensor  # int32 [T, Q, 1]
     head_slots: dict[int, paddle.Tensor] = field(default_factory=dict)  # by kv heads: int32 [T, S * heads * KEY_SPLIT]
@@ -99,7 +100,11 @@ def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
     positions, tables = inputs.positions, inputs.block_tables
     blocks = paddle.gather(tables.flatten(), inputs.row_slots * tables.shape[1] + positions // size)
     paddle.assign(blocks * size + positions % size, output=inputs.slot_mapping)
+    return _attention_step(inputs, size)
 
+
+def _attention_step(inputs: Sequences, size: int) -> AttentionStep:
+    tables = inputs.block_tables
     tiles, num_keys = inputs.num_tiles, inputs.num_key_splits * KEY_SPLIT
     num_blocks = -(-num_keys // size)
     in_blocks = [tiles, num_blocks, size]
@@ -108,8 +113,8 @@ def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
     slots = slots.reshape([tiles, num_blocks * size])[:, :num_keys]
     keys = _expand(paddle.arange(num_keys, dtype="int32"), [tiles, num_keys])
     is_key = keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), [tiles, num_keys])
-    queries = paddle.gather(positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
-    return AttentionStep(inputs, slots * is_key.astype("int32"), queries.reshape([tiles, inputs.tile_rows, 1]))
+    queries = paddle.gather(inputs.positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
+    return AttentionStep(inputs, size, slots * is_key.astype("int32"), queries.reshape([tiles, inputs.tile_rows, 1]))
 
 
 def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
@@ -253,6 +258,14 @@ def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
     return paddle.add_n(paddle.unbind(x, axis=2))
 
 
+def keep_rows(
+    step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
+) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
+    kept = step.inputs.kept
+    row_ids = kept.row_ids[: kept.num_rows]
+    return _attention_step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
+
+
 def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
     gate, up = paddle.split(x, 2, axis=-1)
     return _ACTIVATIONS[activation](gate) * up
@@ -286,6 +299,7 @@ TABLE = OpTable(
     rotary_angles=rotary_angles,
     rotate_and_store=rotate_and_store,
     attention=attention,
+    keep_rows=keep_rows,
     activate_and_multiply=activate_and_multiply,
     take_rows=take_rows,
 )

@@ -25,20 +25,17 @@ KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position
 NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS = range(3)  # what `Inputs.counts` holds
 
 
-class Inputs(Protocol):
-    """What ops read of a step. The tensors have fixed addresses and their full sizes; the counts say how much of them is in
-    use. `workers/inputs.py` makes them."""
+class Sequences(Protocol):
+    """Rows of some sequences, as attention reads them. The tensors have fixed addresses and their full sizes; the counts say
+    how much of them is in use. `workers/inputs.py` makes them."""
 
     max_rows: int
     num_rows: int  # R, a multiple of the table's row_tile
     num_tiles: int  # at least 2
     tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
     num_key_splits: int  # covers the longest context of the step
-    token_ids: Tensor  # int32 [max_rows]
-    positions: Tensor  # int32 [max_rows]
-    row_slots: Tensor  # int32 [max_rows]: batch slot of each row
-    slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
     block_tables: Tensor  # int32 [max_num_seqs + 1, max_blocks]; the last is the padded rows' and all zero
+    positions: Tensor  # int32 [max_rows]; of kept rows for tables that read tiles
     tile_slots: Tensor  # int32 [max_tiles]: batch slot of each tile
     tile_contexts: Tensor  # int32 [max_tiles]: keys of the tile's sequence, this step's included
     tile_row_ids: Tensor  # int32 [max_tiles * ROW_TILE]: row of each query of each tile
@@ -47,6 +44,23 @@ class Inputs(Protocol):
     sequence_offsets: Tensor  # int32 [max_num_seqs + 1]: first row of each sequence, and the end of the last
     sequence_starts: Tensor  # int32 [max_num_seqs]: position of its first row
     host_counts: np.ndarray  # int32 [3]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS of this step; of fixed address too
+
+
+class KeptRows(Sequences, Protocol):
+    """Rows that the last layer goes on with once its keys and values are stored: the others' hidden states nobody asks for."""
+
+    row_ids: Tensor  # int32 [max_rows]: which of the step's rows they are
+
+
+class Inputs(Sequences, Protocol):
+    """What ops read of a step: all its rows."""
+
+    token_ids: Tensor  # int32 [max_rows]
+    row_slots: Tensor  # int32 [max_rows]: batch slot of each row
+    slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
+
+    @property
+    def kept(self) -> KeptRows: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +95,7 @@ class OpTable:
     # [R, q + k + v] -> queries [R, q]: normalizes heads (where the model does), rotates, writes keys and values at slot_mapping
     rotate_and_store: Callable[[Inputs, Tensor, Tensor, HeadNorm | None, AttentionShape, LayerCache], Tensor]
     attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
+    # the step, queries [R, q] and another tensor [R, n] -> the same of the step's kept rows alone
+    keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]

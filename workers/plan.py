@@ -22,10 +22,10 @@ class Plan(Protocol):
     """A bound model."""
 
     def replay(self) -> None:
-        """Run the step that the inputs hold, up to the hidden states of its rows."""
+        """Run the step that the inputs hold, up to the hidden states of the rows that are kept."""
 
     def logits(self) -> Tensor:
-        """Logits of the rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
+        """Logits of the kept rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
         m >= inputs.num_logit_rows, valid until the next call of either."""
 
 
@@ -55,8 +55,8 @@ class EagerPlan:
 
 
 class TapePlan:
-    """The model as two lists of native ops over arenas, replayed without the GIL: `tape` makes the hidden states of all rows,
-    `head` logits of so many of them as the inputs hold at a time."""
+    """The model as two lists of native ops over arenas, replayed without the GIL: `tape` makes the hidden states of the
+    rows that are kept, `head` logits of so many of them as the inputs hold at a time."""
 
     def __init__(self, model: Model, inputs: StepInputs, cache: KvCache) -> None:
         self._inputs = inputs

@@ -7,7 +7,7 @@ samples depend on the step and the slots alone, so a step that was lost with a w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,12 +130,16 @@ class Runner:
         begin_ns = time.monotonic_ns()
         self._sample_ns = 0
         rows = self._take(step)
-        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, self.slots.token_ids)
+        prompt_rows = self._prompt_rows(rows)
+        kept_counts = self._kept_counts(rows, prompt_rows)
+        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids)
         if self.inputs.num_tokens:
             plan.replay()
-        result = self._sample(step, rows, plan)
-        for row, count in self._prompt_rows(rows).items():
-            result.prompt_rows[row] = self._prompt_logprobs(rows, row, count, plan)
+        kept_ends = np.cumsum(kept_counts)
+        result = self._sample(step, rows, kept_ends, plan)
+        for row, count in prompt_rows.items():
+            first_kept = int(kept_ends[row] - rows.counts[row])
+            result.prompt_rows[row] = self._prompt_logprobs(rows, row, first_kept + np.arange(count), plan)
         result.num_tokens = self.inputs.num_tokens
         result.sample_ns = self._sample_ns
         result.run_ns = time.monotonic_ns() - begin_ns - self._sample_ns
@@ -163,9 +167,16 @@ class Runner:
                 result[row] = count
         return result
 
+    def _kept_counts(self, rows: _Rows, prompt_rows: Iterable[int]) -> np.ndarray:
+        """How many positions of each row, the last ones, have logits that are wanted."""
+        counts = rows.is_sampling.astype(np.int32)
+        for row in prompt_rows:
+            counts[row] = rows.counts[row]
+        return counts
+
     def _logits(self, plan: Plan, row_ids: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Logits [m, vocab] of the step's rows `row_ids`, some at a time, and which of them these are. The time until the next
-        are asked for counts as sampling."""
+        """Logits [m, vocab] of the step's kept rows `row_ids`, some at a time, and which of them these are. The time until the
+        next are asked for counts as sampling."""
         for begin in range(0, len(row_ids), self.inputs.max_logit_rows):
             part = slice(begin, min(begin + self.inputs.max_logit_rows, len(row_ids)))
             self.inputs.set_logit_rows(row_ids[part])
@@ -174,12 +185,12 @@ class Runner:
             yield part, logits
             self._sample_ns += time.monotonic_ns() - begin_ns
 
-    def _sample(self, step: Step, rows: _Rows, plan: Plan) -> StepResult:
+    def _sample(self, step: Step, rows: _Rows, kept_ends: np.ndarray, plan: Plan) -> StepResult:
         token_ids = np.full(len(rows.slots), -1, np.int32)
         logprobs, ranks = np.zeros(len(rows.slots), np.float32), np.zeros(len(rows.slots), np.int32)
         top_rows: dict[int, tuple[bytes, bytes]] = {}
         sampling_rows = np.flatnonzero(rows.is_sampling)
-        for part, logits in self._logits(plan, np.cumsum(rows.counts)[sampling_rows] - 1):
+        for part, logits in self._logits(plan, kept_ends[sampling_rows] - 1):
             some_rows = sampling_rows[part]
             slots, positions = rows.slots[some_rows], rows.ends[some_rows]
             drawn = sampler.sample(logits, self.slots, slots, positions)
@@ -203,13 +214,13 @@ class Runner:
             dispatch_ns=step.dispatch_ns,
         )
 
-    def _prompt_logprobs(self, rows: _Rows, row: int, count: int, plan: Plan) -> PromptLogprobs:
-        """Of the tokens after the first `count` positions of `row`."""
+    def _prompt_logprobs(self, rows: _Rows, row: int, kept_rows: np.ndarray, plan: Plan) -> PromptLogprobs:
+        """Of the tokens after the first positions of `row`, those of the step's `kept_rows`."""
         slot, first = int(rows.slots[row]), int(rows.starts[row]) + 1
-        token_ids = self.slots.token_ids[slot, first : first + count]
+        token_ids = self.slots.token_ids[slot, first : first + len(kept_rows)]
         num_top = int(self.slots.sampling["num_prompt_logprobs"][slot])
         found = Scores.of(token_ids, num_top)
-        for part, logits in self._logits(plan, int(rows.counts[:row].sum()) + np.arange(count)):
+        for part, logits in self._logits(plan, kept_rows):
             scores = sampler.score(logits, token_ids[part], num_top)
             found.logprobs[part], found.ranks[part] = scores.logprobs, scores.ranks
             found.top_token_ids[part], found.top_logprobs[part] = scores.top_token_ids, scores.top_logprobs

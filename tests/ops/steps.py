@@ -29,9 +29,11 @@ class HandMadeStep:
         self.token_ids = np.random.default_rng(6).integers(0, 50, (MAX_SEQS, MAX_LENGTH)).astype(np.int32)
         self.set(sequences)
 
-    def set(self, sequences: list[tuple[int, int, int]]) -> None:
+    def set(self, sequences: list[tuple[int, int, int]], kept_counts: list[int] | None = None) -> None:
+        """`kept_counts`: rows of each sequence that are kept, the last ones; by default all."""
         slots, starts, counts = (np.array(column, np.int32) for column in zip(*sequences, strict=True))
-        self.inputs.set_rows(slots, starts, counts, self.token_ids)
+        kept = counts if kept_counts is None else np.array(kept_counts, np.int32)
+        self.inputs.set_rows(slots, starts, counts, kept, self.token_ids)
 
     def cache(self, k: OpTable, num_kv_heads: int, head_dim: int, dtype: str = "float32", seed: int = 7) -> KvCache:
         """One layer of random keys and values; the dummy block is zero."""

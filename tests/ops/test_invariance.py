@@ -107,6 +107,31 @@ def test_attention_and_rotation(k: OpTable, kv_dtype: str, shape: AttentionShape
     np.testing.assert_array_equal(decoded, whole)
 
 
+@pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4], SHAPES[6]], ids=str)
+def test_kept_rows(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
+    """Attention of the rows that are kept, and what else is kept of them, is that of all rows."""
+    sequences = [(3, 0, 100), (1, 70, 9), (7, 200, 1), (9, 3, 17), (4, 0, 40)]
+    step = HandMadeStep(sequences, row_tile=k.row_tile)
+    cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
+    rows = sum(count for _, _, count in sequences)
+    queries, others = (np.zeros((step.inputs.num_rows, width), np.float32) for width in (shape.queries_width, 20))
+    queries[:rows], others[:rows] = random(rows, shape.queries_width), random(rows, 20, seed=4)
+    whole = k.attention(k.begin(step.inputs, cache), paddle.to_tensor(queries), shape, cache.layers[0]).numpy()
+    ends = np.cumsum([count for _, _, count in sequences])
+    for kept_counts in ([1, 1, 1, 1, 1], [0, 9, 1, 0, 1], [100, 0, 0, 3, 40], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]):
+        step.set(sequences, kept_counts)
+        kept = step.inputs.kept
+        row_ids = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, kept_counts, strict=True)])
+        row_ids = row_ids.astype(np.int64)
+        begun = k.begin(step.inputs, cache)
+        step_of_kept, kept_queries, kept_others = k.keep_rows(begun, paddle.to_tensor(queries), paddle.to_tensor(others))
+        assert kept_queries.shape[0] == kept.num_rows == kept.padded(len(row_ids))
+        found = k.attention(step_of_kept, kept_queries, shape, cache.layers[0]).numpy()
+        np.testing.assert_array_equal(found[: len(row_ids)], whole[row_ids])
+        np.testing.assert_array_equal(kept_others.numpy()[: len(row_ids)], others[row_ids])
+
+
 def run_attention(
     k: OpTable, shape: AttentionShape, block_size: int, kv_dtype: str, steps: list[list[tuple[int, int, int]]]
 ) -> np.ndarray:

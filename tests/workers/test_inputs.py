@@ -37,7 +37,7 @@ def inputs() -> StepInputs:
 def set_step(inputs: StepInputs, name: str) -> tuple[np.ndarray, np.ndarray]:
     starts, counts = (np.array(column, np.int32) for column in STEPS[name])
     token_ids = np.arange(7 * 512).reshape(7, 512)
-    inputs.set_rows(np.arange(7, dtype=np.int32), starts, counts, token_ids)
+    inputs.set_rows(np.arange(7, dtype=np.int32), starts, counts, counts, token_ids)
     if inputs.num_rows:
         TABLE.begin(inputs, KvCache(BLOCK_SIZE))
     return starts, counts
@@ -96,6 +96,31 @@ def test_tiles(inputs: StepInputs, name: str) -> None:
     np.testing.assert_array_equal(values["tile_contexts"][queries // size], contexts)
     assert inputs.num_key_splits * 64 >= contexts.max() > (inputs.num_key_splits - 1) * 64
     assert (values["tile_slots"][tiles:] == 7).all()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_kept_rows(inputs: StepInputs, name: str) -> None:
+    """Of each sequence the last rows, as many as it has and are wanted, with what attention reads of them."""
+    starts, counts = (np.array(column, np.int32) for column in STEPS[name])
+    kept_counts = np.minimum(counts, [100, 1, 1, 1, 0, 5, 2]).astype(np.int32)
+    slots, token_ids = np.arange(7, dtype=np.int32), np.zeros((7, 512), np.int32)
+    inputs.set_rows(slots, starts, counts, counts, token_ids)  # nothing of it stays
+    inputs.set_rows(slots, starts, counts, kept_counts, token_ids)
+    kept = inputs.kept
+    ends = np.cumsum(counts)
+    rows = [end - count + index for end, count in zip(ends, kept_counts, strict=True) for index in range(count)]
+    values = {key: tensor.numpy() for key, tensor in kept.tensors()}
+    assert values["row_ids"][: len(rows)].tolist() == rows
+    assert not values["row_ids"][len(rows) :].any()
+    np.testing.assert_array_equal(values["positions"][: len(rows)], inputs.positions.numpy()[rows])
+    assert values["sequence_offsets"].tolist() == [0, *np.cumsum(kept_counts)]
+    assert values["sequence_starts"].tolist() == (starts + counts - kept_counts).tolist()
+    assert kept.num_rows == max(ROW_TILE, -(-len(rows) // ROW_TILE) * ROW_TILE)
+    assert kept.num_tiles >= 2
+    tiles, size = kept.num_tiles, kept.tile_rows
+    np.testing.assert_array_equal(
+        values["tile_row_ids"][: tiles * size][values["row_queries"][: kept.num_rows]], np.arange(kept.num_rows)
+    )
 
 
 def test_addresses_never_change(inputs: StepInputs) -> None:

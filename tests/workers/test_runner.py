@@ -11,7 +11,7 @@ import pytest
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams, Step
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, make_runner
 from workers.runner import Runner
 
 PROMPT = [5, 9, 3, 30, 22, 8, 17]
@@ -145,6 +145,32 @@ def test_prompt_logprobs(first: Path, options: dict[str, str]) -> None:
     serving.run([sample])
     assert found
     assert not sample.prompt_logprobs
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("options", [{}, {"plan": "eager"}, {"ops": "reference", "plan": "eager"}], ids=str)
+def test_rows_that_the_last_layer_leaves_out(architecture: str, options: dict[str, str]) -> None:
+    """Samples have the same bits whether the last layer computes all rows of their prompts, for log-probabilities, or the last
+    alone, and with others that want them and others that do not."""
+    runner = make_runner(GOLDEN / architecture, max_model_len=128, num_kv_blocks=100, max_num_seqs=12, **options)
+
+    def sample(num_prompt_logprobs: int, length: int) -> Sample:
+        sampling = SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=num_prompt_logprobs)
+        return Sample([5 + index * 7 % 30 for index in range(length)], sampling, 3)
+
+    def serve(samples: list[Sample], chunk: int) -> list[Sample]:
+        serving = Serving(runner, budget=90, chunk=chunk)
+        for slot, member in enumerate(samples):
+            serving.place(member, slot)
+        serving.run(samples)
+        return samples
+
+    (all_rows,) = serve([sample(1, 50)], 512)
+    crowd = serve([sample(-1, 33), sample(-1, 50), sample(1, 50), sample(0, 20), sample(-1, 7)], 23)
+    for one in (*serve([sample(-1, 50)], 512), *serve([sample(-1, 50)], 9), crowd[1], crowd[2]):
+        assert (one.outputs, one.logprobs, one.tops) == (all_rows.outputs, all_rows.logprobs, all_rows.tops)
+    assert crowd[2].prompt_logprobs == all_rows.prompt_logprobs
+    assert not crowd[1].prompt_logprobs
 
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])

@@ -107,9 +107,9 @@ class Replays:
         at a time."""
         yield self._plan.tape
         inputs = self._runner.inputs
-        last_rows = np.arange(1, case.batch + 1) * case.num_tokens - 1
+        kept_rows = np.arange(case.batch)  # one of each sequence
         for begin in range(0, case.batch, inputs.max_logit_rows):
-            inputs.set_logit_rows(last_rows[begin : begin + inputs.max_logit_rows])
+            inputs.set_logit_rows(kept_rows[begin : begin + inputs.max_logit_rows])
             yield self._plan.head
 
     def _step(self, case: Case, sampling: SamplingParams | None) -> Step:
