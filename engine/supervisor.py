@@ -21,6 +21,7 @@ from engine.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.children import Child, describe_exit, spawn
 from engine.config import EngineConfig
 from engine.control import ControlServer
+from engine.forks import may_fork
 from engine.hangs import HangAction
 from engine.messages import ActorState, Reply, WeightsInUse
 from engine.orders import Orders
@@ -34,6 +35,7 @@ from shm.counters import State
 from shm.process import ProcessIdentity
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
+_LAST_WORDS_S = 0.5
 _SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL where there is nothing to wait for
 
 
@@ -83,13 +85,15 @@ class Supervisor:
     def live(self, signals: SignalCatcher) -> int:
         """Start all children, supervise them until the end, and return the engine's exit code. Leaves no child."""
         try:
-            for source in (signals.fileno(), self._server.control, self._server.events):
-                self._poller.register(source, zmq.POLLIN)
             self._rows[SUPERVISOR].begin_epoch(1, time.monotonic_ns())
             self._rows[SUPERVISOR].set_process(ProcessIdentity.of())
             self._rows[SUPERVISOR].set_state(State.LOADING)
+            is_forked = may_fork()  # threads come with the server's sockets
             for plan in reversed(self.plan):  # workers first: they take longest
-                self._start_child(plan, 1)
+                self._start_child(plan, 1, is_forked)
+            self._server.open()
+            for source in (signals.fileno(), self._server.control, self._server.events):
+                self._poller.register(source, zmq.POLLIN)
             while self._phase is not Phase.STOPPING or self.children:
                 self._turn(signals)
             self._rows[SUPERVISOR].set_state(State.STOPPED)
@@ -195,11 +199,11 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------------- children
 
-    def _start_child(self, plan: ActorPlan, epoch: int) -> None:
+    def _start_child(self, plan: ActorPlan, epoch: int, is_forked: bool = False) -> None:
         row = self._rows[plan.name]
         row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row is its own
         arena = self.segments.arena
-        child = spawn(self._run, self.config, plan, epoch, arena.fd if arena else -1)
+        child = spawn(self._run, self.config, plan, epoch, arena.fd if arena else -1, is_forked=is_forked)
         row.set_process(ProcessIdentity.of(child.pid))
         self.children[plan.name] = child
         self._poller.register(child.pidfd, zmq.POLLIN)
@@ -207,6 +211,7 @@ class Supervisor:
     def _bury(self, child: Child) -> None:
         """Collect a dead child and decide what follows."""
         self._poller.unregister(child.pidfd)
+        self._await_failure(child)
         del self.children[child.name]
         how = describe_exit(child.reap())
         if self._phase is Phase.STOPPING:
@@ -224,6 +229,13 @@ class Supervisor:
         else:
             table = self._restarts
             self._fail(f"{cause}; that is {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
+
+    def _await_failure(self, dead: Child) -> None:
+        """An actor that failed says why before it ends; that may come a moment after its end is seen."""
+        deadline_s = time.monotonic() + _LAST_WORDS_S
+        while self._rows[dead.name].state is State.FAILED and not dead.failure and time.monotonic() < deadline_s:
+            self._server.events.poll(10)
+            self._take_events()
 
     def _start_again(self, dead: Child, cause: str) -> None:
         if not dead.is_asked_to_end:

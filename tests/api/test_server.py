@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 
 def test_ready_is_announced(edge: Edge) -> None:
-    ready = [event for event in edge.events if isinstance(event, ActorState)]
+    ready = wait_until(lambda: [event for event in edge.events if isinstance(event, ActorState)], what="its event")
     assert [(event.actor, event.state) for event in ready] == [("api0", "READY")]
 
 
