@@ -55,7 +55,7 @@ public:
         stride_ = dim_ + PANEL;  // not a power of two
         tile_rows_ = choose_tile_rows();
         max_queries_ = tile_rows_ * group_;
-        factor_ = 1.0f / std::sqrt(static_cast<float>(op.head_dim));
+        factor_ = 1.44269504088896341f / std::sqrt(static_cast<float>(op.head_dim));  // log2(e): scores are exponents of 2
         has_pairs_ = kernels_.has_paired_products && layout_.type != KvType::FLOAT32;
         product_type_ = has_pairs_ ? KvType::BFLOAT16 : KvType::FLOAT32;
         has_panels_ = layout_.chunk_slots == KEY_PANEL && op.head_dim % PANEL == 0;

@@ -104,7 +104,7 @@ struct SplitShape {
     const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
     i64 num_queries, query_bytes, head_dim, dim;
     float *scores;             // [num_queries, SCORE_STRIDE] scratch
-    float *factors, *next_factors;  // [num_queries] scratch
+    float *factors, *next_factors;  // [num_queries, filled up to whole panels] scratch
     bool joins;                // what the splits before gave is in the sums; else they are written
     float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, output_stride]
     i64 output_stride;
