@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -136,7 +137,7 @@ class _Loading:
         sizes = self._sizes(layout)
         with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
             if writer is not None:
-                self._pack(writer, sizes)
+                self._pack(writer, sizes, is_kept=False)
         return cache.written(name) if writer is not None else None
 
     # ------------------------------------------------------------------------------------------------------ formats
@@ -173,9 +174,10 @@ class _Loading:
         self.num_bytes = layout.num_bytes
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
-    def _pack(self, store: Store, sizes: list[int]) -> None:
+    def _pack(self, store: Store, sizes: list[int], is_kept: bool = True) -> None:
+        """`is_kept`: whether the modules get the arrays that `store` gives for them."""
         for module, size in zip(self._modules, sizes, strict=True):
-            self._ops.pack(module, self._sources(module), store)
+            self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
             self._stored.let_go()
             self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
             self._on_progress(self._num_done, self.num_bytes)

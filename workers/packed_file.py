@@ -1,4 +1,4 @@
-"""A file of packed weights: written in place while modules are packed, checked as a whole when it is opened, then mapped
+"""A file of packed weights: written piece by piece while modules are packed, checked as a whole when it is opened, then mapped
 read-only, so that everyone who serves the same weights shares its pages.
 
 Used by `weight_cache.py`, which knows where such files lie and for how long.
@@ -34,6 +34,7 @@ _HEAD = struct.Struct("=8sIIQQQ")
 _PAGE = mmap.PAGESIZE
 _MADV_POPULATE_READ = 22  # as Linux has it (5.14); Python does not name it
 _ZERO = "0" * 16
+_PIECE = 4 << 20
 
 
 class DamagedFileError(Exception):
@@ -56,31 +57,60 @@ class Layout:
 
 
 class FileWriter:
-    """A store that fills the arrays of `layout` in a new file; whoever opened `descriptor` closes it. Raises OSError where
-    there is no room."""
+    """A store that fills the arrays of `layout` in a new file, in the order of the layout; whoever opened `descriptor` closes
+    it. Raises OSError where there is no room.
+
+    The file is written in pieces of whole huge pages: a page cache that knows large folios then keeps it in such, and whoever
+    maps it has it mapped by huge pages."""
 
     def __init__(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> None:
+        self._descriptor = descriptor
         self._layout = layout
         self._description = description
         self._begin = -(-(_HEAD.size + len(self._index(_ZERO))) // _PAGE) * _PAGE
         self.num_bytes = self._begin + layout.num_bytes
         os.ftruncate(descriptor, 0)
-        os.posix_fallocate(descriptor, 0, self.num_bytes)  # an error now, not SIGBUS later
-        self._memory = mmap.mmap(descriptor, self.num_bytes)
+        os.posix_fallocate(descriptor, 0, self.num_bytes)  # an error now, not in the middle
+        self._piece = np.empty(_PIECE, np.uint8)  # what comes at `_num_written`
+        self._num_gathered = self._num_written = 0
+        self._append(np.zeros(self._begin, np.uint8))
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
         kept, expected, offset = self._layout.arrays[name]
         assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
-        array = _array(self._memory, kept, shape, self._begin + offset)
+        padding = self._begin + offset - (self._num_written + self._num_gathered)
+        assert 0 <= padding < ALIGNMENT, f"{name} comes out of order"
+        array = np.empty(shape, dtype)
         fill(array)
+        self._append(np.zeros(padding, np.uint8))
+        self._append(array.reshape(-1).view(np.uint8))
         return array
 
     def finish(self) -> None:
         """Make the file valid."""
+        self._append(np.zeros(self.num_bytes - self._num_written - self._num_gathered, np.uint8))
+        self._flush()
+        self._memory = mmap.mmap(self._descriptor, self.num_bytes, access=mmap.ACCESS_READ)  # keeps the lock as well
         index = self._index(f"{_checksum(self._memory, self._begin):016x}")
-        self._memory[_HEAD.size : _HEAD.size + len(index)] = index
-        index_checksum = _checksum(self._memory, _HEAD.size, len(index))
-        self._memory[: _HEAD.size] = _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), index_checksum)
+        os.pwrite(self._descriptor, index, _HEAD.size)
+        os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), _checksum(index)), 0)
+
+    def _append(self, values: np.ndarray) -> None:
+        while len(values):
+            part = values[: _PIECE - self._num_gathered]
+            self._piece[self._num_gathered : self._num_gathered + len(part)] = part
+            self._num_gathered += len(part)
+            values = values[len(part) :]
+            if self._num_gathered == _PIECE:
+                self._flush()
+
+    def _flush(self) -> None:
+        rest = memoryview(self._piece)[: self._num_gathered]
+        while rest:
+            num_written = os.pwrite(self._descriptor, rest, self._num_written)
+            self._num_written += num_written
+            rest = rest[num_written:]
+        self._num_gathered = 0
 
     def _index(self, checksum: str) -> bytes:
         content = {"description": self._description, "checksum": checksum, "arrays": self._layout.arrays}
@@ -103,10 +133,11 @@ class PackedFile:
         finally:
             os.close(descriptor)
         self.num_bytes = size
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            self._memory.madvise(mmap.MADV_HUGEPAGE)  # also has them read into such
         index = self._index()
         self.description: dict[str, Any] = index["description"]
         self._arrays: dict[str, list[Any]] = index["arrays"]
-        self._memory.madvise(mmap.MADV_WILLNEED)
         if is_checked and _checksum(self._memory, self._begin) != int(index["checksum"], 16):
             raise DamagedFileError("its contents do not have the checksum they were written with")
 
@@ -138,6 +169,6 @@ def _array(memory: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -
     return np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
 
 
-def _checksum(memory: mmap.mmap, begin: int, num_bytes: int = -1) -> int:
+def _checksum(memory: mmap.mmap | bytes, begin: int = 0, num_bytes: int = -1) -> int:
     values = np.frombuffer(memory, np.uint8, num_bytes, begin)
     return _cpu.checksum(values.ctypes.data, len(values))
