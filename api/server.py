@@ -23,7 +23,7 @@ from api.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
 from api.model import ServedModel
-from engine.actor import LOOK_INTERVAL_NS, Actor, ActorContext, ActorLoop
+from engine.actor import LOOK_INTERVAL_NS, Actor, ActorContext, ActorLoop, end_start
 from engine.control import ControlClient
 from engine.errors import StartError
 from engine.messages import AbortRequest, Command, Message, Reply
@@ -88,6 +88,7 @@ class ApiActor(Actor):
     def run(self) -> None:
         self.context.row.set_state(State.LOADING)
         self.on_start()
+        end_start()
         loop = uvloop.new_event_loop()
         try:
             loop.run_until_complete(self._serve())

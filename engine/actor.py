@@ -72,7 +72,7 @@ class Actor:
         self.context.row.set_state(State.LOADING)
         loop = ActorLoop(self)  # before the start: a peer that is started again meanwhile is a new one
         self.on_start()
-        gc.freeze()  # what the start made stays for good: no collection needs to look at it again
+        end_start()
         self.context.announce_ready()
         while not self.context.is_stopping:
             if loop.turn() == 0:
@@ -179,6 +179,12 @@ def run(context: ActorContext, make_actor: Callable[[ActorContext], Actor]) -> i
         return 0
     finally:
         context.close()
+
+
+def end_start() -> None:
+    """What the start made stays for good: no collection needs to look at it again. While it was made there was none."""
+    gc.freeze()
+    gc.enable()
 
 
 def write_usage(cpu: Cell, memory: Cell) -> None:

@@ -21,7 +21,8 @@ from huggingface_hub.errors import (
 )
 
 from engine.errors import CheckpointError
-from engine.gguf_checkpoint import gguf_checkpoint, is_gguf
+from engine.gguf_checkpoint import gguf_checkpoint
+from engine.gguf_file import is_gguf
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import importlib
 import logging
 import os
@@ -26,6 +27,7 @@ from shm.counters import State
 
 def main(argv: list[str]) -> int:
     """Run the actor that the arguments name; the exit code of its process."""
+    gc.disable()  # until the actor is ready: modules that are loaded leave little garbage
     arguments = _parse(argv)
     die_with_parent(arguments.parent)
     faulthandler.enable()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 
 import msgspec
@@ -34,7 +34,7 @@ class ControlClient:
     def ask(self, order: Order, timeout_s: float = DEFAULT_TIMEOUT_S) -> Reply:
         """Give `order` and wait for the answer. ControlError where the engine does not live or does not answer in time."""
         self._require_life()
-        command = Command(secrets.token_hex(8), order)
+        command = Command(os.urandom(8).hex(), order)
         with zmq.Context(io_threads=1) as context, context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(self.run.control_endpoint)
@@ -49,7 +49,7 @@ class ControlClient:
         import zmq.asyncio  # asyncio is much to load for the supervisor, which imports this module too
 
         self._require_life()
-        command = Command(secrets.token_hex(8), order)
+        command = Command(os.urandom(8).hex(), order)
         socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         try:
             socket.setsockopt(zmq.LINGER, 0)

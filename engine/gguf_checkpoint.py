@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import struct
 import tempfile
@@ -17,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.gguf_file import GgufFile, shortest
+from engine.gguf_file import LINK_NAME, GgufFile, shortest
 from engine.gguf_tokenizer import end_token_ids, tokenizer_files
 from engine.json_options import JsonOptions
 from engine.user_cache import user_cache
 
-LINK_NAME = "model.gguf"
 _LAYOUT = 1  # of the directories: another one, another directory
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -155,7 +153,3 @@ def _frequency_factors(file: GgufFile) -> list[float]:
     if tensor.type_name != "F32":
         raise CheckpointError(f"{file.path}: rope_freqs.weight has type {tensor.type_name}, expected F32")
     return [shortest(value) for (value,) in struct.iter_unpack("<f", file.data[tensor.begin : tensor.end])]
-
-
-def is_gguf(path: Path) -> bool:
-    return re.fullmatch(r".+\.gguf", path.name, re.IGNORECASE) is not None and path.is_file()

@@ -12,6 +12,7 @@ it to write files, and to check what is read here.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.mapped_file import map_file
 
+LINK_NAME = "model.gguf"  # in a checkpoint directory that was made of a file
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -156,3 +158,7 @@ def shortest(value: float) -> float:
         if struct.pack("<f", short) == struct.pack("<f", value):
             return short
     return value
+
+
+def is_gguf(path: Path) -> bool:
+    return re.fullmatch(r".+\.gguf", path.name, re.IGNORECASE) is not None and path.is_file()

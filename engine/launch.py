@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -108,7 +107,8 @@ def _examples(config: EngineConfig, name: str) -> tuple[str, str, str]:
 def _program(name: str) -> str:
     """How a shell in this directory starts a program of this environment."""
     path = Path(sys.executable).parent / name
-    if not path.exists() or shutil.which(name) == str(path):
+    places = (Path(place) / name for place in os.get_exec_path())
+    if not path.exists() or next((place for place in places if os.access(place, os.X_OK)), None) == path:
         return name
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 

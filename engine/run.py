@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -175,7 +174,7 @@ def is_run_id(name: str) -> bool:
 
 
 def new_run_id() -> str:
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 def runs_root() -> Path:

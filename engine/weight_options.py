@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.errors import CheckpointError, OptionError
-from engine.gguf_checkpoint import LINK_NAME
-from engine.gguf_file import GgufFile
+from engine.gguf_file import LINK_NAME, GgufFile
 from engine.model_config import ModelConfig
 from engine.options import OptionValues
 from engine.user_cache import user_cache

@@ -27,8 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import CheckpointError
-from engine.gguf_checkpoint import LINK_NAME
-from engine.gguf_file import GgufFile
+from engine.gguf_file import LINK_NAME, GgufFile
 from engine.model_config import ModelConfig
 from ops.modules import Linear
 from ops.weights import QuantizedWeight, WeightFormat
