@@ -14,7 +14,7 @@ import signal
 from pathlib import Path
 
 from engine.errors import SharedMemoryError, StartError, TokamakError
-from engine.run import FILE_NAMES, Run, is_run_id, lock_run, make_private_directory, open_run, root_lock, run_entries, runs_root
+from engine.run import LOCK_NAME, Run, is_run_id, lock_run, make_private_directory, open_run, root_lock, run_entries, runs_root
 from engine.segments import is_held, unlink_segments
 from engine.topology import SUPERVISOR
 from shm.counters import Counters
@@ -31,7 +31,7 @@ def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
     with root_lock(root):
         reap(root)
         make_private_directory(directory)
-        if (directory / "lock").exists() and not _reap_run(directory):
+        if (directory / LOCK_NAME).exists() and not _reap_run(directory):
             raise StartError(f"{directory} is in use by another engine; stop it or give another directory with --run-dir")
         make_private_directory(directory)
         run = Run(run_id, directory)
@@ -52,11 +52,8 @@ def reap(root: Path) -> list[str]:
 def remove_run(run: Run) -> None:
     """Remove what the run consists of, and its directory if nothing else is in it: a --run-dir may hold files of the user."""
     unlink_segments(run.run_id)
-    names = list(FILE_NAMES)
-    with contextlib.suppress(TokamakError):
-        names += [run.log_path(plan.name).name for plan in run.manifest().actors]
-    for name in names:
-        (run.directory / name).unlink(missing_ok=True)
+    for path in run.files():
+        path.unlink(missing_ok=True)
     link = runs_root() / run.run_id
     if link.is_symlink():
         link.unlink()

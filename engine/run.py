@@ -34,7 +34,8 @@ from engine.topology import ActorPlan
 from shm.process import ProcessIdentity
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its terminating zero
-FILE_NAMES = ("manifest.json", "weights.json", "control.ipc", "events.ipc", "kv-events.ipc", "lock")  # and the logs
+SOCKET_NAMES = ("control.ipc", "events.ipc", "kv-events.ipc")
+MANIFEST_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "weights.json", "lock"
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -62,15 +63,15 @@ class Run:
 
     @property
     def lock_path(self) -> Path:
-        return self.directory / "lock"
+        return self.directory / LOCK_NAME
 
     @property
     def manifest_path(self) -> Path:
-        return self.directory / "manifest.json"
+        return self.directory / MANIFEST_NAME
 
     @property
     def weights_path(self) -> Path:
-        return self.directory / "weights.json"
+        return self.directory / WEIGHTS_NAME
 
     @property
     def control_endpoint(self) -> str:
@@ -94,9 +95,23 @@ class Run:
         except (OSError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable manifest in {self.directory}: {error}; is it the directory of a run?") from error
 
+    def files(self) -> list[Path]:
+        """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
+        actors: tuple[ActorPlan, ...] = ()
+        with contextlib.suppress(TokamakError):
+            actors = self.manifest().actors
+        documents = (self.weights_path, self.manifest_path)
+        return [
+            *(self.log_path(actor.name) for actor in actors),
+            *(self.directory / name for name in SOCKET_NAMES),
+            *map(_unfinished, documents),
+            *documents,
+            self.lock_path,
+        ]
+
     def check_path(self) -> None:
         """StartError where a socket in the directory would have too long a path."""
-        longest = max(len(os.fsencode(self.directory / name)) for name in FILE_NAMES if name.endswith(".ipc"))
+        longest = max(len(os.fsencode(self.directory / name)) for name in SOCKET_NAMES)
         if longest > MAX_SOCKET_PATH_BYTES:
             raise StartError(
                 f"the run directory {self.directory} makes socket paths of {longest} bytes, the limit is "
@@ -229,6 +244,9 @@ def lock_run(run: Run) -> int:
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    _unfinished(path).write_bytes(data)
+    os.replace(_unfinished(path), path)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")

@@ -1,19 +1,27 @@
-"""For all tests: what engines keep for later goes to a directory of this session, not to the user's."""
+"""For all tests: what engines keep, for later or while they run, goes to directories of this session, not to the user's. What
+dead engines left in shared memory before is cleared away first."""
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
+from engine.reaper import reap
+from engine.run import runs_root
+
 
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("user-cache"))
-    yield
-    if before is None:
-        del os.environ["XDG_CACHE_HOME"]
-    else:
-        os.environ["XDG_CACHE_HOME"] = before
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="tokamak-") as directory, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_RUNTIME_DIR", directory)  # short: it has sockets
+        reap(runs_root())
+        yield

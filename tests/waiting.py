@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+WATCHDOG_S = 120.0  # for what takes a second: a busy machine may be that slow, and only a failure waits so long
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = 30.0, what: str = "") -> T:
+def wait_until(predicate: Callable[[], T], timeout_s: float = WATCHDOG_S, what: str = "") -> T:
     """Call `predicate` until it returns something true and return that; TimeoutError names `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:

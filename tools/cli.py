@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
+from types import ModuleType
 
 COMMANDS = {
     "serve": ("engine.launch", "start the engine and serve a model over HTTP"),
@@ -34,9 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         name = BENCHES[command][0]
     else:
         name = COMMANDS[command][0]
-    gc.disable()  # a tenth of the time of an import, and modules leave no garbage
-    module = importlib.import_module(name)
-    gc.enable()
+    module = _import(name)
     try:
         code: int = module.main(rest)
         sys.stdout.flush()
@@ -44,6 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _import(name: str) -> ModuleType:
+    """The module. Ctrl+C ends the process at once meanwhile: as an exception it would strike native modules half-way into their
+    set-up, some of which then crash."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
+    gc.disable()  # a tenth of the time of an import, and modules leave no garbage
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGINT, before)
 
 
 def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: str) -> tuple[str, list[str]]:

@@ -14,7 +14,8 @@ constexpr i64 SHORT_WAIT_NS = 100'000;     // after a wait of this length or les
 
 class Doorbell {
 public:
-    explicit Doorbell(DoorbellLine *line) : parked_(&line->parked) {}
+    explicit Doorbell(DoorbellLine *line, i64 max_sleep_ns = MAX_SLEEP_NS)
+        : parked_(&line->parked), max_sleep_ns_(max_sleep_ns) {}
 
     // By a writer, after it published. One writer of many wakes; nobody calls the kernel while the reader is awake.
     // SYNC: the fence pairs with the fence in sleep().
@@ -23,7 +24,7 @@ public:
         if (load_relaxed(parked_) != 0 && __atomic_exchange_n(parked_, 0, __ATOMIC_RELAXED) != 0) futex_wake(parked_, 1);
     }
 
-    // By the reader, without the GIL: until `is_ready()`, a sleep of min(timeout_ns, MAX_SLEEP_NS), or a signal. If the
+    // By the reader, without the GIL: until `is_ready()`, a sleep of min(timeout_ns, max_sleep_ns), or a signal. If the
     // last wait was a short one, looks for up to `spin_ns` before it sleeps; an idle reader never spins.
     template <class Ready>
     bool wait(i64 timeout_ns, i64 spin_ns, Ready is_ready) {
@@ -60,7 +61,7 @@ private:
     bool sleep(i64 timeout_ns, Ready is_ready) {
         store_relaxed<u32>(parked_, 1);
         fence();  // SYNC: pairs with the fence in ring().
-        const bool is_late = !is_ready() && futex_wait(parked_, 1, std::min(timeout_ns, MAX_SLEEP_NS)) == ETIMEDOUT;
+        const bool is_late = !is_ready() && futex_wait(parked_, 1, std::min(timeout_ns, max_sleep_ns_)) == ETIMEDOUT;
         store_relaxed<u32>(parked_, 0);
         if (!is_ready()) return false;
         num_late_wakes_ += is_late;
@@ -68,6 +69,7 @@ private:
     }
 
     u32 *parked_;
+    i64 max_sleep_ns_;
     i64 last_wait_ns_ = MAX_SLEEP_NS;
     u64 num_late_wakes_ = 0;
 };

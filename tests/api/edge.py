@@ -27,7 +27,7 @@ from engine.segments import RunSegments, unlink_segments
 from engine.topology import SUPERVISOR, default_plan
 from shm.counters import State
 from tests.api.tokenizer_peer import TokenizerPeer
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "tests" / "golden" / "qwen3"
@@ -63,7 +63,8 @@ class Edge:
         self.orders: list[Order] = []
         self.events: list[Control] = []
         self.answer: Callable[[Order], Reply] = lambda order: Reply("", 200, "done")
-        self.stuck: set[str] = set()  # actors whose heart does not beat
+        self._stuck: set[str] = set()  # actors whose heart does not beat
+        self._hearts = threading.Lock()
         self._is_stopping = False
 
     # ------------------------------------------------------------------------------------------------------------ life
@@ -102,7 +103,7 @@ class Edge:
             self.child = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "engine.child", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
             )
-        wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), 30, "api0 ready")
+        wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), what="api0 ready")
         assert self.child.poll() is None, self.log
 
     def end_child(self) -> None:
@@ -110,7 +111,7 @@ class Edge:
         if self.child.poll() is None:
             self.child.terminate()
         try:
-            code = self.child.wait(20)
+            code = self.child.wait(WATCHDOG_S)
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()
@@ -144,9 +145,19 @@ class Edge:
             for command in self._control.commands():
                 self._control.reply(self._carry_out(command))
             self.events += self._control.received_events()
-            for name in self._others:
-                if name not in self.stuck:
-                    self.counters.actor(name).beat(time.monotonic_ns())
+            with self._hearts:
+                for name in self._others:
+                    if name not in self._stuck:
+                        self.counters.actor(name).beat(time.monotonic_ns())
+
+    @contextlib.contextmanager
+    def stuck(self, name: str, since_s: float) -> Iterator[None]:
+        """Within, the actor's heart stands still, as it has for `since_s`."""
+        with self._hearts:
+            self._stuck.add(name)
+            self.counters.actor(name).beat(time.monotonic_ns() - int(since_s * 1e9))
+        yield
+        self._stuck.remove(name)
 
     def _carry_out(self, command: Command) -> Reply:
         self.orders.append(command.order)
@@ -156,15 +167,11 @@ class Edge:
     # ---------------------------------------------------------------------------------------------------------- clients
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=20, **options)
+        return httpx.get(self.url + path, timeout=WATCHDOG_S, **options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
-        return (
-            httpx.post(self.url + path, json=body, timeout=20, **options) if body is not None else self._post(path, **options)
-        )
-
-    def _post(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, timeout=20, **options)
+        content = {} if body is None else {"json": body}
+        return httpx.post(self.url + path, timeout=WATCHDOG_S, **content, **options)
 
     def count(self, name: str, **labels: str) -> float:
         return self.counters.counter(name, CHILD, **labels).value

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.api.edge import Edge
+from tests.waiting import WATCHDOG_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -214,10 +215,10 @@ def test_request_ids_are_checked(edge: Edge, name: str) -> None:
 def test_huge_bodies_are_refused_unread(edge: Edge) -> None:
     """By their length alone, and where that is not said, as soon as they are too long."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
-    with socket.create_connection(("127.0.0.1", edge.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n{" % (1 << 40))
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
-    with socket.create_connection(("127.0.0.1", edge.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
         part = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -231,7 +232,7 @@ def test_huge_bodies_are_refused_unread(edge: Edge) -> None:
     "nonsense", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n", b"A" * 100_000]
 )
 def test_what_is_not_http(edge: Edge, nonsense: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", edge.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
         reply = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(nonsense)
@@ -244,6 +245,6 @@ def test_stalled_connections_do_not_stop_others(edge: Edge) -> None:
     starts = [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"]
     with contextlib.ExitStack() as stack:
         for index in range(300):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=10))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S))
             connection.sendall(starts[index % 3])
         assert edge.post("/v1/completions", {"prompt": "x"}).status_code == 200

@@ -13,7 +13,7 @@ from engine.messages import ActorState
 from shm.counters import State
 from tests.api.edge import Edge
 from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said_text
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 
 def test_ready_is_announced(edge: Edge) -> None:
@@ -37,7 +37,7 @@ def stream(edge: Edge, into: list[str]) -> threading.Thread:
 
     def read() -> None:
         body = {"prompt": "x", "stream": True, "max_tokens": DEFAULT_NUM_TOKENS}
-        with httpx.stream("POST", f"{edge.url}/v1/completions", json=body, timeout=30) as response:
+        with httpx.stream("POST", f"{edge.url}/v1/completions", json=body, timeout=WATCHDOG_S) as response:
             into.extend(response.iter_lines())
 
     thread = threading.Thread(target=read)
@@ -46,7 +46,7 @@ def stream(edge: Edge, into: list[str]) -> threading.Thread:
 
 
 def test_open_streams_may_end_on_sigterm(tmp_path: Path) -> None:
-    with Edge(tmp_path) as edge, edge.paced(10):
+    with Edge(tmp_path, stop_timeout_s=10 * WATCHDOG_S) as edge, edge.paced(10):
         lines: list[str] = []
         reading = stream(edge, lines)
         wait_until(lambda: edge.count("generation_tokens_total") == 10, what="ten tokens")
@@ -55,7 +55,7 @@ def test_open_streams_may_end_on_sigterm(tmp_path: Path) -> None:
         wait_until(lambda: edge.counters.actor("api0").state == State.DRAINING, what="draining")
         edge.peer.credits = None
         reading.join()
-        assert edge.child.wait(20) == 0
+        assert edge.child.wait(WATCHDOG_S) == 0
         idle.close()
         assert [line for line in lines if line][-1] == "data: [DONE]"
         assert sum(line.count('"finish_reason":"length"') for line in lines) == 1
@@ -69,7 +69,7 @@ def test_streams_that_do_not_end_are_ended(tmp_path: Path) -> None:
         reading = stream(edge, lines)
         wait_until(lambda: edge.count("generation_tokens_total") == 10, what="ten tokens")
         edge.child.terminate()
-        assert edge.child.wait(20) == 0
+        assert edge.child.wait(WATCHDOG_S) == 0
         reading.join()
         last_but_one, last = [line for line in lines if line][-2:]
         assert "shutting_down" in last_but_one
@@ -91,8 +91,8 @@ def test_surplus_connections_are_closed(tmp_path: Path) -> None:
     with Edge(tmp_path, max_connections=4, max_body_bytes=100) as edge:
         with contextlib.ExitStack() as stack:
             for _ in range(4):
-                stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=10))
-            surplus = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=10))
+                stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S))
+            surplus = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S))
             received = b"?"
             with contextlib.suppress(ConnectionResetError):
                 received = surplus.recv(1)

@@ -17,7 +17,7 @@ import pytest
 from engine.messages import Delta, Deltas, Rejected
 from tests.api.edge import Edge
 from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said, said_text
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -35,7 +35,7 @@ class Reader:
     def __init__(self, edge: Edge, request_id: str, **fields: Any) -> None:
         self.chunks: list[dict[str, Any]] = []
         self.response: httpx.Response | None = None
-        self._client = httpx.Client(base_url=edge.url, timeout=30)
+        self._client = httpx.Client(base_url=edge.url, timeout=WATCHDOG_S)
         body = {"prompt": "hello", "stream": True, "return_token_ids": True, "max_tokens": DEFAULT_NUM_TOKENS, **fields}
         self._thread = threading.Thread(target=self._read, args=(body, request_id))
         self._thread.start()
@@ -60,7 +60,7 @@ class Reader:
         return "".join(choice["text"] for choice in self.choices)
 
     def finish(self) -> None:
-        self._thread.join(30)
+        self._thread.join(WATCHDOG_S)
         assert not self._thread.is_alive()
         self._client.close()
 
@@ -202,7 +202,7 @@ def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
         wait_until(lambda: len(paced.peer.submits(name)) == 2, what="both samples submitted")
     wait_until(lambda: len(paced.peer.aborts(name)) == 2, what="both samples aborted")
     assert paced.count("http_disconnects_total") == before[0] + 1
-    assert paced.count("request_success_total", finished_reason="abort") == before[1] + 2
+    wait_until(lambda: paced.count("request_success_total", finished_reason="abort") == before[1] + 2, what="both counted")
     wait_until(lambda: paced.count("open_requests") == 0, what="nothing open")
 
 
@@ -306,7 +306,7 @@ def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.Te
 
 
 def test_prompt_logprobs_are_not_asked_for_twice(paced: Edge) -> None:
-    with httpx.Client(base_url=paced.url, timeout=30) as client:
+    with httpx.Client(base_url=paced.url, timeout=WATCHDOG_S) as client:
         answers: list[httpx.Response] = []
         body = {"prompt": "abc", "prompt_logprobs": 1, "max_tokens": 20, "return_token_ids": True}
         asking = threading.Thread(
@@ -369,7 +369,7 @@ def test_a_full_ring_is_429_and_loses_nothing(paced: Edge) -> None:
     reader.finish()
     assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
     assert len(paced.peer.submits("before-the-jam")) == 2
-    asking.join(30)
+    asking.join(WATCHDOG_S)
     assert len(answers[0].json()["choices"]) == 100
     assert paced.peer.submits("jam~") == []
 

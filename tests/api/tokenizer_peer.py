@@ -34,6 +34,7 @@ from engine.messages import (
     encode,
 )
 from shm.mailbox import Mailbox, MailboxSender
+from tests.waiting import WATCHDOG_S
 
 SAYING = "Plasma glüht im Torus ⚛ "
 DEFAULT_NUM_TOKENS = 200
@@ -163,7 +164,7 @@ class TokenizerPeer:
         return [abort for abort in found if abort.request_id.startswith(prefix)]
 
     def send(self, message: Message) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WATCHDOG_S
         payload = encode(message)
         while not self._sender.try_send(payload):
             assert time.monotonic() < deadline, "the api process does not read"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,28 +17,23 @@ import httpx
 from engine.errors import SharedMemoryError
 from engine.run import Run, run_entries, runs_root
 from shm.segment import Segment, segment_names
-from tests.waiting import wait_until
+from tests.engine.echo_engine import is_gone
+from tests.waiting import WATCHDOG_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden"
 DEMO = REPOSITORY / "tools" / "demo" / "model"
-START_TIMEOUT_S = 90.0
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")
 
 
 class EngineProcess:
-    """Starts an engine in `__enter__` and stops it with SIGTERM in `__exit__`, where exit code 0 is checked."""
+    """Starts an engine in `__enter__` and stops it with SIGTERM in `__exit__`, where exit code 0 is checked. It takes a port
+    that is free; `url` and `port` are those of its ready line."""
 
     def __init__(self, model: Path | str, *options: str, environment: dict[str, str] | None = None) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", str(self.port), *options]
+        self.port = 0
+        self.url = ""
+        self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", "0", *options]
         self.environment = {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
@@ -49,7 +44,7 @@ class EngineProcess:
     def start(self) -> EngineProcess:
         """Start and wait for the line `ready http://...`; AssertionError with the output if the engine ends before."""
         self.launch()
-        wait_until(lambda: self.is_ready or self.has_ended, START_TIMEOUT_S, "engine ready")
+        wait_until(lambda: self.is_ready or self.has_ended, what="engine ready")
         assert self.is_ready, f"the engine ended with {self.process and self.process.returncode}:\n{self.text}"
         return self
 
@@ -72,6 +67,8 @@ class EngineProcess:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
+                if ready := READY.fullmatch(line.rstrip("\n")):
+                    self.port, self.url = int(ready[2]), ready[1]
                 self.output.append(line.rstrip("\n"))
 
     @property
@@ -80,7 +77,7 @@ class EngineProcess:
 
     @property
     def is_ready(self) -> bool:
-        return f"ready {self.url}" in self.output
+        return bool(self.url)
 
     @property
     def has_ended(self) -> bool:
@@ -100,7 +97,7 @@ class EngineProcess:
                 return Run(entry.name, entry)
         raise AssertionError(f"no run directory belongs to {self.pid}")
 
-    def wait_for_exit(self, timeout_s: float = 60.0) -> int:
+    def wait_for_exit(self, timeout_s: float = WATCHDOG_S) -> int:
         """The launcher's exit code; its whole output is read by then."""
         assert self.process is not None
         code = self.process.wait(timeout_s)
@@ -134,7 +131,7 @@ class EngineProcess:
     def actors(self) -> dict[str, dict[str, int | str | float]]:
         """The actor table as /admin/actors gives it, by name; empty while no api process answers."""
         with contextlib.suppress(httpx.TransportError):
-            answer = httpx.get(f"{self.url}/admin/actors", timeout=10)
+            answer = httpx.get(f"{self.url}/admin/actors", timeout=WATCHDOG_S)
             if answer.status_code == 200:
                 return {row["name"]: row for row in answer.json()["actors"]}
         return {}
@@ -142,7 +139,7 @@ class EngineProcess:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the rows of `tokamak:<name>` with these labels on /metrics."""
         total, found = 0.0, False
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", timeout=WATCHDOG_S).text.splitlines():
             key, _, value = line.rpartition(" ")
             bare, _, text = key.partition("{")
             if bare == f"tokamak:{name}" and all(f'{label}="{wanted}"' in text for label, wanted in labels.items()):
@@ -152,26 +149,26 @@ class EngineProcess:
 
     def is_healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=10).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=WATCHDOG_S).status_code == 200
         except httpx.TransportError:
             return False
 
     def kill(self, actor: str, signal_number: int = signal.SIGKILL) -> int:
         """Send a signal to one actor, by the pid in the actor table; returns its epoch."""
-        row = self.actors()[actor]
+        row = wait_until(self.actors, what="the actor table")[actor]
         os.kill(int(row["pid"]), signal_number)
         return int(row["epoch"])
 
-    def wait_for_restart(self, actor: str, old_epoch: int, timeout_s: float = 60.0) -> None:
+    def wait_for_restart(self, actor: str, old_epoch: int) -> None:
         """Until the actor has a newer epoch and the whole engine is healthy."""
 
         def is_back() -> bool:
             row = self.actors().get(actor)
             return row is not None and int(row["epoch"]) > old_epoch and self.is_healthy()
 
-        wait_until(is_back, timeout_s, f"{actor} restarted")
+        wait_until(is_back, what=f"{actor} restarted")
 
-    def wait_until_idle(self, timeout_s: float = 30.0) -> None:
+    def wait_until_idle(self) -> None:
         """Until nothing runs or waits and every block that running samples used is free."""
 
         def is_idle() -> bool:
@@ -181,13 +178,13 @@ class EngineProcess:
                 and self.metric("num_free_kv_blocks") == self.metric("num_kv_blocks")
             )
 
-        wait_until(is_idle, timeout_s, "engine idle")
+        wait_until(is_idle, what="engine idle")
 
 
 def leftovers(run_pids: list[int]) -> list[str]:
     """What an ended engine left: its processes, shared memory and run directories that belong to no living process. Other
     engines of this machine are none of ours."""
-    processes = [f"process {pid}" for pid in run_pids if Path(f"/proc/{pid}").exists()]
+    processes = [f"process {pid}" for pid in run_pids if not is_gone(pid)]
     segments = [name for name in segment_names() if not _has_living_owner(name)]
     semaphores = [name for name in os.listdir("/dev/shm") if name.startswith("sem.tokamak")]
     directories = [str(entry) for entry in run_entries(runs_root()) if not Run(entry.name, entry).is_alive()]

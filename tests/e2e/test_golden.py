@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.workload import answers
+from tests.e2e.workload import answers_together
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama", "ernie4_5")
 TOLERANCE = 1e-3
@@ -75,7 +75,7 @@ def check_prompt_logprobs(got: list[dict[str, Any] | None], case: dict[str, Any]
 def test_thirty_two_at_once(served: tuple[str, str, EngineProcess]) -> None:
     architecture, condition, engine = served
     cases = (golden_cases(architecture) * 7)[:32]
-    for case, answer in zip(cases, answers(engine, [body_of(case) for case in cases], concurrency=32), strict=True):
+    for case, answer in zip(cases, answers_together(engine, [body_of(case) for case in cases]), strict=True):
         assert answer.token_ids == case["greedy_token_ids"]
         assert answer.token_logprobs == pytest.approx([best[0][1] for best in case["top_logprobs"]], abs=TOLERANCE)
     if condition == "preempted":

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.precisions import PRECISIONS
-from tests.e2e.workload import Answer, Body, answers, mixed_bodies
+from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies
 
 MODEL = GOLDEN / "qwen3"
 BODIES: list[Body] = mixed_bodies(32, seed=20)
@@ -28,7 +28,7 @@ def alone(precision: str) -> list[Answer]:
 def assert_same_bytes(alone: list[Answer], *options: str) -> None:
     """Together, and a second time with a warm prefix cache."""
     with EngineProcess(MODEL, "--max-model-len", "400", *options) as engine:
-        assert answers(engine, BODIES, concurrency=32) == alone
+        assert answers_together(engine, BODIES) == alone
         assert answers(engine, BODIES[::-1], concurrency=7)[::-1] == alone
         if "--num-kv-blocks" in options:
             assert engine.metric("num_preemptions_total") > 0

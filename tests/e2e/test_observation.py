@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -17,7 +16,8 @@ import zmq
 
 from tests.e2e.engine_process import GOLDEN, REPOSITORY, EngineProcess, leftovers
 from tests.e2e.workload import answers, mixed_bodies
-from tests.waiting import wait_until
+from tests.engine.echo_engine import is_gone
+from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
 BODIES = mixed_bodies(8, seed=51, max_tokens=24, max_prompt=60)
@@ -31,7 +31,7 @@ def engine() -> Iterator[EngineProcess]:
 
 def tokamak(*arguments: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tools.cli", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "tools.cli", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=WATCHDOG_S
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
@@ -55,9 +55,9 @@ def test_metrics_count(engine: EngineProcess) -> None:
     assert engine.metric("request_success_total", finished_reason="length") - before[1] == len(BODIES)
     assert engine.metric("time_to_first_token_seconds_count") > 0
     assert engine.metric("step_run_seconds_count") > 0
-    assert httpx.get(f"{engine.url}/load", timeout=10).status_code == 200
-    assert httpx.get(f"{engine.url}/version", timeout=10).json()["version"]
-    assert httpx.get(f"{engine.url}/health/live", timeout=10).status_code == 200
+    assert httpx.get(f"{engine.url}/load", timeout=WATCHDOG_S).status_code == 200
+    assert httpx.get(f"{engine.url}/version", timeout=WATCHDOG_S).json()["version"]
+    assert httpx.get(f"{engine.url}/health/live", timeout=WATCHDOG_S).status_code == 200
 
 
 def test_nothing_is_logged_per_request(engine: EngineProcess) -> None:
@@ -72,7 +72,7 @@ def test_health_names_the_actor(engine: EngineProcess) -> None:
     epoch = engine.kill("worker0")
 
     def is_named() -> bool:
-        answer = httpx.get(f"{engine.url}/health", timeout=10)
+        answer = httpx.get(f"{engine.url}/health", timeout=WATCHDOG_S)
         return answer.status_code == 503 and "worker0" in answer.text
 
     wait_until(is_named, 20, "/health names worker0")
@@ -90,13 +90,13 @@ def test_kv_events(engine: EngineProcess) -> None:
 
         def prompt_is_stored() -> bool:
             body = {"prompt": list(range(100, 164)), "max_tokens": 2, "temperature": 0}
-            httpx.post(f"{engine.url}/admin/reset_prefix_cache", json={}, timeout=20).raise_for_status()
-            httpx.post(f"{engine.url}/v1/completions", json=body, timeout=60).raise_for_status()
+            httpx.post(f"{engine.url}/admin/reset_prefix_cache", json={}, timeout=WATCHDOG_S).raise_for_status()
+            httpx.post(f"{engine.url}/v1/completions", json=body, timeout=WATCHDOG_S).raise_for_status()
             while socket.poll(200):
                 events.extend(msgspec.msgpack.decode(socket.recv_multipart()[-1])[1])
             return {"BlockStored", "AllBlocksCleared"} <= {event["type"] for event in events}
 
-        wait_until(prompt_is_stored, 30, "stored and cleared events")
+        wait_until(prompt_is_stored, what="stored and cleared events")
         stored = [event for event in events if event["type"] == "BlockStored"]
         assert stored[0]["token_ids"][:16] == list(range(100, 116))  # type: ignore[index]
     finally:
@@ -111,7 +111,7 @@ def test_a_dead_engine_is_read() -> None:
         pids = [int(row["pid"]) for row in engine.actors().values()]
         os.kill(engine.pid, signal.SIGKILL)
         engine.wait_for_exit()
-        wait_until(lambda: all(not Path(f"/proc/{pid}").exists() for pid in pids), 20, "children gone")
+        wait_until(lambda: all(map(is_gone, pids)), what="children gone")
         run_id = engine.run.run_id
         assert "dead" in tokamak("ctl", "--run", run_id, "ps").lower()
         assert "dead" in tokamak("top", "--run", run_id, "--once").lower()

@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one
-from tests.waiting import wait_until
+from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one, wait_for_waiting
+from tests.waiting import WATCHDOG_S
 
 MODEL_A = GOLDEN / "qwen2"
 SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
@@ -46,7 +46,7 @@ def stripped(results: list[Answer]) -> list[Answer]:
 
 
 def order(engine: EngineProcess, name: str, /, **body: Any) -> httpx.Response:
-    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=120)
+    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=WATCHDOG_S)
 
 
 def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
@@ -70,7 +70,7 @@ def test_reload_under_load(
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
         streams = asyncio.create_task(stream_all(engine.url, bodies, 12, flowing.set))
-        await asyncio.wait_for(flowing.wait(), 60)
+        await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
         assert await asyncio.to_thread(reload, engine, model_b, mode=mode, ranks=ranks) == before + 1
         during = asyncio.to_thread(answers, engine, SHORT)
         assert stripped(await during) == truth["b"]
@@ -89,7 +89,7 @@ def test_reload_under_load(
 
 def test_version_in_headers(engine: EngineProcess, model_b: Path) -> None:
     version = reload(engine, model_b)
-    answer = httpx.post(f"{engine.url}/v1/completions", json=SHORT[0], timeout=60)
+    answer = httpx.post(f"{engine.url}/v1/completions", json=SHORT[0], timeout=WATCHDOG_S)
     assert answer.headers["x-tokamak-weight-version"] == str(version)
     assert answer.headers["x-request-id"]
 
@@ -98,7 +98,7 @@ def test_abort_mode_ends_what_runs(engine: EngineProcess) -> None:
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
         streams = asyncio.create_task(stream_all(engine.url, LONG, 12, flowing.set))
-        await asyncio.wait_for(flowing.wait(), 60)
+        await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
         await asyncio.to_thread(reload, engine, MODEL_A, mode="abort")
         return await streams
 
@@ -141,7 +141,7 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
         streams = asyncio.create_task(stream_all(engine.url, LONG, 12, flowing.set))
-        await asyncio.wait_for(flowing.wait(), 60)
+        await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
         answer = await asyncio.to_thread(order, engine, down)
         assert answer.status_code == 200, answer.text
         await asyncio.to_thread(engine.wait_until_idle)
@@ -154,7 +154,7 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
 
     async def held() -> list[Answer]:
         streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
-        await asyncio.to_thread(wait_until, lambda: engine.metric("num_requests_waiting") == len(SHORT), 30, "held requests")
+        await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
         assert engine.metric("num_requests_running") == 0
         answer = await asyncio.to_thread(order, engine, up)
         assert answer.status_code == 200, answer.text
@@ -193,9 +193,9 @@ def test_reset_prefix_cache(engine: EngineProcess) -> None:
 def test_abort_by_request_id(engine: EngineProcess) -> None:
     async def run() -> Answer:
         flowing = asyncio.Event()
-        async with httpx.AsyncClient(base_url=engine.url, timeout=60, headers={"x-request-id": "abort-me"}) as client:
+        async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S, headers={"x-request-id": "abort-me"}) as client:
             stream = asyncio.create_task(stream_one(client, LONG[0], flowing.set))
-            await asyncio.wait_for(flowing.wait(), 60)
+            await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
             answer = await asyncio.to_thread(order, engine, "abort", request_id="abort-me")
             assert answer.status_code == 200, answer.text
             return await stream

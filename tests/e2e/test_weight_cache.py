@@ -56,7 +56,7 @@ def test_killed_while_it_starts(tmp_path: Path) -> None:
     """Whatever a start leaves that is killed at once, the next serves."""
     engine = engine_with(tmp_path)
     engine.launch()
-    wait_until(lambda: bool(files(tmp_path)) or engine.is_ready, 90, "a file in the cache")
+    wait_until(lambda: bool(files(tmp_path)) or engine.is_ready, what="a file in the cache")
     engine.stop(signal.SIGKILL)
     with engine_with(tmp_path) as engine:
         assert answers(engine, BODIES)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 import orjson
 
 from tests.e2e.engine_process import EngineProcess
+from tests.waiting import WATCHDOG_S, wait_until
 
 Body = dict[str, Any]
 
@@ -103,7 +105,35 @@ async def stream_all(
 
 def answers(engine: EngineProcess, bodies: list[Body], concurrency: int = 32) -> list[Answer]:
     """`stream_all` from synchronous code; every answer must have ended without an error."""
-    result = asyncio.run(stream_all(engine.url, bodies, concurrency))
+    return _checked(bodies, asyncio.run(stream_all(engine.url, bodies, concurrency)))
+
+
+def answers_together(engine: EngineProcess, bodies: list[Body]) -> list[Answer]:
+    """`answers` to bodies that all wait at an engine that is paused until then: however slow this client is, they compete."""
+
+    async def run() -> list[Answer]:
+        async with held(engine):
+            streams = asyncio.create_task(stream_all(engine.url, bodies, len(bodies)))
+            await asyncio.to_thread(wait_for_waiting, engine, len(bodies))
+        return await streams
+
+    return _checked(bodies, asyncio.run(run()))
+
+
+def wait_for_waiting(engine: EngineProcess, num_requests: int) -> None:
+    wait_until(lambda: engine.metric("num_requests_waiting") == num_requests, what=f"{num_requests} requests wait")
+
+
+@contextlib.asynccontextmanager
+async def held(engine: EngineProcess) -> AsyncIterator[None]:
+    """Within, the engine is paused: what comes waits."""
+    async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
+        (await client.post("/admin/pause", json={})).raise_for_status()
+        yield
+        (await client.post("/admin/resume", json={})).raise_for_status()
+
+
+def _checked(bodies: list[Body], result: list[Answer]) -> list[Answer]:
     for body, answer in zip(bodies, result, strict=True):
         assert answer.error is None, (body, answer.error)
         assert answer.finish_reason is not None, (body, answer)

@@ -22,11 +22,12 @@ from engine.config import EngineConfig
 from engine.control import ControlClient
 from engine.launch import serve
 from engine.progress import PlainProgress
-from engine.run import Run, new_run_id, open_run, runs_root
+from engine.reaper import reap
+from engine.run import Run, new_run_id, open_run, root_lock, runs_root
 from engine.topology import ActorPlan
 from shm.counters import ActorSnapshot, Counters, State
 from shm.segment import segment_names
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ECHO_PLAN = "ping0=PingActor,echo0=EchoActor,echo1=EchoActor"
@@ -58,6 +59,7 @@ class EchoEngine:
     def __init__(self, root: Path, plan: str = ECHO_PLAN, **fields: str | int | float) -> None:
         self.root = root / "tokamak"
         self.output: list[str] = []
+        self._known_runs = set(self.run_directories())
         settings = [f"{name}={value}" for name, value in fields.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.engine.echo_engine", plan, *settings],
@@ -67,7 +69,6 @@ class EchoEngine:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._known_runs = set(self.run_directories())
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -86,6 +87,10 @@ class EchoEngine:
             return [entry for entry in self.root.iterdir() if not entry.name.startswith(".")]
         return []
 
+    def new_run_directories(self) -> list[Path]:
+        """Those that were not there when this engine was started."""
+        return [path for path in self.run_directories() if path not in self._known_runs]
+
     def run(self) -> Run:
         """This engine's run, by the owner that its lock names."""
 
@@ -97,16 +102,16 @@ class EchoEngine:
                     return open_run(directory)
             return None
 
-        return wait_until(own, 20, "run directory")
+        return wait_until(own, what="run directory")
 
     def wait_ready(self) -> EchoEngine:
         wait_until(
-            lambda: self.process.poll() is not None or any(line.startswith("ready ") for line in self.output), 30, "ready"
+            lambda: self.process.poll() is not None or any(line.startswith("ready ") for line in self.output), what="ready"
         )
         assert self.process.poll() is None, self.text
         return self
 
-    def wait_exit(self, timeout_s: float = 30) -> int:
+    def wait_exit(self, timeout_s: float = WATCHDOG_S) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code
@@ -157,12 +162,12 @@ class EchoEngine:
             row = self.actor(name)
             return row if row.epoch >= epoch and row.state in (State.READY, State.RUNNING) else None
 
-        return wait_until(is_back, 30, f"{name} with epoch {epoch}")
+        return wait_until(is_back, what=f"{name} with epoch {epoch}")
 
     def wait_for_traffic(self) -> None:
         """Until messages come back to the ping actor (again)."""
         before = self.value("messages_received_total", "ping0")
-        wait_until(lambda: self.value("messages_received_total", "ping0") >= before + 10, 20, "messages flow")
+        wait_until(lambda: self.value("messages_received_total", "ping0") >= before + 10, what="messages flow")
 
     def __enter__(self) -> EchoEngine:
         return self
@@ -173,6 +178,9 @@ class EchoEngine:
         self.wait_exit()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        if self.root.exists():
+            with root_lock(self.root):
+                reap(self.root)
 
 
 def is_gone(pid: int) -> bool:

@@ -53,6 +53,7 @@ from engine.topology import RingSizes
 from shm.broadcast import BroadcastReader
 from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
+from tests.waiting import WATCHDOG_S
 
 VOCAB_SIZE = 61
 MASK = (1 << 64) - 1
@@ -381,7 +382,7 @@ class Simulation:
             num_done += 1
         return num_done
 
-    def run_until(self, predicate: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    def run_until(self, predicate: Callable[[], object], what: str, timeout_s: float = WATCHDOG_S) -> None:
         """Turns until `predicate` holds."""
         deadline = time.monotonic() + timeout_s
         while not predicate():

@@ -168,7 +168,7 @@ def test_a_peer_that_was_started_again_is_noticed_once(engine: Engine, left: Rec
     row.set_state(State.DEAD)
     assert left.context.peer_state("right0") is State.DEAD
     row.begin_epoch(2, 0)
-    wait_until(lambda: loop.turn() == 0 and left.peers, 10, "the new epoch is noticed")
+    wait_until(lambda: loop.turn() == 0 and left.peers, what="the new epoch is noticed")
     for _ in range(3):
         loop.turn()
     assert left.peers == [("right0", 2)]
@@ -254,7 +254,7 @@ def test_idle_processes_sleep(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, "echo0=EchoActor,echo1=EchoActor") as engine:
         engine.wait_ready()
         pids = engine.pids()
-        wait_until(lambda: engine.actor("echo0").state is State.READY, 10, "idle")
+        wait_until(lambda: engine.actor("echo0").state is State.READY, what="idle")
         spent_s, start_s = processor_seconds(pids), time.monotonic()
         wait_until(lambda: time.monotonic() > start_s + 2, 10)
         assert processor_seconds(pids) - spent_s < 0.1

@@ -31,7 +31,7 @@ from engine.segments import RunSegments, unlink_segments
 from engine.topology import RingSizes
 from shm.mailbox import Mailbox, MailboxSender
 from tests.engine.simulation import small_config
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 ARENA_BYTES = 1 << 16
 NAMES = ("scheduler", "cache")
@@ -86,7 +86,7 @@ class Bench:
 
     def batch(self) -> tuple[int, list[dict[str, Any]]]:
         """The next batch: its number and its events."""
-        assert self.socket.poll(10_000), "no event came"
+        assert self.socket.poll(1000 * WATCHDOG_S), "no event came"
         topic, sequence, payload = self.socket.recv_multipart()
         assert topic == b"kv"
         published_at, events = msgspec.msgpack.decode(payload)
@@ -101,8 +101,8 @@ class Bench:
             return bool(self.socket.poll(20))
 
         wait_until(is_heard, what="the subscription")
-        while self.socket.poll(100):
-            self.socket.recv_multipart()
+        while self.batch()[0] < self.actor._sequence - 1:
+            pass
 
 
 @pytest.fixture

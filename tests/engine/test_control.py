@@ -27,7 +27,7 @@ from engine.messages import (
 )
 from engine.run import WeightsRecord
 from tests.engine.echo_engine import EchoEngine, is_clean
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 PLAN = "scheduler=SchedulerStandIn,echo0=EchoActor,ping0=PingActor"
 
@@ -39,7 +39,7 @@ def engine(tmp_path: Path) -> Iterator[EchoEngine]:
 
 
 def test_actors_are_listed(engine: EchoEngine) -> None:
-    reply = engine.control().ask(ListActors(), 10)
+    reply = engine.control().ask(ListActors(), WATCHDOG_S)
     assert reply.status == 200
     rows = reply.details["actors"]
     assert isinstance(rows, list)
@@ -50,7 +50,7 @@ def test_actors_are_listed(engine: EchoEngine) -> None:
 
 def test_a_restart_is_answered_when_the_actor_is_ready_and_is_no_crash(engine: EchoEngine) -> None:
     for epoch in (2, 3, 4):  # more often than an actor may die
-        reply = engine.control().ask(RestartActor("echo0"), 30)
+        reply = engine.control().ask(RestartActor("echo0"), WATCHDOG_S)
         assert (reply.status, reply.details["epoch"]) == (200, epoch)
         assert engine.actor("echo0").epoch == epoch
     engine.wait_for_traffic()
@@ -59,48 +59,48 @@ def test_a_restart_is_answered_when_the_actor_is_ready_and_is_no_crash(engine: E
 
 def test_a_stopped_actor_is_restarted_by_force(engine: EchoEngine) -> None:
     engine.kill("echo0", signal.SIGSTOP)
-    assert engine.control().ask(RestartActor("echo0"), 30).details["epoch"] == 2
+    assert engine.control().ask(RestartActor("echo0"), WATCHDOG_S).details["epoch"] == 2
 
 
 @pytest.mark.parametrize(("actor", "status"), [("nobody", 404), ("supervisor", 400)])
 def test_what_cannot_be_restarted(engine: EchoEngine, actor: str, status: int) -> None:
-    assert engine.control().ask(RestartActor(actor), 10).status == status
+    assert engine.control().ask(RestartActor(actor), WATCHDOG_S).status == status
 
 
 def test_orders_reach_the_scheduler_and_their_answers_come_back(engine: EchoEngine) -> None:
     client = engine.control()
-    assert client.ask(AbortRequest("r1"), 10).message == "aborted r1"
-    refused = client.ask(ResetPrefixCache(), 10)
+    assert client.ask(AbortRequest("r1"), WATCHDOG_S).message == "aborted r1"
+    refused = client.ask(ResetPrefixCache(), WATCHDOG_S)
     assert (refused.status, refused.message) == (400, "scheduler does not take ResetPrefixCache")
 
     async def ask_many() -> list[Reply]:
-        return await asyncio.gather(*(client.ask_async(AbortRequest(f"r{index}"), 10) for index in range(20)))
+        return await asyncio.gather(*(client.ask_async(AbortRequest(f"r{index}"), WATCHDOG_S) for index in range(20)))
 
     assert [reply.message for reply in asyncio.run(ask_many())] == [f"aborted r{index}" for index in range(20)]
 
 
 def test_weights_in_use_are_kept_for_restarted_workers(engine: EchoEngine) -> None:
     assert engine.run().weights_in_use() is None
-    assert engine.control().ask(ReloadWeights("/other"), 10).message == "later"
+    assert engine.control().ask(ReloadWeights("/other"), WATCHDOG_S).message == "later"
     assert engine.run().weights_in_use() == WeightsRecord("/other", 2)
 
 
 def test_an_order_whose_scheduler_dies_is_answered_with_503_and_not_repeated(engine: EchoEngine) -> None:
     replies: list[Reply] = []
     engine.kill("scheduler", signal.SIGSTOP)
-    asking = threading.Thread(target=lambda: replies.append(engine.control().ask(AbortRequest("lost"), 30)))
+    asking = threading.Thread(target=lambda: replies.append(engine.control().ask(AbortRequest("lost"), WATCHDOG_S)))
     asking.start()
     counters = engine.counters()
-    wait_until(lambda: has_records(engine), 10, "order on the ring")
+    wait_until(lambda: has_records(engine), what="order on the ring")
     engine.kill("scheduler")
-    asking.join(20)
+    asking.join(WATCHDOG_S)
     assert replies[0].status == 503
     assert "died" in replies[0].message
     engine.wait_for_epoch("scheduler", 2)
     dropped = counters.counter("messages_dropped_total", "scheduler")
-    wait_until(lambda: dropped.value == 1, 10, "the successor drops the order")
+    wait_until(lambda: dropped.value == 1, what="the successor drops the order")
     counters.close()
-    reply = engine.control().ask(AbortRequest("next"), 10)
+    reply = engine.control().ask(AbortRequest("next"), WATCHDOG_S)
     assert (reply.message, reply.details) == ("aborted next", {"epoch": 2})
 
 
@@ -118,16 +118,16 @@ def test_a_client_gives_up_after_its_timeout(engine: EchoEngine) -> None:
 def test_shutdown_ends_the_engine_with_0_and_refuses_what_is_open(engine: EchoEngine) -> None:
     run = engine.run()
     replies: list[Reply] = []
-    asking = threading.Thread(target=lambda: replies.append(ControlClient(run).ask(Pause(), 30)))
+    asking = threading.Thread(target=lambda: replies.append(ControlClient(run).ask(Pause(), WATCHDOG_S)))
     asking.start()
-    wait_until(lambda: engine.value("messages_received_total", "scheduler") == 1, 10, "the order is with the scheduler")
-    assert ControlClient(run).ask(Shutdown(), 10).status == 200
-    asking.join(20)
+    wait_until(lambda: engine.value("messages_received_total", "scheduler") == 1, what="the order is with the scheduler")
+    assert ControlClient(run).ask(Shutdown(), WATCHDOG_S).status == 200
+    asking.join(WATCHDOG_S)
     assert replies[0].status == 503
     assert engine.wait_exit() == 0
     assert is_clean(run)
     with pytest.raises(ControlError, match="does not run"):
-        ControlClient(run).ask(ListActors(), 10)
+        ControlClient(run).ask(ListActors(), WATCHDOG_S)
 
 
 def test_a_client_notices_that_the_engine_dies(engine: EchoEngine) -> None:
@@ -136,15 +136,15 @@ def test_a_client_notices_that_the_engine_dies(engine: EchoEngine) -> None:
 
     def ask() -> None:
         try:
-            client.ask(Pause(), 60)
+            client.ask(Pause(), WATCHDOG_S)
         except ControlError as error:
             died.append(str(error))
 
     asking = threading.Thread(target=ask)
     asking.start()
-    wait_until(lambda: engine.value("messages_received_total", "scheduler") == 1, 10, "the order is with the scheduler")
+    wait_until(lambda: engine.value("messages_received_total", "scheduler") == 1, what="the order is with the scheduler")
     os.kill(engine.process.pid, signal.SIGKILL)
-    asking.join(20)
+    asking.join(WATCHDOG_S)
     assert "does not run" in died[0]
 
 
@@ -153,8 +153,8 @@ def test_garbage_is_answered_with_400(engine: EchoEngine) -> None:
         socket.connect(engine.run().control_endpoint)
         for frames in ([b""], [b"\x00garbage"], [b"", b"\x93\x01\x02\x03"], [b"\xc1" * 1000]):
             socket.send_multipart(frames)
-            assert socket.poll(10_000)
+            assert socket.poll(1000 * WATCHDOG_S)
             reply = decode_control(socket.recv())
             assert isinstance(reply, Reply)
             assert reply.status == 400
-    assert engine.control().ask(ListActors(), 10).status == 200
+    assert engine.control().ask(ListActors(), WATCHDOG_S).status == 200

@@ -263,12 +263,15 @@ def test_deadlines(simulation: Simulation) -> None:
     in_time = simulation.submit([1], max_tokens=40, deadline_ns=time.monotonic_ns() + 3_600_000_000_000)
     simulation.finish(in_time)
     simulation.check(in_time)
-    late = simulation.submit([2], deadline_ns=time.monotonic_ns() + 30_000_000)
+    timed = simulation.submit([3], max_tokens=40, deadline_ns=time.monotonic_ns() + 3_600_000_000_000)
     simulation.loop.turn()
-    assert simulation.scheduler.deadline_ns() == late.request.deadline_ns
+    assert simulation.scheduler.deadline_ns() == timed.request.deadline_ns
+    late = simulation.submit([2], deadline_ns=time.monotonic_ns() + 30_000_000)
     wait_until(lambda: simulation.loop.turn() + simulation.collect() and late.is_over, what="it expires, though its rank hangs")
     assert late.finish_reason == "timeout"
     simulation.run_until(lambda: simulation.scheduler.dispatcher.num_in_flight == 0, "no step in flight")
+    simulation.finish(timed)
+    simulation.check(timed)
     simulation.turn()
     simulation.check_idle()
 

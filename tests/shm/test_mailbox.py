@@ -149,11 +149,14 @@ def test_signal_handler_runs_during_a_wait(run_id: str) -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted
 
+    def wait_and_be_interrupted() -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        mailbox.wait(60 * SECOND)
+
     previous = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(Interrupted):
-            mailbox.wait(60 * SECOND)
+            wait_and_be_interrupted()
     finally:
         signal.signal(signal.SIGUSR1, previous)
 

@@ -13,7 +13,8 @@ from shm import _native
 from shm.broadcast import BroadcastReader, BroadcastWriter
 from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
-from tests.shm.peers import BOARD_BYTES, check, record, send, sizes
+from tests.shm.peers import BOARD_BYTES, MAX_STALLS, check, record, send, sizes
+from tests.waiting import WATCHDOG_S
 
 SECOND = 1_000_000_000
 NUM_LIVES = 150
@@ -26,7 +27,7 @@ def peer(name: str, *arguments: object, board: MemoryFile | None = None) -> Iter
     process = subprocess.Popen(command, pass_fds=[board.fd] if board else [])
     try:
         yield process
-        process.wait(60)
+        process.wait(WATCHDOG_S)
     finally:
         process.kill()
         process.wait()
@@ -71,8 +72,9 @@ def test_broadcast_carries_every_record_to_every_process(run_id: str) -> None:
 
 @pytest.mark.parametrize("spin_ns", [0, 5_000])
 def test_no_wake_is_lost(run_id: str, spin_ns: int) -> None:
-    """Each side sleeps for the other in each round. A lost wake would show as a sleep that ran out (100 ms) with the record
-    there; a machine that stalls for that long between a store and a system call may show one."""
+    """Each side sleeps for the other in each round. A send that does not wake would show as a sleep that ran out (100 ms) with
+    the record there, in each round; so does a machine that stalls for that long between a store and a system call, now and
+    then. Wakes that are lost in a race are the concern of test_doorbell.py."""
     num_rounds = 20_000
     Mailbox.create(run_id, "echo", ["caller"], 1024)
     Mailbox.create(run_id, "caller", ["echo"], 1024)
@@ -85,7 +87,7 @@ def test_no_wake_is_lost(run_id: str, spin_ns: int) -> None:
             while not mailbox.wait(30 * SECOND):
                 pass
             assert mailbox.receive() == [("echo", b"%d" % number)]
-    assert mailbox.num_late_wakes == 0
+    assert mailbox.num_late_wakes <= MAX_STALLS
 
 
 def test_killed_writers_lose_and_corrupt_nothing(run_id: str, board: MemoryFile) -> None:

@@ -25,6 +25,7 @@ class Behaviour:
     tokens_per_word: int = 1
     error_in_stream: str = ""
     hang_after: int = -1  # pieces, then nothing more until the client leaves
+    hang_from: int = 0  # only requests of this number and above hang
     events_per_packet: int = 1
     bytes_per_packet: int = 0  # cut the stream in such packets instead
     needs_key: bool = False
@@ -40,6 +41,7 @@ class OpenAIServer:
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     num_connections: int = 0
     num_disconnects: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for at, body in self.requests if at == path]
@@ -77,7 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.server_state.num_connections += 1
+        with self.server_state.lock:
+            self.server_state.num_connections += 1
 
     def do_GET(self) -> None:
         if self._is_allowed():
@@ -88,8 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if not self._is_allowed():
             return
-        self.server_state.requests.append((self.path, body))
-        number = len(self.server_state.requests)
+        with self.server_state.lock:
+            self.server_state.requests.append((self.path, body))
+            number = len(self.server_state.requests)
         if self.path == "/tokenize":
             if not behaviour.has_tokenize:
                 self._json(404, {"detail": "Not Found"})
@@ -98,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif behaviour.refuse_every and number % behaviour.refuse_every == 0:
             self._json(429, {"error": {"message": "too many requests", "type": "rate_limit"}})
         elif body.get("stream"):
-            self._stream(body, bool(behaviour.cut_every) and number % behaviour.cut_every == 0)
+            self._stream(body, number)
         else:
             self._json(200, {"choices": [{"text": "w0 "}], "usage": self._usage(body, 1)})
 
@@ -138,8 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
         yield json.dumps({"choices": [], "usage": self._usage(body, len(pieces))})
         yield "[DONE]"
 
-    def _stream(self, body: dict[str, Any], is_cut: bool) -> None:
+    def _stream(self, body: dict[str, Any], number: int) -> None:
         behaviour = self.server_state.behaviour
+        is_cut = bool(behaviour.cut_every) and number % behaviour.cut_every == 0
+        hang_after = behaviour.hang_after if number >= behaviour.hang_from else -1
         events = [f"data: {event}\r\n\r\n".encode() for event in self._events(body)]
         if is_cut:
             events = events[: len(events) // 2]
@@ -154,10 +160,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for number, packet in enumerate(packets):
-            if number == behaviour.hang_after:
+        for index, packet in enumerate(packets):
+            if index == hang_after:
                 self.rfile.read(1)  # returns when the client leaves
-                self.server_state.num_disconnects += 1
+                with self.server_state.lock:
+                    self.server_state.num_disconnects += 1
                 self.close_connection = True
                 return
             self.wfile.write(b"%x\r\n%b\r\n" % (len(packet), packet))

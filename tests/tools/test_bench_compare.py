@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WATCHDOG_S
 from tools.bench.compare import READY, Workload, table
 from tools.bench.processes import pss_bytes
 
@@ -17,7 +18,7 @@ ENGINE = f"{sys.executable} -m tools.cli serve --port {{port}} --max-model-len 1
 
 def compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tools.cli", "bench", "compare", "--logs", str(tmp_path), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=REPOSITORY, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=REPOSITORY, check=False)
 
 
 def test_two_engines(tmp_path: Path) -> None:
@@ -79,4 +80,4 @@ def test_memory_counts_children_too() -> None:
     assert process.stdout is not None
     process.stdout.readline()
     assert pss_bytes(process.pid) > size
-    process.communicate(b"\n", timeout=30)
+    process.communicate(b"\n", timeout=WATCHDOG_S)

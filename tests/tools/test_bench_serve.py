@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from tests.tools.openai_server import API_KEY, Behaviour, OpenAIServer, openai_server
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
+from tools.bench.connection import Client
 from tools.bench.report import percentile, summarize
-from tools.bench.serve import main
+from tools.bench.serve import main, send
 from tools.bench.timeline import Timeline, Usage
+from tools.target import Target
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -120,10 +123,14 @@ def test_an_error_inside_a_stream_is_one(tmp_path: Path) -> None:
     assert result["ttft_ms"] is None
 
 
-def test_a_timeout_is_an_error(tmp_path: Path) -> None:
+def test_a_timeout_is_an_error() -> None:
+    async def run(url: str) -> Timeline:
+        client = Client(Target.parse(url, ""), timeout_s=0.2)
+        return await send(client, "/v1/completions", b'{"prompt": "x", "stream": true}')
+
     with openai_server(Behaviour(hang_after=2)) as server:
-        result = bench(server, tmp_path, "--num-prompts", "1", "--timeout", "0.5", code=1)
-    assert result["errors"][0]["kind"] == "timeout"
+        timeline = asyncio.run(run(server.url))
+    assert (timeline.error, timeline.detail) == ("timeout", "no complete reply within 0.2 s")
 
 
 def test_a_key_and_a_url_with_v1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,12 +215,10 @@ def test_summary() -> None:
 
 def test_an_interrupted_run_shows_what_it_has(tmp_path: Path) -> None:
     """Ctrl+C while requests hang: the result of those that ended, or 130 where none did."""
-    behaviour = Behaviour()
     command = [sys.executable, "-c", "import sys; from tools.bench.serve import main; sys.exit(main(sys.argv[1:]))"]
     arguments = ["--num-prompts", "5000", "--input-len", "2", "--output-len", "2", "--concurrency", "2", "--warmup", "0"]
     for num_before, code in ((20, 0), (0, 130)):
-        with openai_server(behaviour) as server:
-            behaviour.hang_after = -1 if num_before else 0
+        with openai_server(Behaviour(hang_after=0, hang_from=num_before)) as server:
             process = subprocess.Popen(
                 [*command, "--url", server.url, *arguments],
                 cwd=REPOSITORY,
@@ -221,10 +226,9 @@ def test_an_interrupted_run_shows_what_it_has(tmp_path: Path) -> None:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            wait_until(lambda server=server, least=num_before: len(streamed(server)) > least, what="requests")  # type: ignore[misc]
-            behaviour.hang_after = 0
+            wait_until(lambda server=server, least=num_before: len(server.requests) > least, what="requests")  # type: ignore[misc]
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=WATCHDOG_S)
         assert process.returncode == code, err
         assert "Traceback" not in err
         assert ("interrupted" in err) is bool(num_before)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.openai_server import API_KEY, Behaviour, openai_server
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 from tools.chat import printable
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 
 def chat(*arguments: str, piped: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], cwd=REPOSITORY, input=piped, capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, *arguments], cwd=REPOSITORY, input=piped, capture_output=True, text=True, timeout=WATCHDOG_S, check=False
     )
 
 
@@ -41,7 +41,7 @@ class TerminalChat:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
-    def until(self, text: str, timeout_s: float = 30.0) -> str:
+    def until(self, text: str, timeout_s: float = WATCHDOG_S) -> str:
         """What comes up to `text`, which is taken off the screen."""
         deadline = time.monotonic() + timeout_s
         while text not in self.screen:
@@ -147,7 +147,7 @@ def test_a_conversation_has_a_history() -> None:
         terminal.until("w0 w1 w2")
         terminal.until("> ")
         terminal.type("/quit\n")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(WATCHDOG_S) == 0
     roles = [[message["role"] for message in body["messages"]] for body in server.bodies(CHAT)]
     assert roles == [["user"], ["user", "assistant", "user"], ["system", "user"]]
     assert server.bodies(CHAT)[1]["messages"][1]["content"] == "w0 w1 w2 "
@@ -168,5 +168,5 @@ def test_ctrl_c_stops_a_reply_and_keeps_what_came() -> None:
         terminal.until("w0 w1 w2")
         terminal.until("> ")
         terminal.type("\x04")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(WATCHDOG_S) == 0
     assert server.bodies(CHAT)[1]["messages"][1] == {"role": "assistant", "content": "w0 w1 "}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.echo_engine import REPOSITORY, EchoEngine, is_clean, is_gone
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 PLAN = "scheduler=SchedulerStandIn,echo0=EchoActor,ping0=PingActor"
 
@@ -32,7 +32,7 @@ def ctl(root: Path, *arguments: str, code: int = 0) -> str:
         env={**os.environ, "XDG_RUNTIME_DIR": str(root)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WATCHDOG_S,
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -61,7 +61,7 @@ def test_counters_and_errors(engine: EchoEngine) -> None:
     assert {"step_run_seconds", "actor_restarts_total"} <= {row["name"] for row in rows}
     assert "step_run_seconds" in ctl(root_of(engine), "counters")
     ctl(root_of(engine), "restart", "echo0")
-    wait_until(lambda: "saw echo0 with epoch" in ctl(root_of(engine), "errors"), 20, "the peer notes the restart")
+    wait_until(lambda: "saw echo0 with epoch" in ctl(root_of(engine), "errors"), what="the peer notes the restart")
 
 
 def test_orders(engine: EchoEngine) -> None:
@@ -104,7 +104,7 @@ def test_a_dead_engine_is_read(tmp_path: Path) -> None:
         pids = engine.wait_ready().pids()
         engine.process.kill()
         engine.wait_exit()
-        wait_until(lambda: all(map(is_gone, pids)), 10, "children die")
+        wait_until(lambda: all(map(is_gone, pids)), what="children die")
         text = ctl(tmp_path, "ps")
         assert "is dead" in text
         assert sum("DEAD" in line for line in text.splitlines()) == 4

@@ -19,17 +19,17 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.metrics import metrics_of
-from engine.run import Manifest, Run, make_private_directory
+from engine.run import Manifest, Run, make_private_directory, new_run_id
 from engine.topology import default_plan
 from shm.counters import Counters, State
 from shm.mailbox import Mailbox, MailboxSender
 from shm.process import ProcessIdentity
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 from tools.top import main
 
 REPOSITORY = Path(__file__).parents[2]
 ACTORS = ("supervisor", "api0", "tokenizer0", "scheduler", "cache", "worker0")
-RUN_ID = f"{os.getpid() & 0xFFFFFFFF:08x}"
+RUN_ID = new_run_id()
 TOP = [sys.executable, "-c", "import sys; from tools.top import main; sys.exit(main(sys.argv[1:]))"]
 
 KILLED_ENGINE = """
@@ -141,7 +141,7 @@ def test_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_killed_engine_is_read_and_is_dead(capsys: pytest.CaptureFixture[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED_ENGINE, RUN_ID], cwd=REPOSITORY, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED_ENGINE, RUN_ID], cwd=REPOSITORY, timeout=WATCHDOG_S, check=False)
     assert done.returncode == -signal.SIGKILL
     try:
         assert main(["--once"]) == 0
@@ -209,7 +209,7 @@ def test_live_until_q(leave: str) -> None:
                 os.write(ours, leave[0].encode())
                 os.write(ours, leave[-1].encode())
             wait_until(lambda: has_shown(b"\x1b[?1049l"), what="the old screen comes back")
-            assert process.wait(30) == (143 if leave == "SIGTERM" else 0)
+            assert process.wait(WATCHDOG_S) == (143 if leave == "SIGTERM" else 0)
         finally:
             process.kill()
             process.wait()

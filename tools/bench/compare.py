@@ -112,6 +112,7 @@ def _figures(options: argparse.Namespace, name: str, command: str, console: Cons
             except TokamakError as error:
                 console.print(f"{name}: {workload.title}: {error}", style="red", markup=False)
             yield workload.title, figure
+        server.measure_memory()
         yield PEAK, server.peak_bytes / (1 << 20)
     finally:
         server.stop()

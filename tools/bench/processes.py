@@ -90,7 +90,11 @@ class ServerProcess:
 
     def _watch_memory(self) -> None:
         while not self._is_stopping.wait(_PSS_PERIOD_S):
-            self.peak_bytes = max(self.peak_bytes, pss_bytes(self._process.pid))
+            self.measure_memory()
+
+    def measure_memory(self) -> None:
+        """Besides once a second: a server may be done before."""
+        self.peak_bytes = max(self.peak_bytes, pss_bytes(self._process.pid))
 
     def stop(self) -> None:
         """SIGTERM to its session, SIGKILL after a while."""
