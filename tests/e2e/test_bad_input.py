@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.workload import answers, mixed_bodies
+from tests.e2e.workload import answers, held, mixed_bodies, wait_for_waiting
+from tests.waiting import WATCHDOG_S
 
 BODIES = mixed_bodies(6, seed=41, max_tokens=8, max_prompt=30)
 
@@ -30,7 +31,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def post(engine: EngineProcess, path: str = "/v1/completions", **options: Any) -> httpx.Response:
-    return httpx.post(f"{engine.url}{path}", timeout=60, **options)
+    return httpx.post(f"{engine.url}{path}", timeout=WATCHDOG_S, **options)
 
 
 @pytest.mark.parametrize(
@@ -180,30 +181,45 @@ def test_a_huge_body_is_refused_unread(engine: EngineProcess) -> None:
 def test_unknown_places(engine: EngineProcess) -> None:
     assert post(engine, json={"model": "nobody", "prompt": "a"}).status_code == 404
     assert post(engine, "/v1/nothing", json={}).status_code == 404
-    assert httpx.get(f"{engine.url}/v1/completions", timeout=20).status_code == 405
+    assert httpx.get(f"{engine.url}/v1/completions", timeout=WATCHDOG_S).status_code == 405
     assert post(engine, "/admin/actors/scheduler9/restart", json={}).status_code == 404
 
 
 def test_a_full_queue_is_429_with_retry_after(engine: EngineProcess) -> None:
-    """64 may wait; 300 at once with a batch of 32 cannot all be taken, those taken are answered."""
+    """64 may wait, of 300 that come while nothing runs; those taken are answered."""
 
     async def run() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=engine.url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S, limits=limits) as client:
             body = {"prompt": [7] * 30, "max_tokens": 60, "ignore_eos": True}
-            return list(await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(300))))
+            async with held(engine):
+                posts = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(300)]
+                refusals = asyncio.as_completed(posts)
+                for _ in range(236):
+                    assert (await next(refusals)).status_code == 429
+                await asyncio.to_thread(wait_for_waiting, engine, 64)
+            return list(await asyncio.gather(*posts))
 
     results = asyncio.run(run())
     refused = [result for result in results if result.status_code == 429]
     assert {result.status_code for result in results} == {200, 429}
+    assert len(refused) == 236
     assert all(int(result.headers["retry-after"]) >= 1 for result in refused)
 
 
 def test_deadlines(engine: EngineProcess) -> None:
-    answer = post(engine, json={"prompt": [7], "max_tokens": 250, "ignore_eos": True, "timeout": 0.05})
-    assert answer.status_code in (200, 408)
-    if answer.status_code == 200:
-        assert answer.json()["choices"][0]["finish_reason"] in ("timeout", "length")
+    """Of a sample that waits, and of one that may run: what came until then is its answer."""
+
+    async def overdue() -> httpx.Response:
+        async with held(engine):
+            return await asyncio.to_thread(post, engine, json=body)
+
+    body = {"prompt": [7], "max_tokens": 250, "ignore_eos": True, "timeout": 0.05}
+    answer = asyncio.run(overdue())
+    assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "timeout")
+    answer = post(engine, json=body)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["finish_reason"] in ("timeout", "length")
 
 
 def test_half_sent_bodies_and_stalled_connections(engine: EngineProcess) -> None:
@@ -212,7 +228,7 @@ def test_half_sent_bodies_and_stalled_connections(engine: EngineProcess) -> None
     starts = [b"", b"POST /v1/comp", head]
     with contextlib.ExitStack() as stack:
         for index in range(500):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", engine.port), timeout=10))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", engine.port), timeout=WATCHDOG_S))
             client.sendall(starts[index % 3])
         assert len(answers(engine, BODIES)) == len(BODIES)
 
@@ -227,7 +243,7 @@ def test_half_sent_bodies_and_stalled_connections(engine: EngineProcess) -> None
     ],
 )
 def test_what_is_not_http(engine: EngineProcess, nonsense: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", engine.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=WATCHDOG_S) as client:
         reply = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             client.sendall(nonsense)

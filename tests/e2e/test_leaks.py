@@ -65,12 +65,18 @@ def test_fifty_rounds() -> None:
             if not engine.has_ended:
                 os.kill(engine.pid, signals[index % 3])
             code = engine.wait_for_exit()
-            assert code in ((0, -signal.SIGTERM, -signal.SIGINT) if index % 3 < 2 else (-signal.SIGKILL,)), engine.text
+            if not is_before_our_code(engine.text):
+                assert code in ((0, -signal.SIGTERM, -signal.SIGINT) if index % 3 < 2 else (-signal.SIGKILL,)), engine.text
         finally:
             engine.close()
     with EngineProcess(MODEL) as last:
         pids = pids_of(last)
     assert leftovers(pids) == []
+
+
+def is_before_our_code(text: str) -> bool:
+    """How Python itself ends where SIGINT meets it while it sets itself up: with exit code 1."""
+    return text.startswith(("Fatal Python error: init_", "Could not import runpy module"))
 
 
 def test_two_engines_side_by_side() -> None:
