@@ -140,13 +140,13 @@ def test_bad_options_exit_with_2(options: tuple[str, ...], said: str) -> None:
 
 
 def test_an_idle_engine_sleeps() -> None:
-    """Nothing spins: ten idle seconds of all processes cost less than one second of processor time."""
+    """Nothing spins: all processes together cost less than a tenth of their idle time in processor time."""
     with EngineProcess(MODEL) as engine:
         answers(engine, BODIES)
         pids = [engine.pid, *pids_of(engine)]
-        start, moment = processor_seconds(pids), time.monotonic() + 10
-        wait_until(lambda: time.monotonic() > moment, 20)
-        assert processor_seconds(pids) - start < 1.0
+        spent_s, start_s = processor_seconds(pids), time.monotonic()
+        wait_until(lambda: time.monotonic() > start_s + 10)
+        assert processor_seconds(pids) - spent_s < (time.monotonic() - start_s) / 10
 
 
 def processor_seconds(pids: list[int]) -> float:

@@ -250,14 +250,14 @@ def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
 
 
 def test_idle_processes_sleep(tmp_path: Path) -> None:
-    """Two seconds of an idle supervisor and two idle actors cost less than a twentieth of that in processor time."""
+    """Nothing spins: an idle supervisor and two idle actors cost less than a tenth of their time in processor time."""
     with EchoEngine(tmp_path, "echo0=EchoActor,echo1=EchoActor") as engine:
         engine.wait_ready()
         pids = engine.pids()
         wait_until(lambda: engine.actor("echo0").state is State.READY, what="idle")
         spent_s, start_s = processor_seconds(pids), time.monotonic()
-        wait_until(lambda: time.monotonic() > start_s + 2, 10)
-        assert processor_seconds(pids) - spent_s < 0.1
+        wait_until(lambda: time.monotonic() > start_s + 2)
+        assert processor_seconds(pids) - spent_s < (time.monotonic() - start_s) / 10
         assert engine.value("cpu_seconds_total", "echo0") > 0
         assert engine.value("resident_memory_bytes", "supervisor") > 1 << 20
 
