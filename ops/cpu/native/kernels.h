@@ -168,6 +168,9 @@ struct Kernels {
                             i64 end);
 };
 
+// Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
+bool adds_floats_apart();
+
 const Kernels &portable_kernels();
 #ifdef TOKAMAK_AVX2
 const Kernels &wide_kernels();  // the 64-byte code on AVX2, for tests

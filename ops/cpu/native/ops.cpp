@@ -114,7 +114,26 @@ bool has_extension(int bit) {
 }
 #endif
 
+#if defined(__x86_64__)
+// The processor's family, where AMD made it.
+unsigned amd_family() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(0, &a, &b, &c, &d) == 0 || b != signature_AMD_ebx) return 0;
+    __get_cpuid(1, &a, &b, &c, &d);
+    return (a >> 8 & 15) + (a >> 20 & 255);
+}
+#endif
+
 }  // namespace
+
+bool adds_floats_apart() {
+#if defined(__x86_64__)
+    static const bool value = amd_family() >= 0x19;  // Zen 3 and later
+    return value;
+#else
+    return false;
+#endif
+}
 
 std::vector<const Kernels *> variants() {
     std::vector<const Kernels *> found{&portable_kernels()};
