@@ -195,6 +195,26 @@ def test_the_end_is_a_delivery_where_nothing_came_before() -> None:
     assert alone.is_complete
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ['{"text":"","finish_reason":"stop"}'],  # a special token, or a stop string at once
+        ['{"text":"","finish_reason":null}', '{"text":"","finish_reason":"stop"}'],
+        ['{"delta":{"role":"assistant","content":""}}', '{"delta":{},"finish_reason":"stop"}'],
+        ['{"delta":{"role":"assistant","content":null},"finish_reason":"length"}'],
+        ['{"delta":{"role":"assistant"}}', '{"delta":{"reasoning_content":"so"}}', '{"delta":{},"finish_reason":"length"}'],
+        ['{"delta":{"role":"assistant"}}', '{"delta":{"reasoning":"so"}}', '{"delta":{},"finish_reason":"length"}'],
+    ],
+)
+def test_a_reply_without_text_is_measured(choices: list[str]) -> None:
+    timeline = Timeline()
+    for choice in choices:
+        timeline.feed(b'data: {"choices":[%b]}\n\n' % choice.encode())
+    timeline.feed(b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\ndata: [DONE]\n\n')
+    assert (len(timeline.deliveries), timeline.is_complete, timeline.error) == (1, True, "")
+    assert summarize([timeline], wall_s=1.0, client_cpu_s=0.1)["ttft_ms"] is not None
+
+
 def test_summary() -> None:
     """Two streams of four tokens in three deliveries; the rates count tokens, ITL counts deliveries."""
     usage = Usage(prompt_tokens=10, completion_tokens=4)
