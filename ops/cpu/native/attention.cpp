@@ -18,7 +18,7 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 TILE_QUERIES = 192, LEAST_TILE_QUERIES = 48;  // fewer where there would be too few tiles for the threads
+constexpr i64 TILE_QUERIES = 288, LEAST_TILE_QUERIES = 48;  // fewer where there would be too few tiles for the threads
 constexpr i64 MANY_QUERIES = 13;        // from here on writing a split out pays
 constexpr i64 TASKS_PER_THREAD = 4;
 constexpr i64 SMALL_WORK = 1 << 17;     // multiply-adds that one thread does sooner than it wakes others
@@ -83,7 +83,7 @@ private:
         const i64 num_sequences = op_.sequences.get(), num_rows = num_sequences > 0 ? op_.offsets[num_sequences] : 0;
         const i64 num_queries = num_rows * op_.heads, wanted = TASKS_PER_THREAD * engine_.pool().num_threads();
         i64 queries = TILE_QUERIES;
-        while (queries > LEAST_TILE_QUERIES && num_queries < queries * wanted) queries /= 2;
+        while (queries >= 2 * LEAST_TILE_QUERIES && num_queries < queries * wanted) queries /= 2;
         return std::max<i64>(1, queries / group_);
     }
 
