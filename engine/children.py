@@ -1,4 +1,4 @@
-"""A child process as its supervisor holds it: started by fork or exec, watched by pidfd, its stderr in a log of its own."""
+"""A child process as its supervisor holds it: started by exec, watched by pidfd, its stderr in a log of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.forks import ForkedProcess, fork_actor
 from engine.hangs import HangWatch
 from engine.run import Run
 from engine.topology import CACHE, ActorPlan, role_of
@@ -29,7 +28,7 @@ class Child:
 
     plan: ActorPlan
     epoch: int
-    process: subprocess.Popen[bytes] | ForkedProcess
+    process: subprocess.Popen[bytes]
     pidfd: int
     log_path: Path
     log_start: int  # where this life begins in the log
@@ -71,41 +70,31 @@ class Child:
             return log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
 
 
-def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, arena_fd: int, *, is_forked: bool = False) -> Child:
-    """Start `plan` with `epoch`. `is_forked`: by a fork of this process, which has one thread, rather than by exec."""
-    role = role_of(plan.name)
-    arena_fd = arena_fd if role in _ARENA_ROLES else -1
-    arguments = ["--run-dir", str(run.directory), "--actor", plan.name, "--epoch", str(epoch), "--parent", str(os.getpid())]
-    if arena_fd >= 0:
-        arguments += ["--arena-fd", str(arena_fd)]
-    environment = _environment(config, role)
+def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, arena_fd: int) -> Child:
+    """Start `plan` with `epoch`."""
+    command = [sys.executable, "-m", "engine.child", "--run-dir", str(run.directory), "--actor", plan.name]
+    command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
+    pass_fds: tuple[int, ...] = ()
+    if role_of(plan.name) in _ARENA_ROLES and arena_fd >= 0:
+        command += ["--arena-fd", str(arena_fd)]
+        pass_fds = (arena_fd,)
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    process: subprocess.Popen[bytes] | ForkedProcess
     try:
         log_start = os.fstat(log).st_size
-        if is_forked:
-            process = fork_actor(plan.name, arguments, run.directory, log, environment, arena_fd)
-        else:
-            process = _execute(arguments, run.directory, log, environment, arena_fd)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=run.directory,  # `-m` puts it on sys.path: private, and without any module
+            env=_environment(config, role_of(plan.name)),
+            pass_fds=pass_fds,
+        )
     finally:
         os.close(log)
     watch = HangWatch(time.monotonic_ns())
     return Child(plan, epoch, process, os.pidfd_open(process.pid), log_path, log_start, watch)
-
-
-def _execute(
-    arguments: list[str], directory: Path, log: int, environment: dict[str, str], arena_fd: int
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "engine.child", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        cwd=directory,  # `-m` puts it on sys.path: private, and without any module
-        env=environment,
-        pass_fds=(arena_fd,) if arena_fd >= 0 else (),
-    )
 
 
 def describe_exit(code: int) -> str:

@@ -22,7 +22,6 @@ from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
 
 EVENT_TIMEOUT_MS = 1000
-RECONNECT_INTERVAL_MS = 10  # an actor may be faster than the supervisor's socket
 
 
 class Outbox:
@@ -76,7 +75,6 @@ class EventSender:
             self._socket = self._context.socket(zmq.PUSH)
             self._socket.setsockopt(zmq.SNDTIMEO, EVENT_TIMEOUT_MS)
             self._socket.setsockopt(zmq.LINGER, EVENT_TIMEOUT_MS)
-            self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
             self._socket.connect(self._endpoint)
         self._socket.send(encode(event))
 

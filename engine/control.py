@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
@@ -77,25 +76,20 @@ class ControlServer:
     """The supervisor's sockets. Remembers who asked what, so that an answer that comes later finds its way."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._at_close = contextlib.ExitStack()
-        self._clients: dict[str, bytes] = {}
-
-    def open(self) -> None:
-        """Make the sockets, and with them threads. StartError where that cannot be."""
-        context = self._at_close.enter_context(zmq.Context(io_threads=1))
-        self.control = self._at_close.enter_context(context.socket(zmq.ROUTER))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self.control = self._context.socket(zmq.ROUTER)
         self.control.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.control.setsockopt(zmq.LINGER, 1000)
-        self.events = self._at_close.enter_context(context.socket(zmq.PULL))
-        self.events.setsockopt(zmq.LINGER, 0)
+        self.events = self._context.socket(zmq.PULL)
         try:
-            self.control.bind(self._run.control_endpoint)
-            self.events.bind(self._run.events_endpoint)
+            self.control.bind(run.control_endpoint)
+            self.events.bind(run.events_endpoint)
         except zmq.ZMQError as error:
+            self.close()
             raise StartError(
-                f"cannot make sockets in {self._run.directory}: {error}; give another directory with --run-dir"
+                f"cannot make sockets in {run.directory}: {error}; give another directory with --run-dir"
             ) from error
+        self._clients: dict[str, bytes] = {}
 
     def commands(self) -> list[Command]:
         """The orders that came since; each is to be answered once with `reply`."""
@@ -129,8 +123,9 @@ class ControlServer:
         self.control.send_multipart([client, encode(reply)])
 
     def close(self) -> None:
-        """Harmless where it was never opened."""
-        self._at_close.close()
+        self.control.close()
+        self.events.close(linger=0)
+        self._context.term()
 
 
 def _command(frames: list[bytes]) -> Command | None:

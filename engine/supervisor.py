@@ -21,7 +21,6 @@ from engine.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.children import Child, describe_exit, spawn
 from engine.config import EngineConfig
 from engine.control import ControlServer
-from engine.forks import may_fork
 from engine.hangs import HangAction
 from engine.messages import ActorState, Reply, WeightsInUse
 from engine.orders import Orders
@@ -85,15 +84,13 @@ class Supervisor:
     def live(self, signals: SignalCatcher) -> int:
         """Start all children, supervise them until the end, and return the engine's exit code. Leaves no child."""
         try:
+            for source in (signals.fileno(), self._server.control, self._server.events):
+                self._poller.register(source, zmq.POLLIN)
             self._rows[SUPERVISOR].begin_epoch(1, time.monotonic_ns())
             self._rows[SUPERVISOR].set_process(ProcessIdentity.of())
             self._rows[SUPERVISOR].set_state(State.LOADING)
-            is_forked = may_fork()  # threads come with the server's sockets
             for plan in reversed(self.plan):  # workers first: they take longest
-                self._start_child(plan, 1, is_forked)
-            self._server.open()
-            for source in (signals.fileno(), self._server.control, self._server.events):
-                self._poller.register(source, zmq.POLLIN)
+                self._start_child(plan, 1)
             while self._phase is not Phase.STOPPING or self.children:
                 self._turn(signals)
             self._rows[SUPERVISOR].set_state(State.STOPPED)
@@ -199,11 +196,11 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------------- children
 
-    def _start_child(self, plan: ActorPlan, epoch: int, is_forked: bool = False) -> None:
+    def _start_child(self, plan: ActorPlan, epoch: int) -> None:
         row = self._rows[plan.name]
         row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row is its own
         arena = self.segments.arena
-        child = spawn(self._run, self.config, plan, epoch, arena.fd if arena else -1, is_forked=is_forked)
+        child = spawn(self._run, self.config, plan, epoch, arena.fd if arena else -1)
         row.set_process(ProcessIdentity.of(child.pid))
         self.children[plan.name] = child
         self._poller.register(child.pidfd, zmq.POLLIN)

@@ -75,7 +75,6 @@ class Edge:
         for peer in self.peers:
             peer.start(1)
         self._control = ControlServer(self.run)
-        self._control.open()
         self._supervision = threading.Thread(target=self._supervise, name=SUPERVISOR)
         self._supervision.start()
         self.start_child(1)
