@@ -1,8 +1,9 @@
 """For all tests: what engines keep, for later or while they run, goes to directories of this session, not to the user's. What
-dead engines left in shared memory before is cleared away first."""
+dead engines left in shared memory before is cleared away first, and the session's own signals are not ignored."""
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -10,6 +11,14 @@ import pytest
 
 from engine.reaper import reap
 from engine.run import runs_root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals() -> None:
+    """Engines inherit what is ignored, as behind `nohup` or in the background of a script; tests end them by these signals."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
