@@ -1,6 +1,9 @@
 """The HTTP edge: sockets, OpenAI's protocol, and the truth about every open request.
 
-Read `client.py` first (what an open request is and how it survives a crash behind the edge), then `server.py` (the actor),
-`app.py` (routes and what every request passes through), `protocol.py` and `responses.py` (bodies in and out), `completions.py`
-and `chat.py`.
+    client/     open requests, and how they survive a crash behind the edge
+    openai/     chat, completions, their streams
+    schemas/    bodies in and out
+
+Read `client/client.py` first, then `server.py` (the actor), `app.py` (routes and what every request passes through),
+`schemas/requests.py`, `openai/completions.py` and `openai/chat.py`.
 """

@@ -14,11 +14,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import protocol
 from api.auth import has_key
 from api.errors import json_response
 from api.exchange import Exchange
-from api.protocol import AbortRequestBody, EmptyRequest, PauseRequest, ReloadRequest
+from api.schemas import requests
+from api.schemas.requests import AbortRequestBody, EmptyRequest, PauseRequest, ReloadRequest
 from engine.errors import ControlError, RequestError
 from engine.messages import (
     AbortRequest,
@@ -110,7 +110,7 @@ async def abort_request(request: Request) -> Response:
 async def _parse(request: Request, type_: type[T]) -> T:
     """A body whose every field has a default may be empty."""
     body = await Exchange.of(request).body(request)
-    return protocol.parse(body or (b"{}" if type_ is not AbortRequestBody else body), type_)
+    return requests.parse(body or (b"{}" if type_ is not AbortRequestBody else body), type_)
 
 
 async def _carry_out(request: Request, order: Order) -> Response:

@@ -18,14 +18,14 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from api import admin, auth, health
-from api.chat import create_chat_completion
-from api.completions import create_completion
+from api.client.generation import ClientGone
 from api.errors import error_response, json_response
 from api.exchange import SCOPE_KEY, Exchange, Services
-from api.generation import ClientGone
+from api.openai.chat import create_chat_completion
+from api.openai.completions import create_completion
 from api.openapi import openapi
 from api.prometheus import metrics
-from api.responses import ModelList
+from api.schemas.responses import ModelList
 from api.tokenization import detokenize, tokenize
 from engine.errors import RequestError
 

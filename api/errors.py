@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from api.responses import ErrorBody, ErrorDetail, encoder
+from api.schemas.responses import ErrorBody, ErrorDetail, encoder
 from engine.errors import RequestError
 
 _TYPES = {

@@ -14,13 +14,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
-from api import protocol
-from api.client import EdgeClient
-from api.generation import ClientGone, Generation
+from api.client.client import EdgeClient
+from api.client.generation import ClientGone, Generation
 from api.model import ServedModel
-from engine.actor import ActorContext
-from engine.control import ControlClient
+from api.schemas import requests
 from engine.errors import RequestError
+from engine.process.context import ActorContext
+from engine.process.control import ControlClient
 
 BODY_GRACE_S = 30.0
 LEAST_BODY_BYTES_PER_S = 64 << 10
@@ -71,7 +71,7 @@ class Exchange:
         return b"".join(parts)
 
     async def parse(self, request: Request, type_: type[T]) -> T:
-        return protocol.parse(await self.body(request), type_)
+        return requests.parse(await self.body(request), type_)
 
 
 async def next_part(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:

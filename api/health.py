@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
-from api.responses import Health, HealthProblem, Load, Version
-from engine.topology import SCHEDULER, role_of
-from engine.weights import WeightsState
+from api.schemas.responses import Health, HealthProblem, Load, Version
+from engine.messages import WeightsState
+from engine.process.topology import SCHEDULER, role_of
 from shm.counters import ActorSnapshot, Counters, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s

@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from api import responses
+from api.schemas import responses
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, RequestError
-from engine.model_config import ModelConfig
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):

@@ -13,11 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import responses
 from api.errors import json_response
 from api.exchange import Exchange
 from api.health import package_version
 from api.operations import JSON, OPERATIONS, Operation, Shapes
+from api.schemas import responses
 
 Schema = dict[str, Any]
 

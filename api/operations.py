@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api import protocol, responses
+from api.schemas import requests, responses
 
 JSON = "application/json"
 
@@ -51,7 +51,7 @@ def _work(path: str, summary: str, answer: Any, body: Shapes, event: Any = None)
 
 
 def _order(
-    path: str, summary: str, body: type[msgspec.Struct] = protocol.EmptyRequest, parameters: Sequence[str] = ()
+    path: str, summary: str, body: type[msgspec.Struct] = requests.EmptyRequest, parameters: Sequence[str] = ()
 ) -> Operation:
     return Operation(
         "post",
@@ -62,7 +62,7 @@ def _order(
         errors=_ORDERS,
         security="admin_key",
         parameters=parameters,
-        is_body_required=body is protocol.AbortRequestBody,
+        is_body_required=body is requests.AbortRequestBody,
     )
 
 
@@ -77,30 +77,30 @@ OPERATIONS = (
     _model("/v1/models", "The served models", responses.ModelList),
     _model("/v1/models/{id}", "A served model", responses.Model, ("id",)),
     _work(
-        "/v1/completions", "Continue prompts", responses.Completion, ((protocol.CompletionRequest,),), responses.CompletionChunk
+        "/v1/completions", "Continue prompts", responses.Completion, ((requests.CompletionRequest,),), responses.CompletionChunk
     ),
     _work(
         "/v1/chat/completions",
         "Answer a conversation",
         responses.ChatCompletion,
-        ((protocol.ChatRequest, protocol.Conversation),),
+        ((requests.ChatRequest, requests.Conversation),),
         responses.ChatChunk,
     ),
     _work(
         "/tokenize",
         "A text or a conversation as token ids",
         responses.Tokenization,
-        ((protocol.TokenizeTextRequest,), (protocol.TokenizeRequest, protocol.Conversation)),
+        ((requests.TokenizeTextRequest,), (requests.TokenizeRequest, requests.Conversation)),
     ),
-    _work("/detokenize", "Token ids as text", responses.Detokenization, ((protocol.DetokenizeRequest,),)),
+    _work("/detokenize", "Token ids as text", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     _order("actors/{name}/restart", "Restart an actor", parameters=("name",)),
-    _order("pause", "Stop what runs, hold what comes", protocol.PauseRequest),
+    _order("pause", "Stop what runs, hold what comes", requests.PauseRequest),
     _order("resume", "Go on after a pause"),
-    _order("sleep", "Pause and drop the weights", protocol.PauseRequest),
+    _order("sleep", "Pause and drop the weights", requests.PauseRequest),
     _order("wake", "Load the weights again and go on"),
     _order("reset_prefix_cache", "Forget cached prefixes"),
-    _order("reload", "Change the weights in place", protocol.ReloadRequest),
-    _order("clear_weights", "Drop the weights", protocol.PauseRequest),
-    _order("abort", "End a request", protocol.AbortRequestBody),
+    _order("reload", "Change the weights in place", requests.ReloadRequest),
+    _order("clear_weights", "Drop the weights", requests.PauseRequest),
+    _order("abort", "End a request", requests.AbortRequestBody),
 )

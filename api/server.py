@@ -19,14 +19,15 @@ import uvicorn
 import uvloop
 
 from api.app import Gate
-from api.client import EdgeClient
+from api.client.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
 from api.model import ServedModel
-from engine.actor import LOOK_INTERVAL_NS, Actor, ActorContext, ActorLoop, end_start
-from engine.control import ControlClient
 from engine.errors import StartError
 from engine.messages import AbortRequest, Command, Message, Reply
+from engine.process.actor import LOOK_INTERVAL_NS, Actor, ActorLoop, end_start
+from engine.process.context import ActorContext
+from engine.process.control import ControlClient
 from shm.counters import State
 from shm.mailbox import Mailbox
 
@@ -142,7 +143,7 @@ class ApiActor(Actor):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: an actor's signals are `engine.child`'s."""
+    """uvicorn without its signal handlers: an actor's signals are `engine.process.main`'s."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)

@@ -7,27 +7,27 @@ from array import array
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import protocol
-from api.chat import chat_prompt
+from api.client.submission import check_vocabulary, int32
 from api.errors import json_response
 from api.exchange import Exchange
-from api.logprobs import token_text
-from api.protocol import DetokenizeRequest, TokenizeRequest, TokenizeTextRequest
-from api.responses import Detokenization, Tokenization
-from api.submission import check_vocabulary, int32
+from api.openai.chat import chat_prompt
+from api.openai.logprobs import token_text
+from api.schemas import requests
+from api.schemas.requests import DetokenizeRequest, TokenizeRequest, TokenizeTextRequest
+from api.schemas.responses import Detokenization, Tokenization
 from engine.messages import Prompt, TextPrompt
 
 
 async def tokenize(request: Request) -> Response:
     """The route: a text (`prompt`) or a conversation (`messages`) as token ids."""
     exchange = Exchange.of(request)
-    fields = protocol.load(await exchange.body(request))
+    fields = requests.load(await exchange.body(request))
     prompt: Prompt
     if "messages" in fields:
-        body: TokenizeRequest = protocol.convert(fields, TokenizeRequest)
+        body: TokenizeRequest = requests.convert(fields, TokenizeRequest)
         prompt = chat_prompt(fields)
     else:
-        body = text = protocol.convert(fields, TokenizeTextRequest)
+        body = text = requests.convert(fields, TokenizeTextRequest)
         prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)
     exchange.services.model.resolve(body.model)
     tokenized = await exchange.services.client.tokenize(prompt)

@@ -1,5 +1,15 @@
-"""The engine: processes, their supervision and every decision that needs no device.
+"""The engine: processes, their supervision and every decision that needs no device. A folder for each process, and one for each
+concern that several share:
 
-Read `messages.py` first (a request's way as data), then `actor.py` (what a process is), `supervisor.py` (who starts and
-restarts it), `tokenizer.py`, `scheduler.py` and `cache_messenger.py` (the actors between the HTTP edge and the workers).
+    messages/     every message that crosses a process boundary
+    process/      what a process of the engine is: actor, its context, the run that it belongs to
+    options/      what the user asks for, made into one frozen configuration (`config.py`)
+    checkpoint/   what a model's files say, before any weight is read
+    supervisor/   the launcher's process: starts the others, watches them, starts them again
+    tokenizer/    text to tokens and back
+    scheduler/    batches, KV blocks, the state of the weights
+    cache/        KV events and tiers
+
+Read `messages/` first (a request's way as data), then `process/actor.py`, `supervisor/supervisor.py`, `tokenizer/actor.py`,
+`scheduler/actor.py` and `cache/actor.py`. `tokenizer`, `scheduler` and `cache` never import each other: they meet in messages.
 """

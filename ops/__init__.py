@@ -1,5 +1,5 @@
 """The op table: every operation a model is made of, with a plain-Paddle reference and native tables.
 
 Read `table.py` first (the ops, their shapes and the promise they keep), then `modules.py` (weights as the ops take them) and
-`reference.py` (float32 Paddle, the oracle of every test). `cpu/` is the native table of the CPU.
+`paddle/reference.py` (float32 Paddle, the oracle of every test). `cpu/` is the native table of the CPU.
 """

@@ -157,7 +157,7 @@ def variant() -> str: ...  # the one in use
 def has_paired_products() -> bool: ...  # attention over narrow keys and values rounds queries and weights to bfloat16
 def select(name: str) -> bool: ...  # False: no such variant here
 
-# See native/sampling.h; workers/sampler.py is the caller.
+# See native/sampling.h; workers/sampling/sampler.py is the caller.
 def sample(
     logits: int,
     vocab_size: int,
@@ -168,7 +168,7 @@ def sample(
     num_top: int,
     top_token_ids: int,
     top_logprobs: int,
-    samplings: int,  # of slots, as in workers/sampling_state.py
+    samplings: int,  # of slots, as in workers/step/sampling_state.py
     histories: int,  # int32 [slots, width]
     width: int,
     num_prompt_tokens: int,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.model_config import RopeConfig
-from ops.weights import FLOAT32, WeightFormat
+from ops.weight_format import FLOAT32, WeightFormat
 
 Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
 
@@ -76,7 +75,6 @@ class Rotary:
     """x -> x * cosines[position] + x[partners] * sines[position] for a head x: float32 [max_model_len, head_dim] each, and
     int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines."""
 
-    rope: RopeConfig
     head_dim: int
     cosines: Tensor = None
     sines: Tensor = None

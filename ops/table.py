@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary, Tensor
-from ops.weights import Source, Store
+from ops.weight_format import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
@@ -27,7 +27,7 @@ NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS = range(3)  # what `Inputs.counts` holds
 
 class Sequences(Protocol):
     """Rows of some sequences, as attention reads them. The tensors have fixed addresses and their full sizes; the counts say
-    how much of them is in use. `workers/inputs.py` makes them."""
+    how much of them is in use. `workers/step/inputs.py` makes them."""
 
     max_rows: int
     num_rows: int  # R, a multiple of the table's row_tile
@@ -68,6 +68,7 @@ class OpTable:
     """The ops of one backend."""
 
     name: str
+    max_head_dim: int | None  # elements of a head that `rotate_and_store` and `attention` take; None: any number
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.

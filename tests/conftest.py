@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.reaper import reap
-from engine.run import runs_root
+from engine.process.run_directory import runs_root
+from engine.supervisor.reaper import reap
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer
 
-from workers.safetensors import SafetensorsFile
+from workers.weights.safetensors import SafetensorsFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _PARTS = {

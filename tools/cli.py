@@ -13,8 +13,8 @@ import sys
 from types import ModuleType
 
 COMMANDS = {
-    "serve": ("engine.launch", "start the engine and serve a model over HTTP"),
-    "top": ("tools.top", "watch a running, hung or dead engine"),
+    "serve": ("tools.serving", "start the engine and serve a model over HTTP"),
+    "top": ("tools.top.command", "watch a running, hung or dead engine"),
     "ctl": ("tools.ctl", "look at an engine and give it orders"),
     "chat": ("tools.chat", "talk to the model in the terminal"),
     "bench": ("", "measure"),

@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from engine.control import DEFAULT_TIMEOUT_S, ControlClient
 from engine.errors import ControlError, TokamakError
 from engine.messages import (
     AbortRequest,
@@ -29,11 +28,12 @@ from engine.messages import (
     Resume,
     Shutdown,
 )
-from engine.run import Run, choose_run
+from engine.process.control import DEFAULT_TIMEOUT_S, ControlClient
+from engine.process.run_directory import Run, choose_run
 from shm.counters import Counters
 from tools import units
-from tools.observer import Observer
-from tools.snapshot import Actor, Row
+from tools.top.observer import Observer
+from tools.top.snapshot import Actor, Row
 
 MODES = ("abort", "wait", "requeue", "keep")
 _MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
@@ -155,7 +155,7 @@ def _giving(make_order: Callable[[argparse.Namespace], Order]) -> Callable[[Run,
 
 
 def _reload_order(options: argparse.Namespace) -> ReloadWeights:
-    from engine.checkpoint import resolve_model  # imports the hub's client
+    from engine.checkpoint.locate import resolve_model  # imports the hub's client
 
     path = str(resolve_model(options.path)) if options.path else ""
     return ReloadWeights(path, options.mode, options.rank)

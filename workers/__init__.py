@@ -1,6 +1,11 @@
 """The worker: one process per rank that holds weights, runs steps and samples. With `ops/`, the only code that imports Paddle.
 
-Read `worker.py` first (the actor), then `runner.py` (one step from message to result), `inputs.py` and `slots.py` (what a
-step reads), `plan.py` (how a model is run), `models/llama.py` (a model) and `sampler.py`; `loader.py` makes models of
-checkpoints.
+    step/        what a step reads, and how the model is run on it
+    sampling/    from logits to tokens
+    models/      one file per architecture, written against the op table
+    weights/     from a checkpoint to what the kernels read
+    devices/     where tensors live
+
+Read `worker.py` first (the actor), then `runner.py` (one step from message to result), `step/inputs.py`, `step/execution.py`,
+`models/llama.py`, `sampling/sampler.py` and `weights/loader.py`.
 """

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
-from engine.model_config import ModelConfig
-from workers import sampler
-from workers.device import make_device
-from workers.inputs import StepInputs
-from workers.kv_cache import DUMMY_BLOCK, map_kv_cache
-from workers.loader import CacheOutcome, Progress, load_model
-from workers.plan import Plan, make_plan
-from workers.precision import Precision
-from workers.sampler import Scores
-from workers.slots import Slots
-from workers.weight_cache import WeightCache
+from workers.devices.device import make_device
+from workers.sampling import sampler
+from workers.sampling.sampler import Scores
+from workers.step.execution import Plan, make_plan
+from workers.step.inputs import StepInputs
+from workers.step.kv_cache import DUMMY_BLOCK, map_kv_cache
+from workers.step.slots import Slots
+from workers.weights.cache import WeightCache
+from workers.weights.loader import CacheOutcome, Progress, load_model
+from workers.weights.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)

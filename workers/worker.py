@@ -1,9 +1,9 @@
 """The worker actor: one rank. Takes Steps from the scheduler's broadcast ring, runs them, sends the results back.
 
-Run by `engine.child` as `worker<rank>`. Owns the rank's weights, slots and plan; the KV arena that it maps outlives it. Its
-life: load the weights (LOADING, with progress), join the broadcast ring at its tail, say Hello to the scheduler, then one
-record a turn, so that the control ring and SIGTERM are seen between two steps. What the scheduler's ring has no room for
-waits here, in order.
+Run by `engine.process.main` as `worker<rank>`. Owns the rank's weights, slots and plan; the KV arena that it maps outlives it.
+Its life: load the weights (LOADING, with progress), join the broadcast ring at its tail, say Hello to the scheduler, then one
+record a turn, so that the control ring and SIGTERM are seen between two steps. What the scheduler's ring has no room for waits
+here, in order.
 
 Imports the runner late: what it needs (Paddle, with reference ops) takes a while, and the actor says so meanwhile.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.actor import Actor, ActorContext
+from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from engine.messages import (
     ActorState,
@@ -30,8 +30,9 @@ from engine.messages import (
     decode,
 )
 from engine.metrics import WEIGHT_CACHE_OUTCOMES
-from engine.model_config import ModelConfig
-from engine.topology import SCHEDULER
+from engine.process.actor import Actor
+from engine.process.context import ActorContext
+from engine.process.topology import SCHEDULER
 from shm.broadcast import BroadcastReader
 from shm.counters import State
 

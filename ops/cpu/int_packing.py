@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ops import _cpu
-from ops.weights import QuantizedWeight, Source, Store, Values, WeightFormat, float32
+from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, float32
 
 KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
 MAX_INT4_GROUP = 128  # that floats are quantized in

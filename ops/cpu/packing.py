@@ -13,20 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.errors import CheckpointError
 from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
 from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
-from ops.weights import Source, Store, Values, float32
+from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
 
 
 def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
-    if isinstance(module, (HeadNorm, Rotary)):
-        _check_head_dim(module.width if isinstance(module, HeadNorm) else module.head_dim)
     match module:
         case Linear():
             _pack_linear(module, sources, store)
@@ -52,11 +49,6 @@ def layout() -> str:
     sources = b"".join(Path(file).read_bytes() for file in (__file__, int_packing.__file__))
     digest = hashlib.sha256(sources + f"{native.st_size} {native.st_mtime_ns}".encode())
     return f"{_cpu.variant()} {digest.hexdigest()[:16]}"
-
-
-def _check_head_dim(width: int) -> None:
-    if width > _cpu.MAX_HEAD_DIM:
-        raise CheckpointError(f"heads have {width} elements, the native ops take {_cpu.MAX_HEAD_DIM}: use --ops reference")
 
 
 def _float32(source: Source) -> np.ndarray:

@@ -194,6 +194,7 @@ def make_table(executor: Executor) -> OpTable:
     ops: Any = CpuOps(executor)
     return OpTable(
         name="native",
+        max_head_dim=_cpu.MAX_HEAD_DIM,
         row_tile=1,
         pack=pack,
         layout=layout,

@@ -14,7 +14,7 @@ import numpy as np
 from ops.cpu.array import Array
 from ops.modules import AttentionShape, LayerCache, Linear
 from ops.table import NUM_SEQUENCES, Sequences
-from ops.weights import FLOAT32, WeightFormat
+from ops.weight_format import FLOAT32, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A real api process between a test that sits in front of it, as its client, and a test that sits behind it, as its engine.
 
-`Edge` makes a run's directory and segments as the supervisor does, starts `engine.child` for api0, answers at the control
-socket, keeps the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
+`Edge` makes a run's directory and segments as the supervisor does, starts `engine.process.main` for api0, answers at the
+control socket, keeps the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 import httpx
 
 from engine.config import EngineConfig
-from engine.control import ControlServer
 from engine.messages import Command, Control, Order, Reply
-from engine.port import reserve_port
-from engine.run import Manifest, Run, lock_run, new_run_id
-from engine.segments import RunSegments, unlink_segments
-from engine.topology import SUPERVISOR, default_plan
+from engine.process.control import ControlServer
+from engine.process.run_directory import Manifest, Run, lock_run, new_run_id
+from engine.process.segments import RunSegments, unlink_segments
+from engine.process.topology import SUPERVISOR, default_plan
+from engine.supervisor.port import reserve_port
 from shm.counters import State
 from tests.api.tokenizer_peer import TokenizerPeer
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "tests" / "golden" / "qwen3"
 CHILD = "api0"
 
@@ -100,7 +100,7 @@ class Edge:
         arguments = ["--run-dir", self.config.run_dir, "--actor", CHILD, "--epoch", str(epoch), "--parent", str(os.getpid())]
         with self.run.log_path(CHILD).open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "engine.child", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
+                [sys.executable, "-W", "error", "-m", "engine.process.main", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
             )
         wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), what="api0 ready")
         assert self.child.poll() is None, self.log

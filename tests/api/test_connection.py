@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
+from api.client.generation import ClientGone
 from api.connection import Connection
 from api.exchange import next_part
-from api.generation import ClientGone
 from engine.errors import RequestError
 from tests.waiting import WATCHDOG_S, wait_until
 

@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from api.app import routes
 from api.openapi import document
+from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
-from engine.weights import WeightsState
 from shm.counters import State
 from tests.api.edge import Edge
 from tests.waiting import WATCHDOG_S, wait_until

@@ -15,12 +15,12 @@ from types import TracebackType
 import httpx
 
 from engine.errors import SharedMemoryError
-from engine.run import Run, run_entries, runs_root
+from engine.process.run_directory import Run, run_entries, runs_root
 from shm.segment import Segment, segment_names
 from tests.engine.echo_engine import is_gone
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden"
 DEMO = REPOSITORY / "tools" / "demo" / "model"
 READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")

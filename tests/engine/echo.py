@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from engine.actor import Actor, ActorContext
 from engine.errors import CheckpointError
 from engine.messages import Abort, AbortRequest, Command, Message, Pause, ReloadWeights, Reply, WeightsInUse
+from engine.process.actor import Actor
+from engine.process.context import ActorContext
 
 PING_INTERVAL_NS = 10_000_000
 

@@ -19,17 +19,17 @@ from types import TracebackType
 import msgspec
 
 from engine.config import EngineConfig
-from engine.control import ControlClient
-from engine.launch import serve
-from engine.progress import PlainProgress
-from engine.reaper import reap
-from engine.run import Run, new_run_id, open_run, root_lock, runs_root
-from engine.topology import ActorPlan
+from engine.process.control import ControlClient
+from engine.process.run_directory import Run, new_run_id, open_run, root_lock, runs_root
+from engine.process.topology import ActorPlan
+from engine.supervisor.launch import serve
+from engine.supervisor.progress import PlainProgress
+from engine.supervisor.reaper import reap
 from shm.counters import ActorSnapshot, Counters, State
 from shm.segment import segment_names
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ECHO_PLAN = "ping0=PingActor,echo0=EchoActor,echo1=EchoActor"
 
 

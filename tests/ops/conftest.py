@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.blas import configure_blas
+from workers.devices.blas import configure_blas
 
 configure_blas(1)
 

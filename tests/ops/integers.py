@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ops.weights import QuantizedWeight, WeightFormat
+from ops.weight_format import QuantizedWeight, WeightFormat
 
 MAX_BLOCK = 128  # inputs of a row that share an activation scale, where the weight's group is not smaller
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ops.modules import Module
 from ops.table import OpTable
-from ops.weights import Memory, QuantizedWeight
+from ops.weight_format import Memory, QuantizedWeight
 
 
 def pack(k: OpTable, module: Module, **values: np.ndarray | QuantizedWeight | None) -> None:

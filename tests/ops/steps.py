@@ -7,8 +7,8 @@ import numpy as np
 from ops.modules import KvCache
 from ops.table import ROW_TILE, OpTable
 from tests.ops.caches import make_cache
-from workers.inputs import StepInputs
-from workers.paddle_device import PaddleDevice
+from workers.devices.paddle import PaddleDevice
+from workers.step.inputs import StepInputs
 
 MAX_SEQS = 24
 MAX_TOKENS = 256

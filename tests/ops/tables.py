@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ops import _cpu, reference
+from ops import _cpu
 from ops.cpu import table as native
+from ops.paddle import reference
 from ops.table import OpTable
 from tests.ops.caches import DTYPES
 

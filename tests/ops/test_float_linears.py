@@ -11,7 +11,7 @@ import pytest
 from ops import _cpu
 from ops.cpu.table import TABLE as k
 from ops.modules import Embedding, Linear
-from ops.weights import BFLOAT16, FLOAT32, WeightFormat
+from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import table

@@ -8,15 +8,16 @@ import numpy as np
 import paddle
 import pytest
 
-from engine.model_config import RopeConfig
-from ops import _cpu, reference
+from engine.checkpoint.model_config import RopeConfig
+from ops import _cpu
 from ops.modules import AttentionShape, Embedding, Linear, Norm, Rotary
+from ops.paddle import reference
 from ops.table import OpTable
 from tests.ops.caches import contents, make_cache
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import CACHES
-from workers.rotary import rotary_tables
+from workers.weights.rotary import rotary_tables
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

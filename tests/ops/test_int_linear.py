@@ -11,8 +11,8 @@ from ops import _cpu
 from ops.cpu.packing import PackedWeight
 from ops.modules import Embedding, Linear
 from ops.table import OpTable
-from ops.weights import QuantizedWeight, WeightFormat
-from ops.weights import float32 as values_of
+from ops.weight_format import QuantizedWeight, WeightFormat
+from ops.weight_format import float32 as values_of
 from tests.ops import integers
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep

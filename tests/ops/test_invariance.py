@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -18,7 +17,8 @@ from ops.table import ROW_TILE, OpTable
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import CACHES
-from workers.rotary import rotary_tables
+from tests.paths import REPOSITORY
+from workers.weights.rotary import rotary_tables
 
 NUM_ROWS = 96
 RowOp = Callable[[paddle.Tensor], paddle.Tensor]
@@ -158,7 +158,7 @@ def run_attention(
 
 
 def _rope(head_dim: int):  # type: ignore[no-untyped-def]
-    from engine.model_config import RopeConfig
+    from engine.checkpoint.model_config import RopeConfig
 
     return RopeConfig("default", 10_000.0, head_dim, False, 320)
 
@@ -174,6 +174,5 @@ def test_two_threads() -> None:
         "test_attention_and_rotation(k, 'float32', SHAPES[0], 16)\n"
         "test_attention_and_rotation(k, 'float32', SHAPES[2], 16)\n"
     )
-    repository = Path(__file__).resolve().parents[2]
-    ran = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr

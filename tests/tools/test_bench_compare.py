@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S
 from tools.bench.compare import READY, Workload, table
 from tools.bench.processes import pss_bytes
 
-REPOSITORY = Path(__file__).parents[2]
 ENGINE = f"{sys.executable} -m tools.cli serve --port {{port}} --max-model-len 1024"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.paths import REPOSITORY
 from tests.tools.openai_server import API_KEY, Behaviour, OpenAIServer, openai_server
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.connection import Client
@@ -19,8 +20,6 @@ from tools.bench.report import percentile, summarize
 from tools.bench.serve import main, send
 from tools.bench.timeline import Timeline, Usage
 from tools.target import Target
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def bench(server: OpenAIServer, tmp_path: Path, *arguments: str, code: int = 0) -> dict[str, Any]:

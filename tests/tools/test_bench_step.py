@@ -9,7 +9,7 @@ import pytest
 
 from ops.cpu.executors import OpProfile
 from ops.cpu.work import Work
-from ops.weights import FLOAT32
+from ops.weight_format import FLOAT32
 from tests.workers.checkpoints import TINY, write_checkpoint
 from tools.bench.replays import TimedOp
 from tools.bench.roofline import Roofline

@@ -11,15 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from tests.paths import REPOSITORY
 from tests.tools.openai_server import API_KEY, Behaviour, openai_server
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.chat import printable
 
-REPOSITORY = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from tools.chat import main; sys.exit(main(sys.argv[1:]))"]
 CHAT = "/v1/chat/completions"
 

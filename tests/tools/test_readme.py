@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from starlette.routing import Route
 
 from api.app import routes
-from engine.options import OPTIONS
+from engine.options.table import OPTIONS
+from tests.paths import REPOSITORY
 from tools.cli import BENCHES, COMMANDS
 
-REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
 
 

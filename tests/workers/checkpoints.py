@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.model_config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from tests.workers.variants import values
 from workers.models import declare_model
 

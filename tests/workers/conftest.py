@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from workers.blas import configure_blas
+from workers.devices.blas import configure_blas
 
 configure_blas(1)

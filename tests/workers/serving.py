@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import SamplingParams, SlotStart, Step, StepResult
-from engine.model_config import ModelConfig
-from workers.kv_cache import kv_cache_bytes
+from tests.paths import GOLDEN
 from workers.runner import Runner
+from workers.step.kv_cache import kv_cache_bytes
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zmq
 
-from engine.actor import ActorContext, ActorLoop
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.messages import (
@@ -27,14 +27,16 @@ from engine.messages import (
     decode_control,
     encode,
 )
-from engine.model_config import ModelConfig
-from engine.run import Run, WeightsRecord, new_run_id
-from engine.segments import RunSegments, unlink_segments
+from engine.process.actor import ActorLoop
+from engine.process.context import ActorContext
+from engine.process.run_directory import Run, WeightsRecord, new_run_id
+from engine.process.segments import RunSegments, unlink_segments
 from shm.counters import State
 from shm.mailbox import Mailbox
+from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, int32, make_runner
-from workers.kv_cache import kv_cache_bytes
+from workers.step.kv_cache import kv_cache_bytes
 from workers.worker import WorkerActor
 
 NAMES = ("scheduler", "worker0")
@@ -312,5 +314,5 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
 
 def test_arena_of_the_config_is_enough() -> None:
     """The supervisor reserves a dummy block besides the blocks that the scheduler has."""
-    shape = ModelConfig.read(Path(__file__).resolve().parents[1] / "golden" / "qwen3")
+    shape = ModelConfig.read(GOLDEN / "qwen3")
     assert kv_cache_bytes(shape, 7, 16) == 8 * shape.kv_bytes_per_block(16)

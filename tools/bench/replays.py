@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import SamplingParams, SlotStart, Step
-from engine.model_config import ModelConfig
 from ops.cpu.executors import OpProfile, Tape
-from ops.weights import WeightFormat
+from ops.weight_format import WeightFormat
 from shm.segment import MemoryFile
-from workers.plan import TapePlan
 from workers.runner import Runner
+from workers.step.execution import TapePlan
 
 
 @dataclass(frozen=True, slots=True)

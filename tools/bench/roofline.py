@@ -19,7 +19,7 @@ from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
 from ops.cpu.work import Work
 from ops.modules import Linear
-from ops.weights import Memory, WeightFormat
+from ops.weight_format import Memory, WeightFormat
 
 MIN_BUFFER_BYTES = 256 << 20
 MEASURE_S = 0.25

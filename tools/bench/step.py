@@ -22,17 +22,18 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError, TokamakError
 from engine.messages import SamplingParams
-from engine.model_config import ModelConfig
-from engine.options import read_options
-from engine.resolution import resolve
+from engine.options.resolve import resolve
+from engine.options.table import read_options
 from ops import _cpu
 from ops.cpu.work import Work
-from ops.weights import FLOAT32, WeightFormat
+from ops.weight_format import FLOAT32, WeightFormat
 from tools.bench.replays import Case, Replays, Timed, TimedOp
 from tools.bench.roofline import Roofline, measure
+from tools.demo import MODEL
 from tools.units import seconds, share
 
 PHASES = ("decode", "prefill")
@@ -221,7 +222,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def _config(given: Sequence[str], wanted: Sequence[Case]) -> EngineConfig:
     """The configuration of an engine that has room for every case, unless it is told otherwise."""
-    options = read_options(given, os.environ)
+    options = read_options(given, os.environ, str(MODEL))
     if unknown := {"ops", "plan"} & options.given:
         raise OptionError(f"--{unknown.pop()}: the profile is of tapes of native ops alone")
     longest = max(case.context + 1 for case in wanted)

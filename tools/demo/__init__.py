@@ -7,3 +7,7 @@ Read `data.py` first: it makes the questions, for training and held out, and gra
 are what it draws from, `vocabulary.py` makes the tokenizer, `train.py` (the only file that needs torch) makes the
 checkpoint, and `evaluate.py` asks a running server.
 """
+
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().parent / "model"

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from engine.model_config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from workers.models.ernie4_5 import Ernie4_5
 from workers.models.llama import Llama
 from workers.models.qwen2 import Qwen2
 from workers.models.qwen3 import Qwen3
-from workers.weights import Weights
+from workers.weights.declaration import Weights
 
 Model = Llama  # what every model offers: `hidden` and `logits`
 MODELS: dict[str, type[Model]] = {"llama": Llama, "qwen2": Qwen2, "qwen3": Qwen3, "ernie4_5": Ernie4_5}

@@ -6,10 +6,10 @@ projections have biases, the window of each layer and the rotary variant are the
 
 from __future__ import annotations
 
-from engine.model_config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, Tensor
 from ops.table import Inputs, OpTable
-from workers.weights import Weights
+from workers.weights.declaration import Weights
 
 
 class LlamaLayer:

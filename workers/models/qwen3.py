@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.model_config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from workers.models.llama import Llama, LlamaLayer
-from workers.weights import Weights
+from workers.weights.declaration import Weights
 
 
 class Qwen3Layer(LlamaLayer):

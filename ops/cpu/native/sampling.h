@@ -1,4 +1,4 @@
-// From logits to tokens and log-probabilities (workers/sampler.py says what is computed), for the rows of a step at once, on
+// From logits to tokens and log-probabilities (workers/sampling/sampler.py says what is computed), for the rows of a step at once, on
 // the rank's threads. What comes of a row depends on its logits, its tokens and its parameters alone: sums are added up within
 // blocks of the vocabulary, and block after block.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace tokamak::cpu {
 
-// A sample's parameters, as workers/sampling_state.py (SAMPLING) lays them out:
+// A sample's parameters, as workers/step/sampling_state.py (SAMPLING) lays them out:
 //
 //      0 seed u64            8 lists                16 temperature f64       24 top_p f64         32 min_p f64
 //     40 repetition f32     44 presence f32         48 frequency f32         52 sample_index
@@ -25,7 +25,7 @@ struct SlotSampling {
     i32 top_k, min_tokens, num_logprobs, num_prompt_logprobs;
     i32 num_biases, num_allowed, num_stops, num_words;
 };
-static_assert(sizeof(SlotSampling) == 88 && offsetof(SlotSampling, num_words) == 84, "as in workers/sampling_state.py");
+static_assert(sizeof(SlotSampling) == 88 && offsetof(SlotSampling, num_words) == 84, "as in workers/step/sampling_state.py");
 
 struct SlotTable {
     const SlotSampling *samplings;  // [slots]

@@ -1,0 +1,1 @@
+"""Open requests: what the edge knows of each, and how it submits them again after a crash behind it. Read `client.py` first."""

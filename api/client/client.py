@@ -1,0 +1,337 @@
+"""The edge's truth: every open sample as its `Submit` plus the tokens delivered so far.
+
+Runs in the api process, on its event loop only. Route handlers open a `Generation` and wait on it; the actor hands in what the
+rings bring (`on_message`), new epochs of the actors behind (`on_peer`) and the time (`on_tick`). Owns the open samples, the
+calls under way and the backlog of what a full ring refused.
+
+An open sample survives any crash behind the edge: `on_peer` submits it again with `attempt + 1` and the tokens it has, and
+whatever an older attempt still sends is dropped. All samples of one prompt go to one tokenizer,
+`tokenizer{crc32(group_id) % M}`: the choice is the edge's alone, a tokenizer never needs to know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+from api.client.generation import Generation, OpenSample
+from api.client.stats import SampleMeasures
+from engine.errors import RequestError
+from engine.messages import (
+    Abort,
+    ChatPrompt,
+    Delta,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    Message,
+    Prompt,
+    Rejected,
+    Submit,
+    Tokenize,
+    Tokenized,
+    encode,
+)
+from engine.process.context import ActorContext
+from engine.process.outbox import Outbox
+
+CALL_TIMEOUT_S = 30.0
+DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the edge only where nothing came from behind
+REMEMBER_ABORTS_NS = 10_000_000_000
+RETRY_NS = 200_000_000
+
+
+class _Call:
+    """A question to a tokenizer, kept until its answer is here."""
+
+    __slots__ = ("answer", "message", "tokenizer")
+
+    def __init__(self, message: Tokenize | Detokenize, tokenizer: str, answer: asyncio.Future[Tokenized | Detokenized]) -> None:
+        self.message = message
+        self.tokenizer = tokenizer
+        self.answer = answer
+
+
+class EdgeClient:
+    """All that this api process has open with the engine."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self._name = context.name
+        self._epoch = context.epoch
+        self._max_model_len = context.config.max_model_len
+        self._resume_bytes = 4 * self._max_model_len + 16  # by which a Submit may grow when it is sent again
+        self._tokenizers = [f"tokenizer{index}" for index in range(context.config.tokenizer_processes)]
+        self._outboxes = {tokenizer: context.outbox(tokenizer) for tokenizer in self._tokenizers}
+        self._samples: dict[str, OpenSample] = {}
+        self._generations: dict[str, Generation] = {}  # by key
+        self._calls: dict[str, _Call] = {}
+        self._call_ids = itertools.count()
+        self._backlog: dict[str, deque[Message]] = {tokenizer: deque() for tokenizer in self._tokenizers}
+        self._recent_aborts: deque[tuple[int, str, Abort]] = deque()
+        self._retries: deque[tuple[int, OpenSample, int]] = deque()  # due time, sample, the attempt that a full queue refused
+        self._is_stopping = False
+
+        self._open_requests = context.counter("open_requests")
+        self._resubmissions = context.counter("resubmissions_total")
+        self._dropped = context.counter("messages_dropped_total")
+        self._measures = SampleMeasures(context)
+
+    # ------------------------------------------------------------------------------------------- for route handlers
+
+    def open(
+        self,
+        key: str,
+        submits: Sequence[Submit],
+        *,
+        samples_per_prompt: int,
+        is_streaming: bool,
+        abort_connection: Callable[[], None],
+    ) -> Generation:
+        """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where a
+        ring is full; nothing is left open then. A request may be longer than a ring: where its first sample found room, the
+        others follow as room comes."""
+        if self._is_stopping:
+            raise stopping()
+        generation = Generation(
+            key,
+            samples_per_prompt=samples_per_prompt,
+            is_streaming=is_streaming,
+            abort_connection=abort_connection,
+            close=self.close,
+        )
+        self._generations[key] = generation
+        generation.num_unfinished = len(submits)
+        begun: set[str] = set()  # tokenizers
+        try:
+            for submit in submits:
+                sample = self._open_sample(submit, generation, begun)
+                generation.samples.append(sample)
+                begun.add(sample.tokenizer)
+        except RequestError:
+            self.close(generation)
+            raise
+        self._open_requests.set(len(self._samples))
+        return generation
+
+    def close(self, generation: Generation) -> None:
+        """Forget a request; its unfinished samples are aborted."""
+        self._generations.pop(generation.key, None)
+        if generation.is_finished:
+            return
+        for sample in generation.samples:
+            if not sample.is_finished:
+                self._abort(sample, "abort")
+                self._finish(sample, "abort")
+        self._open_requests.set(len(self._samples))
+
+    def abort(self, request_id: str) -> bool:
+        """An operator's abort of a request, by the id that its client was given: its answer ends with finish reason "abort"."""
+        generations = [g for key, g in self._generations.items() if request_id in (key, key.partition("~")[0])]
+        for generation in generations:
+            self._end_early([sample for sample in generation.samples if not sample.is_finished], "abort")
+        return bool(generations)
+
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        answer = await self._call(Tokenize(self._new_call_id(), self._name, prompt))
+        assert isinstance(answer, Tokenized)
+        return answer
+
+    async def detokenize(self, token_ids: bytes) -> str:
+        answer = await self._call(Detokenize(self._new_call_id(), self._name, token_ids))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    # -------------------------------------------------------------------------------------------------- for the actor
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, Deltas):
+            now_ns = time.monotonic_ns()
+            for delta in message.deltas:
+                self._on_delta(delta, now_ns)
+            self._open_requests.set(len(self._samples))
+        elif isinstance(message, Rejected):
+            self._on_rejected(message)
+        else:
+            assert isinstance(message, (Tokenized, Detokenized)), f"{type(message).__name__} has no business at the edge"
+            call = self._calls.get(message.call_id)
+            if call is not None and not call.answer.done():
+                call.answer.set_result(message)
+
+    def on_peer(self, name: str) -> None:
+        """An actor behind the edge came back with a new epoch: what it held is submitted again."""
+        if name != "scheduler" and name not in self._backlog:
+            return
+        is_scheduler = name == "scheduler"
+        for sample in self._samples.values():
+            if is_scheduler or sample.tokenizer == name:
+                self._resubmissions.add(1)
+                self._send(sample.tokenizer, sample.next_attempt())
+        if is_scheduler:
+            return
+        for _, tokenizer, abort in self._recent_aborts:  # it may have died before it handed them on
+            if tokenizer == name:
+                self._send(name, abort)
+        for call in self._calls.values():
+            if call.tokenizer == name:
+                self._send(name, call.message)
+
+    def on_tick(self, now_ns: int) -> None:
+        """Several times a second: retry what a full ring or queue refused, and enforce the limits that nobody behind did."""
+        for tokenizer in self._tokenizers:
+            self._flush(tokenizer)
+        while self._recent_aborts and now_ns - self._recent_aborts[0][0] > REMEMBER_ABORTS_NS:
+            self._recent_aborts.popleft()
+        while self._retries and self._retries[0][0] <= now_ns:
+            _, sample, attempt = self._retries.popleft()
+            if not sample.is_finished and sample.submit.attempt == attempt:
+                self._send(sample.tokenizer, sample.next_attempt())
+        overdue = now_ns - DEADLINE_GRACE_NS
+        self._end_early([s for s in self._samples.values() if 0 < s.submit.deadline_ns < overdue], "timeout")
+        for generation in self._generations.values():
+            generation.drop_stalled_client(now_ns)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._samples)
+
+    def stop(self, grace: bool) -> None:
+        """Take no new requests; without grace, end the open ones with an error as well."""
+        self._is_stopping = True
+        if not grace:
+            for generation in list(self._generations.values()):
+                generation.fail(stopping())
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _open_sample(self, submit: Submit, generation: Generation, begun: set[str]) -> OpenSample:
+        submit.api, submit.api_epoch = self._name, self._epoch
+        tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
+        outbox = self._outboxes[tokenizer]
+        payload = encode(submit)
+        self._check_size(len(payload) + self._resume_bytes, outbox, submit.prompt)
+        if self._backlog[tokenizer] or not outbox.send_bytes(payload):
+            if tokenizer not in begun:
+                raise RequestError(
+                    "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1
+                )
+            self._backlog[tokenizer].append(submit)
+        sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation)
+        return sample
+
+    def _check_size(self, num_bytes: int, outbox: Outbox, prompt: Prompt | None) -> None:
+        """400 for what no ring can ever take: it could only be too long for the model."""
+        if num_bytes <= outbox.max_record_bytes:
+            return
+        param = "tokens" if prompt is None else "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        raise RequestError(
+            f"{param}: this takes {num_bytes} bytes, the limit with --max-model-len {self._max_model_len} is "
+            f"{outbox.max_record_bytes} bytes; send less",
+            code="context_length_exceeded",
+            param=param,
+        )
+
+    def _tokenizer_of(self, key: str) -> str:
+        return self._tokenizers[crc32(key.encode()) % len(self._tokenizers)]
+
+    def _send(self, tokenizer: str, message: Message) -> None:
+        """What must not be lost: it waits in the backlog while the ring is full."""
+        if self._backlog[tokenizer] or not self._outboxes[tokenizer].send(message):
+            self._backlog[tokenizer].append(message)
+
+    def _flush(self, tokenizer: str) -> None:
+        backlog = self._backlog[tokenizer]
+        while backlog and (self._is_stale(backlog[0]) or self._outboxes[tokenizer].send(backlog[0])):
+            backlog.popleft()
+
+    def _is_stale(self, message: Message) -> bool:
+        """A submit that a later attempt replaced or whose sample is gone."""
+        if not isinstance(message, Submit):
+            return False
+        sample = self._samples.get(message.request_id)
+        return sample is None or sample.submit is not message
+
+    def _on_delta(self, delta: Delta, now_ns: int) -> None:
+        sample = self._samples.get(delta.request_id)
+        if sample is None or sample.submit.attempt != delta.attempt:
+            self._dropped.add(1)
+            return
+        num_before = len(sample.delivered)
+        sample.accept(delta)
+        self._measures.on_tokens(sample, len(sample.delivered) - num_before, now_ns)
+        if sample.is_finished:
+            self._finish(sample, sample.finish_reason)
+            self._measures.on_answered(sample, now_ns)
+        sample.generation.wake()
+
+    def _on_rejected(self, rejected: Rejected) -> None:
+        error = RequestError(
+            rejected.message,
+            status=rejected.status,
+            code=rejected.code,
+            param=rejected.param,
+            retry_after_s=rejected.retry_after_s,
+        )
+        call = self._calls.get(rejected.request_id)
+        sample = self._samples.get(rejected.request_id)
+        if call is not None and not call.answer.done():
+            call.answer.set_exception(error)
+        elif sample is None or sample.submit.attempt != rejected.attempt:
+            self._dropped.add(1)
+        elif (
+            rejected.status == 429 and rejected.attempt > 0
+        ):  # after a crash all come back at once; that costs nobody his answer
+            self._retries.append((time.monotonic_ns() + RETRY_NS, sample, rejected.attempt))
+        else:
+            del self._samples[rejected.request_id]
+            sample.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the samples beside it
+            sample.generation.fail(error)
+
+    def _end_early(self, samples: list[OpenSample], reason: str) -> None:
+        """End samples from here, with what they have."""
+        for sample in samples:
+            self._abort(sample, reason)
+            sample.pending.append(Delta(sample.submit.request_id, sample.submit.attempt, [], "", reason))
+            self._finish(sample, reason)
+            sample.generation.wake()
+        if samples:
+            self._open_requests.set(len(self._samples))
+
+    def _abort(self, sample: OpenSample, reason: str) -> None:
+        abort = Abort(sample.submit.request_id, sample.submit.attempt, reason)
+        self._recent_aborts.append((time.monotonic_ns(), sample.tokenizer, abort))
+        self._send(sample.tokenizer, abort)
+
+    def _finish(self, sample: OpenSample, reason: str) -> None:
+        """The sample is open no more."""
+        sample.finish_reason = reason
+        self._measures.on_finished(reason)
+        sample.generation.num_unfinished -= 1
+        del self._samples[sample.submit.request_id]
+
+    def _new_call_id(self) -> str:
+        return f"{self._name}.{self._epoch}.{next(self._call_ids)}"
+
+    async def _call(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
+        if self._is_stopping:
+            raise stopping()
+        call = _Call(message, self._tokenizer_of(message.call_id), asyncio.get_running_loop().create_future())
+        prompt = message.prompt if isinstance(message, Tokenize) else None
+        self._check_size(len(encode(message)), self._outboxes[call.tokenizer], prompt)
+        self._calls[message.call_id] = call
+        self._send(call.tokenizer, message)
+        try:
+            return await asyncio.wait_for(call.answer, CALL_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise RequestError(
+                f"{call.tokenizer} has not answered for {CALL_TIMEOUT_S:.0f} s", status=503, code="unavailable", retry_after_s=1
+            ) from None
+        finally:
+            del self._calls[message.call_id]
+
+
+def stopping() -> RequestError:
+    return RequestError("the server is shutting down", status=503, code="shutting_down", retry_after_s=5)

@@ -1,0 +1,49 @@
+"""What the edge counts of its samples: tokens, latencies, and how they ended. Written by `client.EdgeClient`."""
+
+from __future__ import annotations
+
+from api.client.generation import OpenSample
+from engine.process.context import ActorContext
+
+FINISH_REASONS = ("stop", "length", "abort", "timeout")
+
+
+class SampleMeasures:
+    """Times are in ns, CLOCK_MONOTONIC."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self._prompt_tokens = context.counter("prompt_tokens_total")
+        self._generation_tokens = context.counter("generation_tokens_total")
+        self._finished = {reason: context.counter("request_success_total", finished_reason=reason) for reason in FINISH_REASONS}
+        self._time_to_first_token = context.histogram("time_to_first_token_seconds")
+        self._inter_token_latency = context.histogram("inter_token_latency_seconds")
+        self._time_per_output_token = context.histogram("time_per_output_token_seconds")
+        self._latency = context.histogram("e2e_request_latency_seconds")
+        self._request_prompt_tokens = context.histogram("request_prompt_tokens")
+        self._request_generation_tokens = context.histogram("request_generation_tokens")
+
+    def on_tokens(self, sample: OpenSample, num_tokens: int, now_ns: int) -> None:
+        """A delivery brought so many tokens."""
+        if not num_tokens:
+            return
+        self._generation_tokens.add(num_tokens)
+        if sample.first_token_ns:
+            self._inter_token_latency.observe((now_ns - sample.last_token_ns) / 1e9)
+        else:
+            sample.first_token_ns = now_ns
+            self._time_to_first_token.observe((now_ns - sample.submit.arrival_ns) / 1e9)
+        sample.last_token_ns = now_ns
+
+    def on_finished(self, reason: str) -> None:
+        """A sample ended, whoever ended it."""
+        self._finished[reason].add(1)
+
+    def on_answered(self, sample: OpenSample, now_ns: int) -> None:
+        """A sample came to its own end."""
+        num_tokens = len(sample.delivered)
+        self._prompt_tokens.add(sample.num_prompt_tokens)
+        self._request_prompt_tokens.observe(sample.num_prompt_tokens)
+        self._request_generation_tokens.observe(num_tokens)
+        self._latency.observe((now_ns - sample.submit.arrival_ns) / 1e9)
+        if num_tokens > 1:
+            self._time_per_output_token.observe((sample.last_token_ns - sample.first_token_ns) / 1e9 / (num_tokens - 1))

@@ -1,0 +1,161 @@
+"""From a request body to the `Submit`s of its samples: defaults, limits, and the rules that tie several parameters together.
+
+Called by the completion handlers of the api process. Pure but for the seed, which is drawn here, once, where the client gave
+none, so that a replay after a crash draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from api.client.generation import Generation
+from api.exchange import ABORT_KEY, Exchange
+from api.model import ServedModel
+from api.schemas.requests import GenerationRequest, invalid
+from engine.messages import Prompt, SamplingParams, Submit, TextOptions
+
+V = TypeVar("V", int, float)
+
+_SEED_MASK = 2**64 - 1
+
+
+def sampling_params(
+    request: GenerationRequest, model: ServedModel, *, max_tokens: int | None, num_logprobs: int, num_prompt_logprobs: int
+) -> SamplingParams:
+    """How a sample is drawn, but for its index. `max_tokens` None: up to the model's limit; 0: the prompt alone."""
+    for param in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        check_vocabulary(param, getattr(request, param) or (), model)
+    defaults = model.defaults
+    return SamplingParams(
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_k=max(0, _first(request.top_k, defaults.top_k, 0)),
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        min_p=_first(request.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        seed=secrets.randbits(64) if request.seed is None else request.seed & _SEED_MASK,
+        min_tokens=request.min_tokens or 0,
+        max_tokens=-1 if max_tokens is None else max_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        stop_token_ids=request.stop_token_ids or [],
+        allowed_token_ids=request.allowed_token_ids or [],
+        logit_bias=request.logit_bias or {},
+    )
+
+
+def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, model: ServedModel) -> None:
+    """`max_tokens`, which came as the parameter `param`, against the model and `min_tokens`."""
+    if max_tokens > model.max_model_len:
+        raise invalid(param, f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens")
+    if (request.min_tokens or 0) > max_tokens:
+        raise invalid("min_tokens", f"{request.min_tokens} is more than {param}, {max_tokens}")
+
+
+def text_options(request: GenerationRequest) -> TextOptions:
+    stop = request.stop or []
+    return TextOptions(
+        stop=[stop] if isinstance(stop, str) else stop,
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        bad_words=request.bad_words or [],
+        return_prompt_token_ids=bool(request.return_token_ids),
+    )
+
+
+def check_samples(request: GenerationRequest, num_prompts: int, model: ServedModel) -> tuple[int, int]:
+    """(n, best_of), checked against each other, against streaming and against what the engine can hold."""
+    n = request.n or 1
+    best_of = request.best_of or n
+    if best_of < n:
+        raise invalid("best_of", f"{best_of} is less than n, {n}")
+    if request.stream and best_of > n:
+        raise invalid("best_of", f"{best_of} with n {n} cannot be streamed, the best are known at the end; set stream to false")
+    if num_prompts * best_of > model.max_samples:
+        raise invalid(
+            "n" if num_prompts == 1 else "prompt",
+            f"{num_prompts} prompts of {best_of} samples each are {num_prompts * best_of} samples, the limit of one request is "
+            f"{model.max_samples}; send fewer or start with a higher --max-waiting",
+        )
+    return n, best_of
+
+
+def check_stream(request: GenerationRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "only allowed where stream is true")
+    if request.prompt_logprobs is not None and request.stream:
+        raise invalid("prompt_logprobs", "not available in a stream; set stream to false")
+
+
+def check_vocabulary(param: str, token_ids: Iterable[int], model: ServedModel) -> None:
+    for token_id in token_ids:
+        if token_id >= model.vocab_size:
+            raise invalid(param, f"token id {token_id} is not in the vocabulary of {model.vocab_size} tokens")
+
+
+def open_generation(
+    request: Request,
+    body: GenerationRequest,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    *,
+    best_of: int,
+) -> Generation:
+    """Submit every sample of every prompt. Raises RequestError where the engine takes no more."""
+    exchange = Exchange.of(request)
+    return exchange.services.client.open(
+        exchange.key,
+        make_submits(exchange, body, prompts, sampling, best_of),
+        samples_per_prompt=best_of,
+        is_streaming=bool(body.stream),
+        abort_connection=request.scope[ABORT_KEY],
+    )
+
+
+def make_submits(
+    exchange: Exchange, body: GenerationRequest, prompts: Sequence[Prompt], sampling: SamplingParams, best_of: int
+) -> list[Submit]:
+    """Prompt by prompt; samples of one prompt share `group_id`. What comes before the first `~` of any of these ids is the
+    request id that the client knows."""
+    text = text_options(body)
+    timeout_s = body.timeout or exchange.services.model.request_timeout_s
+    samplings = [msgspec.structs.replace(sampling, sample_index=index) for index in range(best_of)]
+    submits = []
+    for number, prompt in enumerate(prompts):
+        group_id = exchange.key if len(prompts) == 1 else f"{exchange.key}~p{number}"
+        for index in range(best_of):
+            submits.append(
+                Submit(
+                    request_id=group_id if best_of == 1 else f"{group_id}-{index}",
+                    api="",
+                    api_epoch=0,
+                    attempt=0,
+                    prompt=prompt,
+                    sampling=samplings[index],
+                    text=text,
+                    group_id=group_id,
+                    priority=body.priority or 0,
+                    arrival_ns=exchange.arrival_ns,
+                    deadline_ns=exchange.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0,
+                )
+            )
+    return submits
+
+
+def int32(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they travel in messages."""
+    return array("i", token_ids).tobytes()
+
+
+def _first(given: V | None, default: V | None, neutral: V) -> V:
+    if given is not None:
+        return given
+    return neutral if default is None else default

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: `completions.py` and `chat.py` (requests to answers), `sse.py` (streams), `logprobs.py`, `usage.py`."""

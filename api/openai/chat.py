@@ -1,0 +1,162 @@
+"""`POST /v1/chat/completions`, and how a conversation becomes a prompt.
+
+Runs in the api process. The conversation is checked here and goes as it was sent to the tokenizer, which renders it with the
+template.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.client.generation import Generation, OpenSample
+from api.client.submission import check_max_tokens, check_samples, check_stream, open_generation, sampling_params
+from api.errors import json_response
+from api.exchange import Exchange, until_finished
+from api.model import ServedModel
+from api.openai.completions import likeliest
+from api.openai.logprobs import chat_logprobs, prompt_logprobs
+from api.openai.sse import ChunkWriter, EventStream
+from api.openai.usage import usage_of
+from api.schemas import requests
+from api.schemas.requests import ChatRequest, Conversation, invalid
+from api.schemas.responses import AssistantMessage, ChatChoice, ChatChunkChoice, ChatCompletion, ChatDelta, FinishReason
+from engine.errors import RequestError
+from engine.messages import ChatPrompt, Delta
+
+
+class ChatHead(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """The route."""
+    exchange = Exchange.of(request)
+    model = exchange.services.model
+    fields = requests.load(await exchange.body(request))
+    body = requests.convert(fields, ChatRequest)
+    head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
+    prompt = chat_prompt(fields)
+    check_stream(body)
+    n, best_of = check_samples(body, 1, model)
+    num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
+    sampling = sampling_params(
+        body,
+        model,
+        max_tokens=max_tokens,
+        num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
+        num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
+    )
+    generation = open_generation(request, body, [prompt], sampling, best_of=best_of)
+    if body.stream:
+        head.object = "chat.completion.chunk"
+        return EventStream(generation, ChatWriter(head, body))
+    await until_finished(generation, request.receive)
+    return _answer(head, body, generation, n)
+
+
+def chat_prompt(fields: dict[str, Any]) -> ChatPrompt:
+    """The conversation of a body; the messages themselves go on as the client sent them."""
+    body = requests.convert(fields, Conversation)
+    if body.add_generation_prompt and body.continue_final_message:
+        raise invalid(
+            "continue_final_message", "not together with add_generation_prompt: the final message either goes on or is over"
+        )
+    for index, message in enumerate(body.messages):
+        if message.content is None and message.role != "assistant":
+            param = f"messages[{index}].content"
+            raise RequestError(f"{param} is required", code="missing_required_parameter", param=param)
+    tools = fields.get("tools") if body.tool_choice != "none" else None
+    kwargs = body.chat_template_kwargs
+    return ChatPrompt(
+        messages=requests.dump(fields["messages"], "messages"),
+        tools=requests.dump(tools, "tools") if tools else b"",
+        add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template or "",
+        chat_template_kwargs=requests.dump(kwargs, "chat_template_kwargs") if kwargs else b"",
+    )
+
+
+def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:
+    """None: up to the model's limit."""
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if max_tokens is not None:
+        check_max_tokens(param, max_tokens, body, model)
+    return max_tokens
+
+
+def _num_logprobs(body: ChatRequest) -> int:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise invalid("top_logprobs", "only allowed where logprobs is true")
+    return -1
+
+
+class ChatWriter(ChunkWriter):
+    """The first piece of each choice carries the role."""
+
+    def __init__(self, head: ChatHead, body: ChatRequest) -> None:
+        super().__init__(head, body)
+        self._body = body
+        self._begun: set[int] = set()
+
+    def choice(self, index: int, sample: OpenSample, delta: Delta) -> ChatChunkChoice:
+        choice = ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(),
+            finish_reason=cast(FinishReason, delta.finish_reason) if delta.finish_reason else None,
+            stop_reason=delta.stop_reason,
+        )
+        is_first = index not in self._begun
+        if is_first:
+            self._begun.add(index)
+            choice.delta.role = "assistant"
+        if delta.text or is_first:
+            choice.delta.content = delta.text
+        if self._body.logprobs and delta.logprobs:
+            choice.logprobs = chat_logprobs(delta.logprobs, self._body.top_logprobs or 0)
+        if self._body.return_token_ids:
+            choice.token_ids = delta.token_ids
+            if is_first:
+                choice.prompt_token_ids = sample.prompt_token_ids
+        return choice
+
+
+def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: int) -> Response:
+    chosen = [generation.samples[index] for index in likeliest(generation, 0, n)]
+    answer = ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=[_choice(index, sample, body) for index, sample in enumerate(chosen)],
+        usage=usage_of(generation),
+        weight_version=generation.weight_version,
+    )
+    if body.prompt_logprobs is not None:
+        answer.prompt_logprobs = prompt_logprobs(generation.samples[0].prompt_logprobs or [], body.prompt_logprobs)
+    return json_response(answer, headers={"x-tokamak-weight-version": generation.weight_version})
+
+
+def _choice(index: int, sample: OpenSample, body: ChatRequest) -> ChatChoice:
+    delta = sample.take()
+    choice = ChatChoice(
+        index=index,
+        message=AssistantMessage(delta.text),
+        logprobs=chat_logprobs(delta.logprobs, body.top_logprobs or 0) if body.logprobs else None,
+        finish_reason=cast(FinishReason, delta.finish_reason),
+        stop_reason=delta.stop_reason,
+    )
+    if body.return_token_ids:
+        choice.token_ids = delta.token_ids
+        choice.prompt_token_ids = sample.prompt_token_ids
+    return choice

@@ -1,0 +1,174 @@
+"""`POST /v1/completions`: prompts as text or token ids, one or many, with echo, log-probabilities and best-of.
+
+Runs in the api process. Choice p * n + i is sample i of prompt p.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.client.generation import Generation, OpenSample
+from api.client.submission import (
+    check_max_tokens,
+    check_samples,
+    check_stream,
+    check_vocabulary,
+    int32,
+    open_generation,
+    sampling_params,
+)
+from api.errors import json_response
+from api.exchange import Exchange, until_finished
+from api.model import ServedModel
+from api.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from api.openai.sse import ChunkWriter, EventStream
+from api.openai.usage import usage_of
+from api.schemas.requests import CompletionRequest, invalid
+from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
+from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionHead(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+async def create_completion(request: Request) -> Response:
+    """The route."""
+    exchange = Exchange.of(request)
+    model = exchange.services.model
+    body = await exchange.parse(request, CompletionRequest)
+    head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
+    prompts = prompts_of(body, model)
+    check_stream(body)
+    n, best_of = check_samples(body, len(prompts), model)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    check_max_tokens("max_tokens", max_tokens, body, model)
+    echoes = [await _text_of(prompt, exchange) if body.echo else "" for prompt in prompts]
+    sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
+    generation = open_generation(request, body, prompts, sampling, best_of=best_of)
+    builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
+    if body.stream:
+        return EventStream(generation, CompletionWriter(head, body, builders))
+    await until_finished(generation, request.receive)
+    return _answer(head, generation, builders, n)
+
+
+def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int, has_rivals: bool) -> SamplingParams:
+    """An echo shows its log-probabilities as well; samples that compete are measured by theirs."""
+    num_logprobs = -1 if body.logprobs is None else body.logprobs
+    num_prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+    return sampling_params(
+        body,
+        model,
+        max_tokens=max_tokens,
+        num_logprobs=max(num_logprobs, 0) if has_rivals else num_logprobs,
+        num_prompt_logprobs=max(num_prompt_logprobs, num_logprobs) if body.echo else num_prompt_logprobs,
+    )
+
+
+def prompts_of(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
+    """The prompts of a body, each as it goes to a tokenizer."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) != 1:
+        raise invalid("prompt", "a list is either of texts, or of token ids, or of lists of token ids, not a mixture")
+    if kinds == {str}:
+        add_special_tokens = body.add_special_tokens is not False
+        return [TextPrompt(text, add_special_tokens) for text in cast(list[str], prompt)]
+    lists = [cast(list[int], prompt)] if kinds == {int} else cast(list[list[int]], prompt)
+    for token_ids in lists:
+        check_vocabulary("prompt", token_ids, model)
+    return [TokensPrompt(int32(token_ids)) for token_ids in lists]
+
+
+class ChoiceBuilder:
+    """Makes one choice, from one piece or piece by piece; an echo opens the first."""
+
+    def __init__(self, body: CompletionRequest, echoed: str) -> None:
+        self._body = body
+        self._logprobs = CompletionLogprobsBuilder(body.logprobs or 0)
+        self._echoed = echoed
+        self._is_first = True
+
+    def piece(self, index: int, sample: OpenSample, delta: Delta) -> CompletionChoice:
+        choice = CompletionChoice(
+            index=index,
+            text=self._echoed + delta.text if self._is_first else delta.text,
+            logprobs=self._piece_logprobs(sample, delta),
+            finish_reason=cast(FinishReason, delta.finish_reason) if delta.finish_reason else None,
+            stop_reason=delta.stop_reason,
+        )
+        if self._body.return_token_ids:
+            choice.token_ids = delta.token_ids
+            if self._is_first:
+                choice.prompt_token_ids = sample.prompt_token_ids
+        self._is_first = False
+        return choice
+
+    def whole(self, index: int, sample: OpenSample) -> CompletionChoice:
+        choice = self.piece(index, sample, sample.take())
+        if self._body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(sample.prompt_logprobs or [], self._body.prompt_logprobs)
+        return choice
+
+    def _piece_logprobs(self, sample: OpenSample, delta: Delta) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        if self._is_first and self._body.echo:
+            return self._logprobs.with_prompt(sample.prompt_tokens, sample.prompt_logprobs or [], delta.logprobs)
+        return self._logprobs.piece(delta.logprobs)
+
+
+class CompletionWriter(ChunkWriter):
+    def __init__(self, head: CompletionHead, body: CompletionRequest, builders: Sequence[ChoiceBuilder]) -> None:
+        super().__init__(head, body)
+        self._builders = builders
+
+    def choice(self, index: int, sample: OpenSample, delta: Delta) -> CompletionChoice:
+        return self._builders[index].piece(index, sample, delta)
+
+
+def _answer(head: CompletionHead, generation: Generation, builders: Sequence[ChoiceBuilder], n: int) -> Response:
+    choices: list[CompletionChoice] = []
+    for start in range(0, len(generation.samples), generation.samples_per_prompt):
+        for index in likeliest(generation, start, n):
+            choices.append(builders[index].whole(len(choices), generation.samples[index]))
+    answer = Completion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=choices,
+        usage=usage_of(generation),
+        weight_version=generation.weight_version,
+    )
+    return json_response(answer, headers={"x-tokamak-weight-version": generation.weight_version})
+
+
+def likeliest(generation: Generation, start: int, n: int) -> list[int]:
+    """The indexes of the `n` samples to return of the prompt whose samples start at `start`: all in their order, or, of more,
+    those with the highest cumulative log-probability, best first."""
+    indexes = list(range(start, start + generation.samples_per_prompt))
+    if len(indexes) > n:
+        indexes.sort(key=lambda index: generation.samples[index].cumulative_logprob, reverse=True)
+    return indexes[:n]
+
+
+async def _text_of(prompt: Prompt, exchange: Exchange) -> str:
+    """A prompt's text, for its echo."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    assert isinstance(prompt, TokensPrompt)
+    return await exchange.services.client.detokenize(prompt.token_ids)

@@ -1,0 +1,19 @@
+"""How many tokens a request took, as its answer reports it."""
+
+from __future__ import annotations
+
+from api.client.generation import Generation
+from api.schemas.responses import PromptTokensDetails, Usage
+
+
+def usage_of(generation: Generation) -> Usage:
+    """Each prompt counts once, every sample's tokens count, those that best_of drew and dropped included."""
+    firsts = generation.samples[:: generation.samples_per_prompt]
+    num_prompt_tokens = sum(sample.num_prompt_tokens for sample in firsts)
+    num_completion_tokens = sum(len(sample.delivered) for sample in generation.samples)
+    return Usage(
+        num_prompt_tokens,
+        num_completion_tokens,
+        num_prompt_tokens + num_completion_tokens,
+        PromptTokensDetails(sum(sample.num_cached_tokens for sample in firsts)),
+    )

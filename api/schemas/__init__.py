@@ -1,0 +1,1 @@
+"""Bodies: `requests.py` (what clients may send, with every range) and `responses.py` (what they get)."""

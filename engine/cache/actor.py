@@ -1,0 +1,129 @@
+"""The cache messenger: holds the KV arena and tells the outside what the prefix cache holds.
+
+One process. The supervisor owns the arena's memory, so the KV outlives this process as it outlives the workers. Cache-aware
+routers subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in vLLM's event style:
+
+    b"kv" | sequence number (u64, big endian) | msgpack [time, [event, ...]]
+
+    {"type": "BlockStored", "block_hashes", "parent_block_hash", "token_ids", "block_size"}     a chain of full blocks
+    {"type": "BlockRemoved", "block_hashes"}
+    {"type": "AllBlocksCleared"}
+
+A gap in the numbers means that the subscriber was too slow; a number that goes back means that this actor was started again,
+and then AllBlocksCleared and everything that is cached follow. Blocks on other tiers (host, disk, remote) will be moved by
+BlocksMove; today only the device tier exists, and any other is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+
+import msgspec
+import zmq
+
+from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemoved, BlocksStored, Hello, Message
+from engine.process.actor import Actor
+from engine.process.context import ActorContext
+from engine.process.topology import SCHEDULER
+
+TOPIC = b"kv"
+DEVICE = "device"
+MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; what is more is lost to it
+RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
+
+
+class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True):
+    """Blocks that became reusable, each the parent of the next."""
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+
+
+class BlockRemoved(msgspec.Struct, tag_field="type", tag=True, frozen=True):
+    """Blocks that were evicted."""
+
+    block_hashes: list[bytes]
+
+
+class AllBlocksCleared(msgspec.Struct, tag_field="type", tag=True, frozen=True):
+    """Nothing is cached any more."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class CacheMessengerActor(Actor):
+    """Arena, KV events, and the answers to moves."""
+
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        self._arena = context.arena()
+        self._endpoint = context.config.kv_events_endpoint or context.run.kv_events_endpoint
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._socket = self._zmq.socket(zmq.PUB)
+        self._sequence = 0
+        self._events: list[KvEvent] = []
+        self._unsent: deque[Hello | BlocksMoved] = deque([Hello(context.name, context.epoch)])
+        self._num_events = context.counter("kv_events_total")
+
+    def on_start(self) -> None:
+        self.context.counter("kv_arena_bytes").set(self._arena.num_bytes)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_BATCHES)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self._endpoint)
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case BlocksStored(block_hashes, parent_hash, token_ids, block_size):
+                tokens = array("i", token_ids).tolist()
+                self._events.append(BlockStored(block_hashes, parent_hash or None, tokens, block_size))
+            case BlocksRemoved(block_hashes):
+                self._events.append(BlockRemoved(block_hashes))
+            case BlocksCleared():
+                self._events.append(AllBlocksCleared())
+            case BlocksMove():
+                self._unsent.append(BlocksMoved(message.move_id, refusal(message)))
+            case _:
+                raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        """A new scheduler knows of no moves that its predecessor asked for."""
+        if name == SCHEDULER:
+            self._unsent.clear()
+
+    def step(self) -> int:
+        """Publish what came, as one batch, and answer the scheduler."""
+        num_done = self._publish()
+        while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
+            self._unsent.popleft()
+            num_done += 1
+        return num_done
+
+    def deadline_ns(self) -> int:
+        return time.monotonic_ns() + RETRY_INTERVAL_NS if self._unsent else 0
+
+    def on_stop(self) -> None:
+        self._publish()
+        self._socket.close()
+        self._zmq.term()
+        self._arena.close()
+
+    def _publish(self) -> int:
+        """Never blocks: a PUB socket drops what a subscriber has no room for, and the gap in the numbers shows it."""
+        events, self._events = self._events, []
+        if events:
+            payload = msgspec.msgpack.encode((time.time(), events))
+            self._socket.send_multipart((TOPIC, self._sequence.to_bytes(8, "big"), payload))
+            self._sequence += 1
+            self._num_events.add(len(events))
+        return len(events)
+
+
+def refusal(move: BlocksMove) -> str:
+    """Why a move cannot be done; empty where there is nothing to do for it."""
+    other = next((tier for tier in (move.source, move.target) if tier != DEVICE), None)
+    return f"there is no tier {other!r}, only {DEVICE!r}" if other is not None else ""

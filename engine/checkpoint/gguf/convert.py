@@ -1,0 +1,155 @@
+"""A GGUF file as a checkpoint directory: config.json, the tokenizer's files, and a link to the file as `model.gguf`.
+
+Called by `locate.py` in the launcher and in clients, before any actor starts; so nobody else needs to know that a model
+came as one file, but for the loader, which reads tensors from `model.gguf`. Directories are kept in the user's cache, one for
+each state (path, size, time) of a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.files import user_cache
+from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
+from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
+from engine.checkpoint.json_fields import JsonOptions
+from engine.errors import CheckpointError
+
+_LAYOUT = 1  # of the directories: another one, another directory
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+}
+_CHANGING = (  # options of other models that share an architecture's name; none of them is followed here
+    *("expert_count", "attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
+    *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
+)
+_ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
+
+
+def gguf_checkpoint(path: Path) -> Path:
+    """The directory for the file at `path`, made where there is none yet. Raises CheckpointError."""
+    path = path.absolute()
+    try:
+        status = path.stat()
+        key = hashlib.sha256(f"{_LAYOUT}\0{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
+        directory = user_cache() / "gguf" / f"{path.stem}-{key}"
+        if not (directory / "config.json").is_file():
+            _write(directory, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: its tokenizer and configuration cannot be written: {error}; set XDG_CACHE_HOME"
+        ) from error
+    return directory
+
+
+def _write(directory: Path, path: Path) -> None:
+    """Whole or not at all; of two that write at once, the first wins."""
+    files = checkpoint_files(GgufFile(path))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
+    try:
+        (made / LINK_NAME).symlink_to(path)
+        for name, content in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_bytes(content)
+        made.rename(directory)
+    except OSError:
+        if not (directory / "config.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
+    """Contents by name. Raises CheckpointError naming what is not supported."""
+    options = JsonOptions(file.metadata, file.path)
+    if options.count("split.count", 1, least=0) > 1:
+        raise options.error("split.count", "the file is one of several; merge them first (llama-gguf-split --merge)")
+    ends = end_token_ids(options)
+    generation: dict[str, Any] = {"eos_token_id": list(ends)}
+    files = {
+        "config.json": json.dumps(_config(file, options), indent=1).encode(),
+        "generation_config.json": json.dumps(generation).encode(),
+    }
+    return files | tokenizer_files(options)
+
+
+def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
+    name = options.text("general.architecture", None)
+    if name not in _ARCHITECTURES:
+        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
+    for key in _CHANGING:
+        if options.values.get(f"{name}.{key}"):
+            raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
+    num_heads = options.count(f"{name}.attention.head_count")
+    hidden_size = options.count(f"{name}.embedding_length")
+    head_dim = options.count(f"{name}.attention.key_length", hidden_size // num_heads)
+    if options.count(f"{name}.attention.value_length", head_dim) != head_dim:
+        raise options.error(f"{name}.attention.value_length", f"differs from the length of keys, {head_dim}")
+    has_bias = "blk.0.attn_q.bias" in file.tensors
+    return {
+        "architectures": [_ARCHITECTURES[name]],
+        "model_type": name,
+        "vocab_size": _vocab_size(file),
+        "hidden_size": hidden_size,
+        "intermediate_size": options.count(f"{name}.feed_forward_length"),
+        "num_hidden_layers": options.count(f"{name}.block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": options.count(f"{name}.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": options.count(f"{name}.context_length"),
+        "rms_norm_eps": options.number(f"{name}.attention.layer_norm_rms_epsilon", None),
+        "rope_parameters": _rope(file, options, name, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": has_bias,
+        "use_bias": has_bias,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "use_sliding_window": False,
+        "dtype": "float32",
+    }
+
+
+def _vocab_size(file: GgufFile) -> int:
+    table = file.tensors.get("token_embd.weight")
+    if table is None:
+        raise CheckpointError(f"{file.path} has no token_embd.weight, so it holds no language model")
+    return table.shape[0]
+
+
+def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dict[str, Any]:
+    kind = options.text(f"{name}.rope.scaling.type", "none")
+    if kind not in _ROPE_TYPES:
+        raise options.error(f"{name}.rope.scaling.type", f"{kind!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")
+    rope: dict[str, Any] = {
+        "rope_type": _ROPE_TYPES[kind],
+        "rope_theta": options.number(f"{name}.rope.freq_base", 10_000.0),
+        "partial_rotary_factor": options.count(f"{name}.rope.dimension_count", head_dim) / head_dim,
+        "frequency_factors": _frequency_factors(file),
+    }
+    if kind != "none":
+        rope["factor"] = options.number(f"{name}.rope.scaling.factor", None)
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = options.count(f"{name}.rope.scaling.original_context_length")
+        rope["beta_fast"] = options.number(f"{name}.rope.scaling.yarn_beta_fast", 32.0)
+        rope["beta_slow"] = options.number(f"{name}.rope.scaling.yarn_beta_slow", 1.0)
+    return rope
+
+
+def _frequency_factors(file: GgufFile) -> list[float]:
+    """What Llama 3.1's scaling comes to, for each frequency."""
+    tensor = file.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return []
+    if tensor.type_name != "F32":
+        raise CheckpointError(f"{file.path}: rope_freqs.weight has type {tensor.type_name}, expected F32")
+    return [shortest(value) for (value,) in struct.iter_unpack("<f", file.data[tensor.begin : tensor.end])]

@@ -1,0 +1,164 @@
+"""A GGUF file, mapped read-only: its metadata, and where its tensors are.
+
+Called by `convert.py` in the launcher (metadata) and by the worker's loader (tensors). The format
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian:
+
+    "GGUF" | version: u32 | tensors: u64 | entries: u64 | metadata entries | tensor entries | padding | data
+
+The `gguf` package reads an array of strings element by element into objects that take seconds for a large vocabulary; tests use
+it to write files, and to check what is read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.files import map_file
+from engine.errors import CheckpointError
+
+LINK_NAME = "model.gguf"  # in a checkpoint directory that was made of a file
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
+
+# Type of a tensor's values: name, values a block, bytes a block.
+BLOCKS = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor's entry; [begin, end) are bytes of the file. Rows (the last dimension) are whole blocks."""
+
+    file: GgufFile
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class GgufFile:
+    """A mapped file: `metadata` by key, `tensors` by name. Raises CheckpointError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = map_file(path)
+        self._position = 0
+        try:
+            num_tensors, num_entries = self._head()
+            self.metadata: dict[str, Any] = {}
+            for _ in range(num_entries):
+                key = self._string()
+                self.metadata[key] = self._value(self._scalar("I"))
+            entries = [self._tensor_entry() for _ in range(num_tensors)]
+        except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+            raise self._damaged(str(error)) from error
+        self.tensors = self._placed(entries)
+
+    def _head(self) -> tuple[int, int]:
+        if self.data[:4] != b"GGUF":
+            raise CheckpointError(f"{self.path} is no GGUF file: it begins with {bytes(self.data[:4])!r}")
+        self._position = 4
+        version = self._scalar("I")
+        if version not in _VERSIONS:
+            raise CheckpointError(f"{self.path} has GGUF version {version}; readable are {', '.join(map(str, _VERSIONS))}")
+        num_tensors = self._scalar("Q")
+        return num_tensors, self._scalar("Q")
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self.data, self._position)
+        self._position += struct.calcsize(f"<{code}")
+        return value
+
+    def _string(self) -> str:
+        num_bytes = self._scalar("Q")
+        begin, self._position = self._position, self._position + num_bytes
+        if self._position > len(self.data):
+            raise self._damaged(f"a string of {num_bytes} bytes at {begin} is longer than the file")
+        return self.data[begin : self._position].decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise self._damaged(f"a metadata value has the unknown type {kind}")
+        value = self._scalar(_SCALARS[kind])
+        return shortest(value) if kind == _FLOAT32 else value
+
+    def _array(self) -> list[Any]:
+        kind, length = self._scalar("I"), self._scalar("Q")
+        if length > len(self.data):
+            raise self._damaged(f"a metadata array of {length} values is longer than the file")
+        if kind not in _SCALARS:
+            return [self._value(kind) for _ in range(length)]
+        code = f"<{length}{_SCALARS[kind]}"
+        values = struct.unpack_from(code, self.data, self._position)
+        self._position += struct.calcsize(code)
+        return list(values)
+
+    def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        num_dimensions = self._scalar("I")
+        if num_dimensions > 8:
+            raise self._damaged(f"{name} has {num_dimensions} dimensions")
+        shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
+        kind = self._scalar("I")
+        return name, shape, kind, self._scalar("Q")
+
+    def _placed(self, entries: list[tuple[str, tuple[int, ...], int, int]]) -> dict[str, GgufTensor]:
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise self._damaged(f"general.alignment is {alignment!r}")
+        data_begin = self.data_begin = -(-self._position // alignment) * alignment
+        tensors = {}
+        for name, shape, kind, offset in entries:
+            if kind not in BLOCKS:
+                known = ", ".join(type_name for type_name, _, _ in BLOCKS.values())
+                raise CheckpointError(f"{self.path}: {name} has type {kind}; supported are {known}")
+            type_name, block_values, block_bytes = BLOCKS[kind]
+            if shape and shape[-1] % block_values:
+                raise self._damaged(f"{name} has rows of {shape[-1]} values, {type_name} has blocks of {block_values}")
+            begin = data_begin + offset
+            end = begin + math.prod(shape) // block_values * block_bytes
+            if end > len(self.data):
+                raise self._damaged(f"{name} should end at byte {end}, the file has {len(self.data)}")
+            tensors[name] = GgufTensor(self, name, type_name, shape, begin, end)
+        return tensors
+
+    def _damaged(self, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is truncated or damaged: {text}; fetch it again")
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is `value` as a float32: 1e-06, not 9.999999974752427e-07."""
+    if not math.isfinite(value):
+        return value
+    for digits in range(6, 9):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == struct.pack("<f", value):
+            return short
+    return value
+
+
+def is_gguf(path: Path) -> bool:
+    return re.fullmatch(r".+\.gguf", path.name, re.IGNORECASE) is not None and path.is_file()

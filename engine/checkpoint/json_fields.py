@@ -1,0 +1,99 @@
+"""A JSON object of a checkpoint with typed access, so that a wrong value is reported and never misread.
+
+Called by `model_config.py`, `quantization_config.py` and `gguf/convert.py`, in every process that reads a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+
+
+class JsonOptions:
+    """One JSON object with typed access; null counts as absent. Errors name the file, the option and the value."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+        self.values = values
+        self.path = path
+        self._prefix = prefix
+
+    def error(self, name: str, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
+
+    def within(self, name: str) -> JsonOptions:
+        """The object under `name`, an empty one where there is none."""
+        return JsonOptions(self.mapping(name), self.path, f"{self._prefix}{name}.")
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or (value < least and value != default):
+            raise self.error(name, f"{value!r} should be an integer of at least {least}")
+        return value
+
+    def number(self, name: str, default: float | None) -> float:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, f"{value!r} should be a number")
+        return float(value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(isinstance(number, int | float) for number in value):
+            raise self.error(name, f"{value!r} should be a list of numbers")
+        return tuple(map(float, value))
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"{value!r} should be true or false")
+        return value
+
+    def text(self, name: str, default: str | None) -> str:
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, f"{value!r} should be a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.error(name, f"{value!r} should be a list of strings")
+        return tuple(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, f"{value!r} should be an object")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        value = self._get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+            raise self.error(name, f"{value!r} should be a token id or a list of them")
+        return tuple(ids)
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(name, "is missing")
+        return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file `path`. Raises CheckpointError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; a checkpoint directory has a config.json") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")
+    return value

@@ -1,0 +1,276 @@
+"""A checkpoint's `config.json` as one checked, frozen value.
+
+Read by every process that must know the model's shape: the supervisor (arena size), the tokenizer (limits, end tokens) and
+the workers (everything). Imports no Paddle. Both styles of the file are read: `rope_theta` with `rope_scaling`, and
+`rope_parameters`; `torch_dtype` and `dtype`. An option whose value is not known here is an error, never ignored: a wrong
+answer would follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from engine.checkpoint.json_fields import JsonOptions, read_json
+from engine.checkpoint.quantization_config import QuantizationConfig
+
+Architecture = Literal["llama", "qwen2", "qwen3", "ernie4_5"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_ForCausalLM": "ernie4_5",  # Paddle's spelling
+}
+_MODEL_TYPES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "ernie4_5": "ernie4_5"}
+_ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3")}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+_CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
+KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+KV_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # of a position and head, keys and values each
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: which frequencies, and which elements of a head make a pair.
+
+    `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) where
+    `is_interleaved`. `max_position_embeddings` is the length that "dynamic" starts to stretch at.
+    """
+
+    rope_type: RopeType
+    theta: float
+    rotary_dim: int
+    is_interleaved: bool
+    max_position_embeddings: int
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float = 0.0  # yarn; 0: from factor and the mscales
+    mscale: float = 0.0  # yarn
+    mscale_all_dim: float = 0.0  # yarn
+    truncate: bool = True  # yarn
+    frequency_factors: tuple[float, ...] = ()  # of GGUF files: what each frequency is divided by
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model's shape and options, the same names for every architecture."""
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2"
+    tie_word_embeddings: bool
+    has_qkv_bias: bool
+    has_output_bias: bool  # of the attention's output projection
+    has_mlp_bias: bool
+    sliding_windows: tuple[int, ...]  # per layer, keys that a query sees (itself included); 0: all before it
+    rope: RopeConfig
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # of the stored weights, as far as the file says
+    is_transformers: bool  # written by Hugging Face transformers, as far as the file says
+    quantization: QuantizationConfig | None = None  # of the stored weights
+
+    @staticmethod
+    def read(path: str | Path) -> ModelConfig:
+        """Read `config.json` (and `generation_config.json`, where there is one) of the checkpoint directory `path`."""
+        directory = Path(path)
+        options = JsonOptions(read_json(directory / "config.json"), directory / "config.json")
+        generation_path = directory / "generation_config.json"
+        generation = read_json(generation_path) if generation_path.is_file() else {}
+        return _read(options, JsonOptions(generation, generation_path))
+
+    def kv_bytes_per_block(self, block_size: int, dtype: str = "float32") -> int:
+        """Bytes of one KV block: keys and values of `block_size` positions in every layer."""
+        head_bytes = self.head_dim * KV_DTYPE_BYTES[dtype] + KV_SCALE_BYTES[dtype]
+        return self.num_layers * 2 * block_size * self.num_kv_heads * head_bytes
+
+    def shape_differences(self, other: ModelConfig) -> list[str]:
+        """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
+        weights are replaced in place."""
+        harmless = ("dtype", "is_transformers", "eos_token_ids", "quantization")
+        names = [field.name for field in fields(self) if field.name not in harmless]
+        return [
+            f"{name}: {getattr(self, name)}, {getattr(other, name)}"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
+    architecture = _architecture(options)
+    num_heads = options.count("num_attention_heads")
+    num_kv_heads = options.count("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise options.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
+    head_dim = _head_dim(options, architecture, num_heads)
+    max_positions = options.count("max_position_embeddings")
+    activation = options.text("hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        raise options.error("hidden_act", f"{activation!r} is not known; known are {', '.join(_ACTIVATIONS)}")
+    num_layers = options.count("num_hidden_layers")
+    dtype = options.text("dtype", options.text("torch_dtype", "float32"))
+    if dtype not in _CHECKPOINT_DTYPES:
+        raise options.error("dtype", f"{dtype!r} cannot be read; known are {', '.join(_CHECKPOINT_DTYPES)}")
+    has_qkv_bias, has_output_bias, has_mlp_bias = _biases(options, architecture)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=options.count("vocab_size"),
+        hidden_size=options.count("hidden_size"),
+        intermediate_size=options.count("intermediate_size"),
+        num_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_positions,
+        rms_norm_eps=options.number("rms_norm_eps", 1e-5 if architecture == "ernie4_5" else 1e-6),
+        activation=_ACTIVATIONS[activation],
+        tie_word_embeddings=options.flag("tie_word_embeddings", architecture == "ernie4_5"),
+        has_qkv_bias=has_qkv_bias,
+        has_output_bias=has_output_bias,
+        has_mlp_bias=has_mlp_bias,
+        sliding_windows=_sliding_windows(options, architecture, num_layers),
+        rope=_rope(options, architecture, head_dim, max_positions),
+        eos_token_ids=tuple(dict.fromkeys((*options.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")))),
+        dtype=dtype,
+        is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
+        quantization=_quantization(options),
+    )
+
+
+def _quantization(options: JsonOptions) -> QuantizationConfig | None:
+    """From config.json, or from the file of its own that older GPTQ checkpoints have."""
+    if options.values.get("quantization_config"):
+        return QuantizationConfig.read(options.within("quantization_config"))
+    path = options.path.with_name("quantize_config.json")
+    if path.is_file():
+        return QuantizationConfig.read(JsonOptions({"quant_method": "gptq", **read_json(path)}, path))
+    return None
+
+
+def _architecture(options: JsonOptions) -> Architecture:
+    names = options.values.get("architectures") or []
+    for name in names:
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+    model_type = options.text("model_type", "")
+    if not names and model_type in _MODEL_TYPES:
+        return _MODEL_TYPES[model_type]
+    what = ", ".join(map(str, names)) or model_type or "nothing"
+    raise options.error("architectures", f"{what} is not supported; supported are {', '.join(_ARCHITECTURES)}")
+
+
+def _head_dim(options: JsonOptions, architecture: Architecture, num_heads: int) -> int:
+    hidden_size = options.count("hidden_size")
+    if architecture == "qwen3" and "head_dim" not in options.values:
+        return 128  # the default that Qwen3's own configuration class has
+    head_dim = options.count("head_dim", 0)
+    if not head_dim:
+        if hidden_size % num_heads:
+            raise options.error("head_dim", f"is missing, and hidden_size {hidden_size} is no multiple of {num_heads} heads")
+        head_dim = hidden_size // num_heads
+    if head_dim % 2:
+        raise options.error("head_dim", f"{head_dim} is odd; rotary embeddings need pairs")
+    return head_dim
+
+
+def _biases(options: JsonOptions, architecture: Architecture) -> tuple[bool, bool, bool]:
+    """Whether the query/key/value, the attention output and the feed-forward projections have biases."""
+    if architecture == "qwen2":
+        return options.flag("attention_bias", options.flag("qkv_bias", True)), False, False
+    if architecture == "ernie4_5":
+        bias = options.flag("use_bias", False)
+        return bias, bias, bias
+    bias = options.flag("attention_bias", False)
+    return bias, bias, options.flag("mlp_bias", False) if architecture == "llama" else False
+
+
+def _sliding_windows(options: JsonOptions, architecture: Architecture, num_layers: int) -> tuple[int, ...]:
+    if architecture not in ("qwen2", "qwen3"):
+        return (0,) * num_layers
+    window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
+    if not options.flag("use_sliding_window", False):
+        window = 0
+    layer_types = options.values.get("layer_types")
+    if layer_types is None:
+        first = options.count("max_window_layers", 28, least=0)
+        return tuple(window if index >= first else 0 for index in range(num_layers))
+    unknown = {str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}
+    if unknown or len(layer_types) != num_layers:
+        raise options.error(
+            "layer_types", f"{layer_types} should be {num_layers} times 'full_attention' or 'sliding_attention'"
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+
+
+def _rope(options: JsonOptions, architecture: Architecture, head_dim: int, max_positions: int) -> RopeConfig:
+    """Keys of `rope_parameters` (or the older `rope_scaling`) win over those beside it, as in transformers."""
+    name = "rope_parameters" if options.values.get("rope_parameters") else "rope_scaling"
+    rope = options.within(name)
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind not in _ROPE_TYPES:
+        raise rope.error("rope_type", f"{kind!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")
+    share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * share)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise rope.error(
+            "partial_rotary_factor", f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements; need an even number"
+        )
+    original = options.count("original_max_position_embeddings", 0) or rope.count(
+        "original_max_position_embeddings", max_positions
+    )
+    if kind == "yarn":
+        default_factor: float | None = max_positions / original
+    else:
+        default_factor = 1.0 if kind == "default" else None
+    return RopeConfig(
+        rope_type=_ROPE_TYPES[kind],
+        theta=rope.number("rope_theta", options.number("rope_theta", 500_000.0 if architecture == "ernie4_5" else 10_000.0)),
+        rotary_dim=rotary_dim,
+        is_interleaved=architecture == "ernie4_5",
+        max_position_embeddings=max_positions,
+        factor=rope.number("factor", default_factor),
+        original_max_position_embeddings=original,
+        low_freq_factor=rope.number("low_freq_factor", None if kind == "llama3" else 1.0),
+        high_freq_factor=rope.number("high_freq_factor", None if kind == "llama3" else 4.0),
+        beta_fast=rope.number("beta_fast", 32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", 1.0) or 1.0,
+        attention_factor=rope.number("attention_factor", 0.0),
+        mscale=rope.number("mscale", 0.0),
+        mscale_all_dim=rope.number("mscale_all_dim", 0.0),
+        truncate=rope.flag("truncate", True),
+        frequency_factors=_frequency_factors(rope, rotary_dim),
+    )
+
+
+def _frequency_factors(rope: JsonOptions, rotary_dim: int) -> tuple[float, ...]:
+    factors = rope.numbers("frequency_factors")
+    if factors and (len(factors) != rotary_dim // 2 or min(factors) <= 0):
+        raise rope.error("frequency_factors", f"should be {rotary_dim // 2} positive numbers, one for each pair")
+    return factors

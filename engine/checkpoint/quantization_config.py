@@ -1,0 +1,199 @@
+"""How the weights of a checkpoint are quantized: `quantization_config` as one checked, frozen value.
+
+Called by `model_config.py` in every process that reads a checkpoint, used by the worker's loader (`workers/weights/formats`).
+What cannot be dequantized faithfully is an error here, before any process starts. Quantization of activations is not followed:
+the engine computes with the weights that the checkpoint means, in its own precision.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.checkpoint.json_fields import JsonOptions
+
+Storage = Literal["awq", "gptq", "packed", "int", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """How one kind of weights is stored.
+
+    `block` is the rectangle (outputs, inputs) that shares a scale; 0: all of them. `zero_offset` is what a stored zero point
+    lacks. With `is_reordered` an index says which group an input belongs to.
+    """
+
+    storage: Storage
+    num_bits: int
+    block: tuple[int, int]
+    has_zero_points: bool = False
+    zero_offset: int = 0
+    is_reordered: bool = False
+    targets: tuple[str, ...] = ("Linear",)  # module names, `re:` patterns of them, or Linear for all
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationConfig:
+    """Schemes by module; `ignored` modules are stored as they are."""
+
+    method: str
+    schemes: tuple[WeightScheme, ...]
+    ignored: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(options: JsonOptions) -> QuantizationConfig:
+        """The object that `options` hold. Raises CheckpointError where it asks for what is not supported."""
+        method = options.text("quant_method", None)
+        if method not in _METHODS:
+            raise options.error("quant_method", f"{method!r} is not supported; supported are {', '.join(_METHODS)}")
+        return _METHODS[method](options)
+
+    def scheme_of(self, module: str) -> WeightScheme | None:
+        """The scheme of the linear `module` (a name), where it is stored quantized: a target that names it goes first."""
+        named = [scheme for scheme in self.schemes if any(_names(target, module) for target in scheme.targets)]
+        general = [scheme for scheme in self.schemes if "Linear" in scheme.targets]
+        return next(iter((*named, *general)), None)
+
+    def is_ignored(self, module: str) -> bool:
+        if self.method == "compressed-tensors":
+            return any(_names(entry, module) for entry in self.ignored)
+        return any(f".{entry}." in f".{module}." for entry in self.ignored)
+
+
+def _names(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return pattern == module
+
+
+def _choice(options: JsonOptions, name: str, value: Any, supported: tuple[Any, ...]) -> None:
+    if value not in supported:
+        raise options.error(name, f"{value!r} is not supported; supported: {', '.join(map(repr, supported))}")
+
+
+def _group_size(options: JsonOptions, default: int | None = None) -> int:
+    """Inputs that share a scale, 0 where all do (-1 in the file)."""
+    size = options.count("group_size", default, least=-1)
+    if size == 0:
+        raise options.error("group_size", "0 is not supported; supported are -1 and positive sizes")
+    return max(size, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ AWQ and GPTQ
+
+
+def _read_awq(options: JsonOptions) -> QuantizationConfig:
+    bits = options.count("bits")
+    _choice(options, "bits", bits, (4,))
+    _choice(options, "version", options.text("version", "gemm").lower(), ("gemm",))
+    scheme = WeightScheme("awq", bits, (1, _group_size(options)), has_zero_points=options.flag("zero_point", True))
+    return QuantizationConfig("awq", (scheme,), options.texts("modules_to_not_convert"))
+
+
+def _read_gptq(options: JsonOptions) -> QuantizationConfig:
+    bits = options.count("bits")
+    _choice(options, "bits", bits, (4, 8))
+    name = "checkpoint_format" if "checkpoint_format" in options.values else "format"  # older writers
+    layout = options.text(name, "gptq")
+    _choice(options, name, layout, ("gptq", "gptq_v2"))
+    _choice(options, "is_marlin_format", options.flag("is_marlin_format", False), (False,))
+    _choice(options, "pack_dtype", options.text("pack_dtype", "int32"), ("int32",))
+    for pattern, changes in options.mapping("dynamic").items():
+        if changes and not pattern.startswith("-:"):
+            raise options.error("dynamic", f"{pattern!r} has bits or groups of its own; supported are modules left out (-:)")
+    scheme = WeightScheme(
+        "gptq",
+        bits,
+        (1, _group_size(options)),
+        has_zero_points=not options.flag("sym", True),
+        zero_offset=1 if layout == "gptq" else 0,
+        is_reordered=options.flag("desc_act", False),
+    )
+    return QuantizationConfig("gptq", (scheme,), options.texts("modules_to_not_convert"))
+
+
+# --------------------------------------------------------------------------------------------------------------- FP8
+
+
+def _read_fp8(options: JsonOptions) -> QuantizationConfig:
+    _choice(options, "fmt", options.text("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
+    block = _block(options, "weight_block_size") if options.values.get("weight_block_size") else (0, 0)
+    ignored = (*options.texts("modules_to_not_convert"), *options.texts("ignored_layers"))
+    return QuantizationConfig("fp8", (WeightScheme("float", 8, block),), ignored)
+
+
+def _block(options: JsonOptions, name: str) -> tuple[int, int]:
+    sizes = options.numbers(name)
+    if len(sizes) != 2 or any(size < 1 or size != int(size) for size in sizes):
+        raise options.error(name, f"{list(sizes)} should be two positive integers: outputs and inputs")
+    return int(sizes[0]), int(sizes[1])
+
+
+# ------------------------------------------------------------------------------------------------ compressed-tensors
+
+
+_FORMATS: dict[str, Storage] = {
+    "pack-quantized": "packed",
+    "int-quantized": "int",
+    "naive-quantized": "int",
+    "float-quantized": "float",
+}
+
+
+def _read_compressed_tensors(options: JsonOptions) -> QuantizationConfig:
+    sparsity = options.within("sparsity_config")
+    _choice(sparsity, "format", sparsity.text("format", "dense"), ("dense",))
+    if options.mapping("transform_config"):
+        raise options.error("transform_config", "transforms (rotations) are not supported; supported are checkpoints without")
+    groups = options.within("config_groups")
+    schemes = [_compressed_scheme(options, groups.within(name)) for name in groups.values]
+    if not schemes:
+        raise options.error("config_groups", "is empty; a quantized checkpoint has at least one group")
+    return QuantizationConfig("compressed-tensors", tuple(schemes), options.texts("ignore"))
+
+
+def _compressed_scheme(options: JsonOptions, group: JsonOptions) -> WeightScheme:
+    weights = group.within("weights")
+    if not weights.values:
+        raise group.error("weights", "is missing; groups that quantize activations alone are not supported")
+    holder = group if group.values.get("format") else options
+    layout = holder.text("format", None)
+    _choice(holder, "format", layout, tuple(_FORMATS))
+    kind, bits = weights.text("type", "int"), weights.count("num_bits")
+    if layout == "naive-quantized" and kind == "float":
+        layout = "float-quantized"
+    storage = _FORMATS[layout]
+    _choice(weights, "type", kind, ("float" if storage == "float" else "int",))
+    _choice(weights, "num_bits", bits, (8,) if storage != "packed" else (4, 8))
+    _choice(weights, "dynamic", weights.values.get("dynamic") or False, (False,))
+    is_symmetric = weights.flag("symmetric", True)
+    if storage == "float":
+        _choice(weights, "symmetric", is_symmetric, (True,))
+    return WeightScheme(
+        storage,
+        bits,
+        _strategy_block(weights),
+        has_zero_points=not is_symmetric,
+        is_reordered=weights.values.get("actorder") in ("group", "dynamic", True),
+        targets=group.texts("targets") or ("Linear",),
+    )
+
+
+def _strategy_block(weights: JsonOptions) -> tuple[int, int]:
+    strategy = weights.text("strategy", "group" if weights.values.get("group_size") else "tensor")
+    _choice(weights, "strategy", strategy, ("tensor", "channel", "group", "block"))
+    if strategy == "block":
+        return _block(weights, "block_structure")
+    if strategy == "group":
+        return 1, _group_size(weights)
+    return (1, 0) if strategy == "channel" else (0, 0)
+
+
+_METHODS: dict[str, Callable[[JsonOptions], QuantizationConfig]] = {
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "compressed-tensors": _read_compressed_tensors,
+    "fp8": _read_fp8,
+}

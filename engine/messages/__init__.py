@@ -1,0 +1,103 @@
+"""Every message that crosses a process boundary. Used by all actors, which meet here and nowhere else.
+
+One msgspec tagged struct per message, encoded as MessagePack by `encode` and decoded by `decode`; arrays travel inside as raw
+little-endian bytes (int32 token ids and block ids, float32 log-probabilities), made and read with numpy. Nothing here is ever
+pickled. Read in the order of a request's way: `request.py`, `step.py`, `cache.py`; then `control.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.messages.cache import BlocksCleared as BlocksCleared
+from engine.messages.cache import BlocksMove as BlocksMove
+from engine.messages.cache import BlocksMoved as BlocksMoved
+from engine.messages.cache import BlocksRemoved as BlocksRemoved
+from engine.messages.cache import BlocksStored as BlocksStored
+from engine.messages.control import AbortRequest as AbortRequest
+from engine.messages.control import ActorState as ActorState
+from engine.messages.control import Command as Command
+from engine.messages.control import DropWeights as DropWeights
+from engine.messages.control import ListActors as ListActors
+from engine.messages.control import Order as Order
+from engine.messages.control import Pause as Pause
+from engine.messages.control import ReloadWeights as ReloadWeights
+from engine.messages.control import Reply as Reply
+from engine.messages.control import ResetPrefixCache as ResetPrefixCache
+from engine.messages.control import RestartActor as RestartActor
+from engine.messages.control import Resume as Resume
+from engine.messages.control import Shutdown as Shutdown
+from engine.messages.control import WeightsInUse as WeightsInUse
+from engine.messages.control import WeightsState as WeightsState
+from engine.messages.request import Abort as Abort
+from engine.messages.request import ChatPrompt as ChatPrompt
+from engine.messages.request import DecodedLogprobs as DecodedLogprobs
+from engine.messages.request import Delta as Delta
+from engine.messages.request import Deltas as Deltas
+from engine.messages.request import Detokenize as Detokenize
+from engine.messages.request import Detokenized as Detokenized
+from engine.messages.request import Output as Output
+from engine.messages.request import Outputs as Outputs
+from engine.messages.request import Prompt as Prompt
+from engine.messages.request import Rejected as Rejected
+from engine.messages.request import Request as Request
+from engine.messages.request import SamplingParams as SamplingParams
+from engine.messages.request import Submit as Submit
+from engine.messages.request import TextOptions as TextOptions
+from engine.messages.request import TextPrompt as TextPrompt
+from engine.messages.request import Tokenize as Tokenize
+from engine.messages.request import Tokenized as Tokenized
+from engine.messages.request import TokenLogprobs as TokenLogprobs
+from engine.messages.request import TokensPrompt as TokensPrompt
+from engine.messages.step import ClearWeights as ClearWeights
+from engine.messages.step import Hello as Hello
+from engine.messages.step import LoadWeights as LoadWeights
+from engine.messages.step import PromptLogprobs as PromptLogprobs
+from engine.messages.step import SlotStart as SlotStart
+from engine.messages.step import Step as Step
+from engine.messages.step import StepResult as StepResult
+from engine.messages.step import WeightsChanged as WeightsChanged
+
+Message = (
+    Submit
+    | Abort
+    | Tokenize
+    | Detokenize
+    | Request
+    | Step
+    | LoadWeights
+    | ClearWeights
+    | WeightsChanged
+    | Hello
+    | StepResult
+    | Outputs
+    | Rejected
+    | Deltas
+    | Tokenized
+    | Detokenized
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | BlocksMove
+    | BlocksMoved
+)
+Control = Command | Reply | ActorState | WeightsInUse
+
+_encoder = msgspec.msgpack.Encoder()
+_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+def encode(message: Message | Control) -> bytes:
+    """A message as MessagePack bytes."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """A ring record back as its message. Raises msgspec.DecodeError (our own bug) where it is none."""
+    return _message_decoder.decode(data)
+
+
+def decode_control(data: bytes | memoryview) -> Control:
+    """A control record or frame back as its message."""
+    return _control_decoder.decode(data)

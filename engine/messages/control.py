@@ -1,0 +1,95 @@
+"""Orders of operators, their answers, and what actors tell their supervisor.
+
+client -> supervisor (ZeroMQ) -> actor (control ring)    Command, which carries an Order
+actor -> supervisor (ZeroMQ)                             Reply, ActorState, WeightsInUse
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class WeightsState(IntEnum):
+    """Whether the engine generates and whether its ranks hold weights: the values of the gauge `engine_state`."""
+
+    NORMAL = 0
+    PAUSED = 1
+    CLEARED = 2
+    LOADING = 3
+
+
+class ListActors(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class RestartActor(msgspec.Struct, tag=True, frozen=True):
+    actor: str
+
+
+class Pause(msgspec.Struct, tag=True, frozen=True):
+    mode: str = "abort"  # "abort" | "wait" | "requeue" | "keep"
+    level: str = "pause"  # "pause" | "sleep" (sleep also clears the weights)
+
+
+class Resume(msgspec.Struct, tag=True, frozen=True):
+    """Resume, and wake: after a sleep it loads the weights that were in use."""
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class ReloadWeights(msgspec.Struct, tag=True, frozen=True):
+    path: str = ""  # empty: the ones in use, read anew
+    mode: str = "requeue"  # "abort" | "wait" | "requeue" | "keep"
+    ranks: list[int] = []  # empty: the whole engine
+
+
+class DropWeights(msgspec.Struct, tag=True, frozen=True):
+    mode: str = "abort"
+
+
+class AbortRequest(msgspec.Struct, tag=True, frozen=True):
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+Order = ListActors | RestartActor | Pause | Resume | ResetPrefixCache | ReloadWeights | DropWeights | AbortRequest | Shutdown
+
+
+class Command(msgspec.Struct, tag=True):
+    """An operator's order on its way: client -> supervisor (ZeroMQ) -> actor (control ring)."""
+
+    command_id: str
+    order: Order
+    epoch: int = 0  # set by the supervisor: the actor's epoch it is meant for; a successor must not carry it out
+
+
+class Reply(msgspec.Struct, tag=True):
+    """The answer, when it is done on every rank: an HTTP status and, for people, a message."""
+
+    command_id: str
+    status: int = 200
+    message: str = ""
+    details: dict[str, int | float | str | list[dict[str, int | float | str | None]] | None] = {}
+
+
+class ActorState(msgspec.Struct, tag=True):
+    """An actor's event to the supervisor: it is READY, or FAILED with a cause."""
+
+    actor: str
+    epoch: int
+    state: str
+    text: str = ""
+
+
+class WeightsInUse(msgspec.Struct, tag=True):
+    """Scheduler to supervisor: what a (re)started worker must load from now on."""
+
+    path: str
+    version: int

@@ -1,0 +1,102 @@
+"""A batch on its way to the ranks, what comes of it, and the weights that the ranks hold.
+
+scheduler => workers (broadcast)    Step, LoadWeights, ClearWeights
+worker -> scheduler                 Hello, StepResult, WeightsChanged
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.messages.request import SamplingParams
+
+
+class SlotStart(msgspec.Struct, array_like=True, gc=False):
+    """Everything a worker must know of a request that takes (or takes again) a batch slot."""
+
+    slot: int
+    request_id: str
+    token_ids: bytes  # int32: prompt, then the outputs so far
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    block_ids: bytes  # int32: the block table so far
+    has_prompt_logprobs: bool = False  # do not compute them again
+
+
+class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """One batch. Row i computes positions [start[i], start[i] + num_tokens[i]) of slot[i], in slot order; where
+    `is_sampling[i]` the token after the last position is sampled, appended to the slot's tokens, and returned. A token at a
+    position that the scheduler does not know yet is the one the worker sampled itself (one step ahead)."""
+
+    step_id: int
+    starts: list[SlotStart]
+    slots: bytes  # int32 [n]
+    start: bytes  # int32 [n]
+    num_tokens: bytes  # int32 [n]
+    is_sampling: bytes  # int8 [n]
+    block_slots: bytes  # int32 [m]: block-table growth, entry j appends
+    block_indexes: bytes  # int32 [m]: block_ids[j] at block_indexes[j] of block_slots[j]
+    block_ids: bytes  # int32 [m]
+    dispatch_ns: int = 0  # CLOCK_MONOTONIC when it was dispatched
+
+
+class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Load a checkpoint beside the present one, validate it, then swap. Ranks not named keep theirs."""
+
+    command_id: str
+    path: str
+    version: int
+    ranks: list[int]  # empty: all
+
+
+class ClearWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
+    command_id: str
+
+
+class WeightsChanged(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """A rank's answer to LoadWeights or ClearWeights; on an error it still holds what it held."""
+
+    command_id: str
+    rank: int
+    version: int  # 0: cleared
+    path: str
+    error: str = ""
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """The first message of an actor's life to a peer that must know it (worker to scheduler, cache messenger to scheduler)."""
+
+    actor: str
+    epoch: int
+    weight_version: int = 0
+    weight_path: str = ""
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """Log-probabilities of prompt tokens [start, start + n) (position 0 has none), row major."""
+
+    start: int
+    num_top: int
+    token_logprobs: bytes  # float32 [n]
+    token_ranks: bytes  # int32 [n]
+    top_token_ids: bytes  # int32 [n, num_top]
+    top_logprobs: bytes  # float32 [n, num_top]
+
+
+class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """What came of a Step: row i's sampled token or -1, in the Step's row order."""
+
+    step_id: int
+    rank: int
+    weight_version: int
+    token_ids: bytes  # int32 [n]
+    logprobs: bytes  # float32 [n], of the sampled tokens; 0 where the sample wants none (num_logprobs -1)
+    ranks: bytes  # int32 [n], likewise
+    top_rows: dict[int, tuple[bytes, bytes]] = {}  # row -> (int32 [k], float32 [k]), best first
+    prompt_rows: dict[int, PromptLogprobs] = {}  # row -> this chunk's
+    num_tokens: int = 0
+    dispatch_ns: int = 0  # the Step's
+    received_ns: int = 0
+    run_ns: int = 0  # durations
+    sample_ns: int = 0
+    idle_ns: int = 0  # rank idle before this step

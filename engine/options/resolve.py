@@ -1,0 +1,233 @@
+"""From the values asked for to the frozen EngineConfig: checks options against the model, the machine and each other.
+
+Called once by `engine/supervisor/launch.py`. Nothing is "auto" or missing afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, OptionError
+from engine.options.resolve_weights import resolve_cache_directory, resolve_dtype, resolve_quantization
+from engine.options.table import OptionValues
+from engine.process.run_directory import new_run_id, runs_root
+from shm.memory import available_memory_bytes
+
+EMBEDDED_MODEL_NAME = "tokamak-demo"
+MAX_DEFAULT_CACHE_BYTES = 1 << 30
+_DISTRIBUTIONS = {
+    "cpu": ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu"),
+    "gpu": ("paddlepaddle-gpu",),
+    "xpu": ("paddlepaddle-xpu", "paddle-custom-device-xpu"),
+}
+_SECONDS = ("request_timeout", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
+_SAME: tuple[str, ...] = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "max_waiting",
+    "api_processes",
+)
+_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "admin_key", "max_body_bytes", "max_connections")
+_SAME += ("kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
+
+
+def resolve(options: OptionValues) -> EngineConfig:
+    """The configuration that `options` ask for. OptionError where they contradict each other, the model or the machine; what
+    was chosen for the user and may surprise is added to `options.notes`."""
+    values = options.values
+    model_path = _model_path(options)
+    try:
+        model = ModelConfig.read(model_path)
+    except CheckpointError as error:
+        raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
+    device = _device(values["device"], values["ops"])
+    ops = _ops(values["ops"], device)
+    dtype = resolve_dtype(values["dtype"], ops)
+    quantization = resolve_quantization(values["quantization"], ops, model, model_path)
+    is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
+    kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow)
+    block_bytes = model.kv_bytes_per_block(values["block_size"], kv_cache_dtype)
+    limit = _model_length(values["max_model_len"], model.max_position_embeddings)
+    num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
+    run_id = new_run_id()
+    return EngineConfig(
+        model=str(model_path),
+        served_model_name=values["served_model_name"] or (_model_name(options, model_path),),
+        dtype=dtype,
+        quantization=quantization,
+        weight_cache_dir=resolve_cache_directory(options, ops),
+        max_model_len=_fitting_length(options, limit, num_kv_blocks),
+        load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
+        chat_template=_template(values["chat_template"]),
+        num_kv_blocks=num_kv_blocks,
+        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write
+        device=device,
+        ops=ops,
+        plan=_plan(values["plan"], ops),
+        threads=values["threads"] or available_cores(),
+        run_id=run_id,
+        run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
+        **{key: values[key] for key in _SAME},
+        **{f"{key}_s": values[key] for key in _SECONDS},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- model
+
+
+def _model_path(options: OptionValues) -> Path:
+    name = options.values["model"]
+    if name is None and not options.embedded_model:
+        raise OptionError("--model: no model is given; give a checkpoint directory, a .gguf file or owner/model")
+    if name is None:
+        return Path(options.embedded_model)
+    path = Path(name).expanduser()
+    if (path / "config.json").is_file():
+        return path.resolve()
+    from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
+
+    try:
+        return resolve_model(name)
+    except CheckpointError as error:
+        raise OptionError(f"--model {name}: {error}") from error
+
+
+def _model_name(options: OptionValues, path: Path) -> str:
+    given = options.values["model"]
+    if given is None or str(path) == options.embedded_model:
+        return EMBEDDED_MODEL_NAME
+    local = Path(given).expanduser()
+    if local.is_file():
+        return local.stem
+    return path.name if local.exists() else given
+
+
+def _model_length(asked: int | None, limit: int) -> int:
+    if asked is not None and asked > limit:
+        raise OptionError(f"--max-model-len {asked}: the model's limit (max_position_embeddings) is {limit}; give at most that")
+    return asked or limit
+
+
+def _template(given: str) -> str:
+    """The template's text, where a file is given its content."""
+    if not given or "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--chat-template {given}: no template text, and no readable file: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def _kv_cache_dtype(asked: str, ops: str, has_narrow_weights: bool) -> str:
+    """The type of keys and values that `asked` comes to."""
+    if ops != "native":
+        if asked not in ("auto", "float32"):
+            raise OptionError(
+                f"--kv-cache-dtype {asked} needs native ops, the ops are {ops}, which keep float32 alone; "
+                "use --kv-cache-dtype float32"
+            )
+        return "float32"
+    if asked == "auto":
+        return "bfloat16" if has_narrow_weights else "float32"
+    return asked
+
+
+def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int) -> int:
+    """Usable blocks: as asked for, else enough for a full batch of the longest samples within the default limits."""
+    if values["num_kv_blocks"] is not None:
+        return int(values["num_kv_blocks"])
+    if values["kv_cache_memory"] is not None:
+        num_blocks = values["kv_cache_memory"] // block_bytes - 1
+        if num_blocks < 1:
+            raise OptionError(
+                f"--kv-cache-memory {values['kv_cache_memory']}: room for {num_blocks + 1} blocks of {block_bytes} bytes, "
+                f"expected at least 2 (one is reserved); give at least {2 * block_bytes}"
+            )
+        return int(num_blocks)
+    wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])
+    affordable = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4) // block_bytes - 1
+    return max(1, min(wanted, affordable))
+
+
+def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> int:
+    """The longest sample, where that is the model's own limit lowered to what the cache holds. A limit that was asked for
+    stays: the scheduler then refuses the requests that can never fit, and only those."""
+    block_size = options.values["block_size"]
+    room = num_kv_blocks * block_size
+    if limit <= room:
+        return limit
+    needed = math.ceil(limit / block_size)
+    is_asked = "max_model_len" in options.given
+    options.notes.append(
+        f"{num_kv_blocks} KV blocks hold {room} tokens, "
+        f"{f'--max-model-len {limit}' if is_asked else f'the limit {limit} of the model'} needs {needed} blocks "
+        f"(--num-kv-blocks, --kv-cache-memory); longer requests are refused"
+    )
+    return limit if is_asked else int(room)
+
+
+# ----------------------------------------------------------------------------------------------------------- machine
+
+
+def _device(asked: str, ops: str) -> str:
+    """The device, for which a build of Paddle must be installed unless its ops are native."""
+    if asked == "auto":
+        asked = "gpu" if Path("/dev/nvidiactl").exists() and _has_build("gpu") else "cpu"
+    is_native = asked == "cpu" and ops != "reference"
+    if not is_native and not _has_build(asked):
+        raise OptionError(
+            f"--device {asked} needs {' or '.join(_DISTRIBUTIONS[asked][:1])}, which is not installed; "
+            f"run pip install 'tokamak[{asked}]' or TOKAMAK_EXTRA={asked} tools/serve"
+        )
+    return asked
+
+
+def _ops(asked: str, device: str) -> str:
+    """The op table that `asked` comes to on `device`."""
+    if asked == "native" and device != "cpu":
+        raise OptionError(f"--ops native: there are native ops for the CPU alone, the device is {device}; use --ops auto")
+    if asked == "auto":
+        return "native" if device == "cpu" else "reference"
+    return asked
+
+
+def _plan(asked: str, ops: str) -> str:
+    """How the table `ops` is run."""
+    if asked == "tape" and ops != "native":
+        raise OptionError(f"--plan tape: only native ops can be recorded, the ops are {ops}; use --plan auto")
+    if asked == "auto":
+        return "tape" if ops == "native" else "eager"
+    return asked
+
+
+def _has_build(device: str) -> bool:
+    import importlib.metadata  # much to load for a question that native ops do not ask
+
+    for name in _DISTRIBUTIONS[device]:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return True
+    return False
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, and its control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))

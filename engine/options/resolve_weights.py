@@ -1,0 +1,73 @@
+"""What the options about weights come to: their type, whether they are rounded, and where they are kept packed.
+
+Called by `engine/options/resolve.py`. `workers/weights/precision.py` says what follows for each module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.checkpoint.files import user_cache
+from engine.checkpoint.gguf.file import LINK_NAME, GgufFile
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError, OptionError
+from engine.options.table import OptionValues
+
+_BFLOAT16_FLAG = "avx512_bf16"  # as Linux names it
+_PLAIN_TYPES = ("F32", "F16", "BF16")
+
+
+def resolve_dtype(asked: str, ops: str) -> str:
+    if ops != "native":
+        if asked == "bfloat16":
+            raise OptionError(f"--dtype bfloat16 needs native ops, the ops are {ops}; use --dtype float32")
+        return "float32"
+    if asked == "auto":
+        return "bfloat16" if _BFLOAT16_FLAG in _processor_flags() else "float32"
+    return asked
+
+
+def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -> str:
+    """Weights that are stored as integers are never rounded a second time."""
+    if asked == "none":
+        return asked
+    if ops != "native":
+        raise OptionError(f"--quantization {asked} needs native ops, the ops are {ops}; use --quantization none")
+    try:
+        stored = model.quantization.method if model.quantization else _stored_types(path)
+    except CheckpointError as error:
+        raise OptionError(f"--model {path}: {error}") from error
+    if stored:
+        raise OptionError(
+            f"--quantization {asked}: the weights of {path} are quantized already ({stored}) and are kept as they are; "
+            "leave the option out, or give the original checkpoint"
+        )
+    return asked
+
+
+def resolve_cache_directory(options: OptionValues, ops: str) -> str:
+    """Empty where nothing is kept: it was not wanted, weights are random, or the ops have no packed layout."""
+    values = options.values
+    if not values["weight_cache"] or ops != "native" or values["load_format"] == "dummy":
+        if values["weight_cache_dir"] is not None:
+            options.notes.append("--weight-cache-dir has no effect: packed weights are kept only of checkpoints for native ops")
+        return ""
+    given = values["weight_cache_dir"]
+    return str(Path(given).expanduser().absolute() if given else user_cache() / "weights")
+
+
+def _stored_types(path: Path) -> str:
+    """The quantized types of a GGUF file's matrices; empty where it has none, or there is no such file."""
+    if not (path / LINK_NAME).is_symlink():
+        return ""
+    types = {tensor.type_name for tensor in GgufFile(path / LINK_NAME).tensors.values() if len(tensor.shape) == 2}
+    return ", ".join(sorted(types - {*_PLAIN_TYPES}))
+
+
+def _processor_flags() -> set[str]:
+    """What the first processor can do; empty where the kernel does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())

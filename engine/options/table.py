@@ -1,0 +1,237 @@
+"""Options of `tokamak serve`: one table, read from the command line, the environment and a file, in that order of precedence.
+
+    --max-model-len 4096        command line
+    TOKAMAK_MAX_MODEL_LEN=4096  environment
+    max-model-len: 4096         --config FILE (YAML or JSON; underscores do as well)
+
+Called once by `engine/supervisor/launch.py`. `read_options` checks each value by itself; `engine/options/resolve.py` checks
+them against each other and the model, fills in what depends on both, and makes the frozen EngineConfig.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import OptionError
+from engine.options.kinds import Kind, choice, flag, num_bytes, power_of_two, seconds, template, text, texts, whole
+
+ENVIRONMENT_PREFIX = "TOKAMAK_"
+TOOL_VARIABLES = ("TOKAMAK_EXTRA", "TOKAMAK_PYTHON", "TOKAMAK_URL", "TOKAMAK_VENV")  # of tools/serve and the clients
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: its `name` on the command line and in files, and the default that is used where nobody gives a value (None:
+    worked out by `engine/options/resolve.py`)."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+
+@dataclass(slots=True)
+class OptionValues:
+    """What was asked for: a value for every option (the default where none was given), and which were given."""
+
+    values: dict[str, Any]
+    given: set[str]
+    notes: list[str] = field(default_factory=list)  # for the user, harmless
+    embedded_model: str = ""  # directory of the model that comes with the program
+
+
+GROUPS: dict[str, tuple[Option, ...]] = {
+    "model": (
+        Option(
+            "model", text("MODEL"), None, "checkpoint directory, .gguf file, or owner/model on the hub; else the embedded one"
+        ),
+        Option("served-model-name", texts("NAME"), None, "name(s) that clients use; default: the model's own"),
+        Option(
+            "dtype",
+            choice("auto", "float32", "bfloat16"),
+            "auto",
+            "of weights that stay floats; auto: what the processor is best at",
+        ),
+        Option(
+            "quantization", choice("none", "wint8", "wint4"), "none", "round linear weights to 8 or 4 bits when they are loaded"
+        ),
+        Option("max-model-len", whole(2), None, "longest prompt with its answer, in tokens; default: the model's limit"),
+        Option("load-format", choice("auto", "safetensors", "dummy"), "auto", "dummy: random weights from config.json alone"),
+        Option("weight-cache", flag(), True, "keep weights as the kernels read them in a file, which later starts map"),
+        Option("weight-cache-dir", text("DIR"), None, "its directory; default: tokamak/weights in the user's cache directory"),
+        Option("weight-cache-limit", num_bytes(0), 20 << 30, "size of all its files; the least recently used ones go first"),
+        Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the model's"),
+        Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights (--load-format dummy)"),
+    ),
+    "batches and cache": (
+        Option("max-num-seqs", whole(1, 4096), 32, "samples in the batch"),
+        Option("max-num-batched-tokens", whole(1, 1 << 20), 512, "tokens computed in one step; longer prompts go in chunks"),
+        Option("block-size", power_of_two(1, 1024), 16, "tokens of a KV block"),
+        Option("num-kv-blocks", whole(2), None, "KV blocks; wins over --kv-cache-memory"),
+        Option(
+            "kv-cache-memory",
+            num_bytes(1),
+            None,
+            "size of the KV cache; default: enough for a full batch, at most 1GiB and a quarter of free memory",
+        ),
+        Option(
+            "kv-cache-dtype",
+            choice("auto", "float32", "bfloat16", "int8"),
+            "auto",
+            "type of keys and values; auto: bfloat16 where the weights are narrower than float32",
+        ),
+        Option("enable-prefix-caching", flag(), True, "reuse the KV of equal prompt beginnings"),
+        Option("max-waiting", whole(1), 1024, "samples that may wait; more are refused with 429"),
+        Option("request-timeout", seconds(0), 0.0, "longest time for a request; 0: no limit"),
+    ),
+    "processes": (
+        Option("device", choice("auto", "cpu", "gpu", "xpu"), "auto", "where the model runs"),
+        Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
+        Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),
+        Option(
+            "plan", choice("auto", "tape", "eager"), "auto", "tape: the model recorded, and replayed natively; eager: op by op"
+        ),
+        Option("api-processes", whole(1, 64), 1, "HTTP processes on the one port"),
+        Option("tokenizer-processes", whole(1, 64), 1, "tokenizer processes"),
+        Option("restart-limit", whole(1), 3, "deaths of one process within the window that end the engine"),
+        Option("restart-window", seconds(1), 300.0, "the window"),
+        Option("hang-timeout", seconds(1), 60.0, "a process without heartbeat for so long is killed and started again"),
+        Option("load-timeout", seconds(1), 1800.0, "the same while it starts and loads"),
+        Option("stop-timeout", seconds(0.1), 10.0, "between the request to end and SIGKILL"),
+    ),
+    "HTTP": (
+        Option("host", text("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all"),
+        Option("port", whole(0, 65535), 8000, "port to listen on; 0: any free one"),
+        Option("api-key", texts("KEY"), (), "key(s) that clients must send; default: none is asked for"),
+        Option("admin-key", text("KEY"), "", "key for /admin; default: /admin answers the loopback interface only"),
+        Option("max-body-bytes", num_bytes(1024), 32 << 20, "largest request body"),
+        Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),
+    ),
+    "run": (
+        Option("run-dir", text("DIR"), None, "directory of sockets and logs; default: a new one for each run"),
+        Option("kv-events-endpoint", text("ENDPOINT"), "", "ZeroMQ endpoint of the KV events; default: in the run directory"),
+        Option("log-level", choice("debug", "info", "warning", "error"), "info", "of the actors' logs"),
+    ),
+}
+OPTIONS = {option.key: option for options in GROUPS.values() for option in options}
+
+
+def read_options(arguments: Sequence[str], environment: Mapping[str, str], embedded_model: str = "") -> OptionValues:
+    """The values asked for; `embedded_model`: the directory that is served where no model is named. OptionError says which one
+    is wrong, where it came from and what would be right; --help and what argparse itself refuses end the process (0, 2)."""
+    found = OptionValues({option.key: option.default for option in OPTIONS.values()}, set(), embedded_model=embedded_model)
+    command_line = vars(make_parser().parse_args(arguments))
+    config_path = command_line.pop("config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+    model = command_line.pop("MODEL", None)
+    if model is not None and command_line.get("model", model) != model:
+        raise OptionError(f"two models are given, {model} and --model {command_line['model']}; give one")
+    if model is not None:
+        command_line["model"] = model
+    if config_path is not None:
+        _take_file(found, Path(config_path))
+    _take_environment(found, environment)
+    for key, value in command_line.items():
+        _take(found, key, value, f"--{OPTIONS[key].name}")
+    return found
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, in groups. Values stay texts: they are checked like those of the other sources."""
+    parser = argparse.ArgumentParser(
+        prog="tokamak serve",
+        usage="tokamak serve [MODEL] [options]",
+        description="Start the engine and serve a model over HTTP.",
+        epilog="Every option can also be given as TOKAMAK_<NAME> in the environment or as a name in the --config file; "
+        "the command line wins over the environment, the environment over the file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("MODEL", nargs="?", help="same as --model")
+    parser.add_argument("--config", metavar="FILE", help="YAML or JSON file of option names and values")
+    for title, options in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            _add_argument(group, option)
+    return parser
+
+
+def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
+    shown = option.help.replace("%", "%%")
+    if option.kind.is_flag:
+        group.add_argument(
+            f"--{option.name}",
+            action=argparse.BooleanOptionalAction,
+            help=f"{shown} (default: {'yes' if option.default else 'no'})",
+        )
+        return
+    if option.default not in (None, "", ()):
+        shown += f" (default: {option.kind.show(option.default)})"
+    action = "append" if option.kind.is_list else "store"
+    group.add_argument(f"--{option.name}", metavar=option.kind.metavar, action=action, help=shown)
+
+
+def _take_file(found: OptionValues, path: Path) -> None:
+    for name, value in _read_file(path).items():
+        key = str(name).replace("-", "_")
+        if key.startswith("no_") and key[3:] in OPTIONS and OPTIONS[key[3:]].kind.is_flag and isinstance(value, bool):
+            key, value = key[3:], not value
+        if key not in OPTIONS:
+            raise OptionError(f"{path}: {name} is no option{_suggestion(key, '-')}")
+        if value is not None:
+            _take(found, key, value, f"{path}: {name}")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    import yaml  # only where a file is given
+
+    try:
+        content = yaml.safe_load(path.read_text())  # YAML contains JSON
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"--config {path} is neither YAML nor JSON: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise OptionError(f"--config {path} holds a {type(content).__name__}, expected option names with values")
+    return content
+
+
+def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> None:
+    for variable, value in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (*TOOL_VARIABLES, f"{ENVIRONMENT_PREFIX}CONFIG"):
+            continue
+        key = variable[len(ENVIRONMENT_PREFIX) :].lower()
+        if key in OPTIONS:
+            _take(found, key, value, variable)
+        else:
+            found.notes.append(f"environment variable {variable} is no option and is ignored{_suggestion(key, '_', str.upper)}")
+
+
+def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
+    """Check one value, a text or what a YAML file holds, and keep it."""
+    kind = OPTIONS[key].kind
+    parts = value if isinstance(value, list) else [value]
+    if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):
+        raise OptionError(f"{source}: {value!r} is not a single value")
+    try:
+        parsed = [kind.parse(str(part)) for part in parts]
+    except ValueError as error:
+        raise OptionError(f"{source} {value}: {error}") from None
+    found.values[key] = tuple(item for items in parsed for item in items) if kind.is_list else parsed[0]
+    found.given.add(key)
+
+
+def _suggestion(key: str, separator: str, spell: Any = str) -> str:
+    close = difflib.get_close_matches(key, OPTIONS, n=1)
+    prefix = ENVIRONMENT_PREFIX if spell is str.upper else ""
+    return f"; did you mean {prefix}{spell(close[0].replace('_', separator))}?" if close else ""

@@ -1,0 +1,148 @@
+"""What an actor shares with the engine: configuration, mailbox, rings to others, counters, and the way to its supervisor.
+
+Made by `engine/process/main.py` in each child process (and by tests), handed to the `Actor` that the process runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from functools import cached_property
+
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import TokamakError
+from engine.messages import ActorState, Control, encode
+from engine.process.outbox import Outbox
+from engine.process.run_directory import Run
+from engine.process.topology import SUPERVISOR, index_of, role_of
+from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
+from shm.mailbox import Mailbox, MailboxSender
+from shm.segment import MemoryFile
+
+EVENT_TIMEOUT_MS = 1000
+
+
+class EventSender:
+    """The way from an actor to its supervisor: ZeroMQ PUSH, connected at the first event."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+
+    def send(self, event: Control) -> None:
+        """Queue `event`; it is delivered even if the process ends right after `close`."""
+        if self._socket is None:
+            self._context = zmq.Context(io_threads=1)
+            self._socket = self._context.socket(zmq.PUSH)
+            self._socket.setsockopt(zmq.SNDTIMEO, EVENT_TIMEOUT_MS)
+            self._socket.setsockopt(zmq.LINGER, EVENT_TIMEOUT_MS)
+            self._socket.connect(self._endpoint)
+        self._socket.send(encode(event))
+
+    def close(self) -> None:
+        if self._socket is not None and self._context is not None:
+            self._socket.close()
+            self._context.term()
+            self._socket = self._context = None
+
+
+class ActorContext:
+    """All that an actor shares with the engine: its configuration, rings, counters and the way to the supervisor."""
+
+    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1) -> None:
+        self.run = run
+        self.config = config
+        self.name = name
+        self.role = role_of(name)
+        self.index = index_of(name)
+        self.epoch = epoch
+        self.log = logging.getLogger(f"tokamak.{name}")
+        self.is_stopping = False  # SIGTERM came: the loop ends after this turn
+        self.counters = Counters.attach(run.run_id)
+        self.row: ActorRow = self.counters.actor(name)
+        self.mailbox = Mailbox.attach(run.run_id, name, epoch)
+        self.events = EventSender(run.events_endpoint)
+        self._arena_fd = arena_fd
+        self._outboxes: dict[str, Outbox] = {}
+
+    def outbox(self, receiver: str) -> Outbox:
+        """This actor's ring in `receiver`'s mailbox (attached at the first use)."""
+        outbox = self._outboxes.get(receiver)
+        if outbox is None:
+            outbox = self._outboxes[receiver] = Outbox(
+                receiver,
+                MailboxSender.attach(self.run.run_id, receiver, self.name, self.epoch),
+                self.counter("messages_sent_total"),
+                self.counter("ring_full_total"),
+            )
+        return outbox
+
+    def counter(self, name: str, **labels: str) -> Cell:
+        """This actor's cell of the counter or gauge `name`."""
+        return self.counters.counter(name, self.name, **labels)
+
+    def histogram(self, name: str) -> HistogramCells:
+        """This actor's cells of the histogram `name`."""
+        return self.counters.histogram(name, self.name)
+
+    def peer_epoch(self, name: str) -> int:
+        """The epoch in which `name` runs now; 0: it was never started."""
+        return self._peer_rows[name].epoch
+
+    def peer_state(self, name: str) -> State:
+        """The state of `name` now; DEAD between its death and its restart."""
+        return self._peer_rows[name].state
+
+    def peers(self) -> list[str]:
+        """Every other actor but the supervisor."""
+        return list(self._peer_rows)
+
+    @cached_property
+    def _peer_rows(self) -> dict[str, ActorRow]:
+        names = [snapshot.name for snapshot in self.counters.actors()]
+        return {name: self.counters.actor(name) for name in names if name not in (self.name, SUPERVISOR)}
+
+    def arena(self) -> MemoryFile:
+        """The KV arena that the supervisor holds (cache messenger and workers only)."""
+        if self._arena_fd < 0:
+            raise TokamakError(f"{self.name} was started without the KV arena; only the cache messenger and workers get it")
+        return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
+
+    def weights_in_use(self) -> tuple[str, int]:
+        """Path and version of the weights that a worker must load; version 1 is what the engine was started with."""
+        record = self.run.weights_in_use()
+        return (record.path, record.version) if record else (self.config.model, 1)
+
+    def request_stop(self) -> None:
+        """Let the loop end after its turn."""
+        self.is_stopping = True
+
+    def announce_ready(self) -> None:
+        """Tell the table and the supervisor that this actor takes work."""
+        self.row.beat(time.monotonic_ns())
+        self.row.set_state(State.READY)
+        self.events.send(ActorState(self.name, self.epoch, State.READY.name))
+
+    def announce_failure(self, error: BaseException) -> None:
+        """Leave the cause where people look for it: the log, the error table, the supervisor."""
+        if isinstance(error, TokamakError):
+            text = str(error)
+            self.log.error("%s", text)
+        else:
+            text = f"{type(error).__name__}: {error}"
+            self.log.error("%s", "".join(traceback.format_exception(error)))
+        self.counters.errors.record(self.name, text)
+        self.row.set_state(State.FAILED)
+        self.events.send(ActorState(self.name, self.epoch, State.FAILED.name, text))
+
+    def close(self) -> None:
+        """Flush the events and let go of the shared memory."""
+        self.events.close()
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self.mailbox.close()
+        self.counters.close()

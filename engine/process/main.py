@@ -1,0 +1,87 @@
+"""The entry of every child process: `python -m engine.process.main --run-dir D --actor NAME --epoch E --parent PID [--arena-fd
+N]`.
+
+Started by the supervisor with the actor's log as stdout and stderr. It ties its life to the supervisor's, makes hangs
+inspectable, attaches to the run and then lives the actor's life. Signals: SIGTERM ends the loop (or the process at once while
+it still starts), SIGUSR1 writes all stacks to the log, SIGINT and SIGHUP are the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from engine.process.actor import Actor, run
+from engine.process.context import ActorContext
+from engine.process.run_directory import open_run
+from shm._native import set_parent_death_signal
+from shm.counters import State
+
+
+def main(argv: list[str]) -> int:
+    """Run the actor that the arguments name; the exit code of its process."""
+    gc.disable()  # until the actor is ready: modules that are loaded leave little garbage
+    arguments = _parse(argv)
+    die_with_parent(arguments.parent)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    this_run = open_run(Path(arguments.run_dir))
+    manifest = this_run.manifest()
+    logging.basicConfig(
+        level=manifest.config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    context = ActorContext(this_run, manifest.config, arguments.actor, arguments.epoch, arguments.arena_fd)
+    context.row.set_state(State.ATTACHED)
+    _end_on_sigterm(context)
+    target = next(plan.target for plan in manifest.actors if plan.name == arguments.actor)
+    return run(context, lambda context: load_actor_class(target)(context))
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGKILL when the supervisor ends, and end now if it ended before we could ask for that."""
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def load_actor_class(target: str) -> Callable[[ActorContext], Actor]:
+    """The class that `module:class` names."""
+    module_name, _, class_name = target.partition(":")
+    actor_class: Callable[[ActorContext], Actor] = getattr(importlib.import_module(module_name), class_name)
+    return actor_class
+
+
+def _end_on_sigterm(context: ActorContext) -> None:
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        context.request_stop()
+        if context.row.state in (State.ATTACHED, State.LOADING):
+            raise SystemExit(0)  # nobody waits for an actor that still starts
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="engine.process.main")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--actor", required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--arena-fd", type=int, default=-1)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

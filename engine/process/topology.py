@@ -1,0 +1,110 @@
+"""Who exists in an engine and who sends to whom: pure data that the supervisor, every actor and the tests read.
+
+Names are the role with an index (`api0`, `worker0`), or the role alone where there is one (`scheduler`, `cache`). A mailbox has
+one ring per sender; the supervisor's ring, the control ring, is always the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.config import EngineConfig
+from shm.actor_table import role_of as role_of
+
+SUPERVISOR = "supervisor"
+SCHEDULER = "scheduler"
+CACHE = "cache"
+ROLES = (SUPERVISOR, "api", "tokenizer", SCHEDULER, CACHE, "worker")
+
+STOP_ORDER = ("api", "tokenizer", SCHEDULER, "worker", CACHE)  # along a request's way: nobody loses what it still waits for
+
+TARGETS = {
+    "api": "api.server:ApiActor",
+    "tokenizer": "engine.tokenizer.actor:TokenizerActor",
+    SCHEDULER: "engine.scheduler.actor:SchedulerActor",
+    CACHE: "engine.cache.actor:CacheMessengerActor",
+    "worker": "workers.worker:WorkerActor",
+}
+
+# receiver's role -> roles that send to it, besides the supervisor
+_SENDERS = {
+    "api": ("tokenizer",),
+    "tokenizer": ("api", SCHEDULER),
+    SCHEDULER: ("tokenizer", "worker", CACHE),
+    CACHE: (SCHEDULER,),
+    "worker": (),
+}
+
+# bytes of each ring of a receiver's mailbox, before they are fitted to the longest request and to the budget
+_RING_BYTES = {"api": 1 << 20, "tokenizer": 2 << 20, SCHEDULER: 2 << 20, CACHE: 512 << 10, "worker": 64 << 10}
+_BROADCAST_BYTES = 8 << 20
+_MIN_RING_BYTES = 64 << 10
+_RECORDS_PER_RING = 4  # a ring holds at least this many of the longest records
+SHARED_BUDGET_BYTES = 48 << 20  # of the rings together, so that a container's 64 MB /dev/shm is enough
+
+
+class ActorPlan(msgspec.Struct, frozen=True):
+    """One child process: its name and the actor class it runs, as `module:class`."""
+
+    name: str
+    target: str
+
+
+class RingSizes(msgspec.Struct, frozen=True):
+    """Bytes of each ring of a receiver's mailbox, and of the broadcast ring."""
+
+    mailbox: dict[str, int]
+    broadcast: int
+
+
+def index_of(name: str) -> int:
+    """0 of `worker0`; 0 where a role has one actor."""
+    return int(name[len(role_of(name)) :] or 0)
+
+
+def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
+    """The children of an engine, in the order of a request's way."""
+    names = [f"api{index}" for index in range(config.api_processes)]
+    names += [f"tokenizer{index}" for index in range(config.tokenizer_processes)]
+    names += [SCHEDULER, CACHE]
+    names += [f"worker{index}" for index in range(config.num_ranks)]
+    return tuple(ActorPlan(name, TARGETS[role_of(name)]) for name in names)
+
+
+def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The senders of `receiver`'s mailbox, in ring order. `names` are all actors; a role that is not ours (an actor of a test)
+    hears from everybody."""
+    roles = _SENDERS.get(role_of(receiver))
+    heard = [name for name in names if name not in (receiver, SUPERVISOR) and (roles is None or role_of(name) in roles)]
+    return (SUPERVISOR, *heard)
+
+
+def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
+    """Ring sizes (powers of two): the longest request fits and, as far as that allows, all rings stay within the budget."""
+    receivers = [name for name in names if name != SUPERVISOR]
+    longest_record = 8 * max_model_len + (16 << 10)  # prompt and resume tokens, int32, and what surrounds them
+    least = max(_MIN_RING_BYTES, _power_of_two_from(_RECORDS_PER_RING * longest_record))
+    mailbox = {name: _ring_bytes(name, least) for name in receivers}
+    broadcast = max(_BROADCAST_BYTES, 2 * least)
+
+    def total() -> int:
+        return broadcast + sum(size * len(senders_of(name, names)) for name, size in mailbox.items())
+
+    while total() > SHARED_BUDGET_BYTES:
+        shrunk = {name: max(size // 2, min(size, least)) for name, size in mailbox.items()}
+        if shrunk == mailbox:
+            break
+        mailbox = shrunk
+    return RingSizes(mailbox, broadcast)
+
+
+def _ring_bytes(name: str, least: int) -> int:
+    default = _RING_BYTES.get(role_of(name), _MIN_RING_BYTES)
+    carries_tokens = role_of(name) in ("api", "tokenizer", SCHEDULER, CACHE)
+    return max(default, least) if carries_tokens else default
+
+
+def _power_of_two_from(size: int) -> int:
+    return 1 << (size - 1).bit_length()

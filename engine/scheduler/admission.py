@@ -1,0 +1,97 @@
+"""The way into the scheduler: a `Request` becomes a `Sample`, or is rejected for a reason that its user can act on.
+
+Used by the scheduler process alone. What passes here can run to its end with the engine to itself; nothing that passes can
+fail for want of room later.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.messages import Request
+from engine.scheduler.delivery import Stream
+from engine.scheduler.policy import Limits
+from engine.scheduler.sequence import Sample, start_bytes
+
+RETRY_AFTER_S = 1
+LOGPROB_BYTES = 16  # of one (token, log-probability) pair in an Output
+
+
+class Intake:
+    """Turns requests into samples; counts them to keep first-come order."""
+
+    def __init__(self, config: EngineConfig, limits: Limits) -> None:
+        self._config = config
+        self._limits = limits
+        self._num_taken = 0
+        self.max_positions = min(config.max_model_len, config.num_kv_blocks * config.block_size)
+
+    def take(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sample:
+        """The sample of a new request. Raises RequestError: 429 where too many wait, 400 where it can never run."""
+        self._check_queue(num_waiting)
+        prompt = array("i", request.prompt_token_ids)
+        sampling = request.sampling
+        self._check_length(len(prompt), sampling.max_tokens)
+        self._check_prompt_logprobs(len(prompt), sampling.num_prompt_logprobs, stream)
+        num_sampling_bytes = len(msgspec.msgpack.encode(sampling)) + len(request.request_id)
+        max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
+        num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
+        if num_start_bytes > self._limits.max_start_bytes:
+            raise RequestError(
+                f"the prompt and the sampling parameters take {num_start_bytes} bytes, the engine passes on at most "
+                f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids or bad_words"
+            )
+        self._num_taken += 1
+        return Sample(
+            request=request,
+            reader=stream,
+            token_ids=prompt + array("i", request.resume_token_ids),
+            num_prompt_tokens=len(prompt),
+            max_total_tokens=max_total_tokens,
+            rank=(request.priority, request.arrival_ns, self._num_taken),
+            tokenizer_epoch=tokenizer_epoch,
+            num_sampling_bytes=num_sampling_bytes,
+            has_prompt_logprobs=request.has_prompt_logprobs,
+        )
+
+    def _check_queue(self, num_waiting: int) -> None:
+        if num_waiting >= self._config.max_waiting:
+            raise RequestError(
+                f"{num_waiting} samples are waiting, the limit is {self._config.max_waiting}; try again later or start with a "
+                "larger --max-waiting",
+                status=429,
+                code="too_many_requests",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        if num_prompt_tokens == 0:
+            raise RequestError("the prompt has no tokens; send at least one", param="prompt")
+        num_wanted = num_prompt_tokens + (1 if max_tokens < 0 else max_tokens)
+        if num_wanted <= self.max_positions:
+            return
+        if self.max_positions < self._config.max_model_len:
+            limit = f"{self._config.num_kv_blocks} KV blocks of {self._config.block_size} tokens hold {self.max_positions}"
+            remedy = "start with more --num-kv-blocks"
+        else:
+            limit = f"the limit is {self.max_positions}"
+            remedy = "start with a larger --max-model-len"
+        raise RequestError(
+            f"prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together {num_wanted}; {limit}: shorten "
+            f"the prompt, lower max_tokens, or {remedy}",
+            code="context_length_exceeded",
+            param="prompt" if num_prompt_tokens >= self.max_positions else "max_tokens",
+        )
+
+    def _check_prompt_logprobs(self, num_prompt_tokens: int, num_tops: int, stream: Stream) -> None:
+        num_bytes = num_prompt_tokens * (2 + num_tops) * LOGPROB_BYTES
+        if num_tops >= 0 and num_bytes > stream.max_record_bytes:
+            raise RequestError(
+                f"prompt_logprobs {num_tops} of {num_prompt_tokens} tokens take {num_bytes} bytes, one answer carries at most "
+                f"{stream.max_record_bytes}; ask for fewer, or shorten the prompt",
+                param="prompt_logprobs",
+            )

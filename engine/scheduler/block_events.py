@@ -1,0 +1,80 @@
+"""What the scheduler tells the cache messenger about the prefix index: blocks stored, removed, all cleared.
+
+Used by the scheduler process alone. The messenger's picture may lag but never loses a change: what its ring has no room for
+waits here, and where too much waits, or either side was started again, the picture is drawn anew from the index itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
+from engine.process.outbox import Outbox
+from engine.scheduler.block_pool import KEY_BYTES, BlockPool, CachedBlock
+
+MIN_BACKLOG = 1024
+
+BlockMessage = BlocksStored | BlocksRemoved | BlocksCleared
+
+
+class BlockEvents:
+    """The changes of the index, in order, on their way to the cache messenger."""
+
+    def __init__(self, outbox: Outbox, pool: BlockPool, block_size: int) -> None:
+        self._outbox = outbox
+        self._pool = pool
+        self._block_size = block_size
+        bytes_per_block = 4 * block_size + KEY_BYTES + 16
+        self._max_blocks = max(1, (outbox.max_record_bytes - 256) // bytes_per_block)  # in one message
+        self._backlog: deque[BlockMessage] = deque([BlocksCleared()])
+
+    def stored(self, entries: list[CachedBlock]) -> None:
+        """Blocks that entered the index."""
+        self._take_evictions()
+        self._backlog.extend(self._chains(entries))
+
+    def cleared(self) -> None:
+        """The index was emptied; what still waits is of no use to anybody."""
+        self._pool.evicted_keys.clear()
+        self._backlog.clear()
+        self._backlog.append(BlocksCleared())
+
+    def draw_anew(self) -> None:
+        """Let the messenger forget everything, then tell it the whole index."""
+        self.cleared()
+        self.stored(list(self._pool.entries()))
+
+    def flush(self) -> int:
+        """Send what there is room for. The number of messages sent."""
+        self._take_evictions()
+        num_sent = 0
+        while self._backlog and self._outbox.send(self._backlog[0]):
+            self._backlog.popleft()
+            num_sent += 1
+        if len(self._backlog) > MIN_BACKLOG + self._pool.num_blocks:
+            self.draw_anew()
+        return num_sent
+
+    def _take_evictions(self) -> None:
+        """Before anything is stored again under the same key."""
+        keys = self._pool.evicted_keys
+        for start in range(0, len(keys), self._max_blocks):
+            self._backlog.append(BlocksRemoved(keys[start : start + self._max_blocks]))
+        keys.clear()
+
+    def _chains(self, entries: list[CachedBlock]) -> Iterator[BlocksStored]:
+        """`entries` cut where one is not the parent of the next, and where a message would be too long."""
+        start = 0
+        for end in range(1, len(entries) + 1):
+            is_chained = end < len(entries) and entries[end].parent == entries[end - 1].key
+            if not is_chained or end - start == self._max_blocks:
+                chain = entries[start:end]
+                start = end
+                yield BlocksStored(
+                    [entry.key for entry in chain],
+                    chain[0].parent,
+                    b"".join(entry.token_ids for entry in chain),
+                    self._block_size,
+                    [entry.block_id for entry in chain],
+                )

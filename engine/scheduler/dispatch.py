@@ -1,0 +1,145 @@
+"""Steps on their way to the ranks and back: how a plan becomes a `Step`, and which steps are in flight.
+
+Used by the scheduler process alone, which is the one writer of the broadcast ring. Up to two steps are in flight: while a
+rank runs step n, step n + 1 already waits in its ring, so that it never waits for the scheduler.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+from engine.messages import ClearWeights, LoadWeights, SlotStart, Step, encode
+from engine.scheduler.batch_state import Roster
+from engine.scheduler.policy import Row
+from engine.scheduler.sequence import Sample
+from shm.broadcast import BroadcastWriter
+
+MAX_STEPS_IN_FLIGHT = 2
+STEP_ID_BITS = 40  # below the scheduler's epoch: step ids never repeat, and every later one is greater
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A dispatched step whose result is not back; its rows are in slot order."""
+
+    step_id: int
+    rows: list[Row]
+    num_tokens: int
+
+
+class Dispatcher:
+    """The broadcast ring, what it had no room for, and the steps in flight."""
+
+    def __init__(self, writer: BroadcastWriter, epoch: int) -> None:
+        self._writer = writer
+        self._next_step_id = (epoch << STEP_ID_BITS) + 1
+        self._flight: deque[StepInFlight] = deque()
+        self._unsent: deque[bytes] = deque()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flight)
+
+    @property
+    def has_room(self) -> bool:
+        """Another step may be dispatched."""
+        return len(self._flight) < MAX_STEPS_IN_FLIGHT and not self._unsent
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def dispatch(self, rows: list[Row], roster: Roster, now_ns: int) -> StepInFlight:
+        """Grow the block tables, advance the samples, and send the rows as a step."""
+        rows.sort(key=_slot)
+        flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
+        step = build_step(flight.step_id, rows, roster, now_ns)
+        self._next_step_id += 1
+        self._flight.append(flight)
+        self.send(step)
+        return flight
+
+    def send(self, message: Step | LoadWeights | ClearWeights) -> None:
+        """To every rank, after what was sent before."""
+        self._unsent.append(encode(message))
+        self.flush()
+
+    def flush(self) -> int:
+        """Send again what the ring had no room for. The number of records sent."""
+        num_sent = 0
+        while self._unsent and self._writer.try_send(self._unsent[0]):
+            self._unsent.popleft()
+            num_sent += 1
+        return num_sent
+
+    def take(self, step_id: int) -> StepInFlight | None:
+        """The step that a result belongs to, which is then in flight no more; None where it was given up or is another
+        scheduler's. Results come in the order of the steps."""
+        if not self._flight or self._flight[0].step_id != step_id:
+            return None
+        return self._flight.popleft()
+
+    def give_up_flight(self) -> int:
+        """Forget the steps in flight; their results, should they still come, belong to nothing. How many there were."""
+        num_lost = len(self._flight)
+        self._flight.clear()
+        self._unsent.clear()
+        return num_lost
+
+
+def build_step(step_id: int, rows: list[Row], roster: Roster, now_ns: int) -> Step:
+    """The `Step` of these rows (in slot order), after which their samples count as computed so far."""
+    starts: list[SlotStart] = []
+    columns = [array("i") for _ in range(6)]
+    slots, start, num_tokens, block_slots, block_indexes, block_ids = columns
+    is_sampling = bytearray()
+    for row in rows:
+        sample = row.sample
+        end = row.start + row.num_tokens
+        first_new = roster.grow(sample, end)
+        if not sample.is_started:
+            starts.append(_slot_start(sample))
+        else:
+            for index in range(first_new, len(sample.block_ids)):
+                block_slots.append(sample.slot)
+                block_indexes.append(index)
+                block_ids.append(sample.block_ids[index])
+        slots.append(sample.slot)
+        start.append(row.start)
+        num_tokens.append(row.num_tokens)
+        is_sampling.append(row.is_sampling)
+        sample.num_computed = end
+        sample.num_unknown += row.is_sampling
+        sample.num_in_flight += 1
+    slots_, start_, num_tokens_, block_slots_, block_indexes_, block_ids_ = (column.tobytes() for column in columns)
+    return Step(
+        step_id,
+        starts,
+        slots_,
+        start_,
+        num_tokens_,
+        bytes(is_sampling),
+        block_slots_,
+        block_indexes_,
+        block_ids_,
+        now_ns,
+    )
+
+
+def _slot_start(sample: Sample) -> SlotStart:
+    sample.is_started = True
+    return SlotStart(
+        sample.slot,
+        sample.request.request_id,
+        sample.token_ids.tobytes(),
+        sample.num_prompt_tokens,
+        sample.request.sampling,
+        array("i", sample.block_ids).tobytes(),
+        sample.has_prompt_logprobs,
+    )
+
+
+def _slot(row: Row) -> int:
+    return row.sample.slot

@@ -1,0 +1,83 @@
+"""What the scheduler counts: its gauges, and the split of every step into schedule, dispatch, run, sample and return.
+
+Used by the scheduler process alone; names and meanings are in `engine/metrics.py`.
+"""
+
+from __future__ import annotations
+
+from engine.messages import StepResult, WeightsState
+from engine.process.context import ActorContext
+from engine.scheduler.batch_state import Roster
+from engine.scheduler.sequence import Sample
+from engine.scheduler.weight_state import Weights
+
+
+class Meter:
+    """The scheduler's cells."""
+
+    def __init__(self, context: ActorContext, roster: Roster, weights: Weights) -> None:
+        self._roster = roster
+        self._weights = weights
+        cell = context.counter
+        self._running = cell("num_requests_running")
+        self._waiting = cell("num_requests_waiting")
+        self._usage = cell("kv_cache_usage_perc")
+        self._free_blocks = cell("num_free_kv_blocks")
+        self._cached_blocks = cell("num_cached_kv_blocks")
+        self._slow_streams = cell("slow_streams")
+        self._version = cell("weight_version")
+        self._state = cell("engine_state")
+        self._queries = cell("prefix_cache_queries_total")
+        self._hits = cell("prefix_cache_hits_total")
+        self._steps = cell("steps_total")
+        self._tokens = cell("scheduled_tokens_total")
+        self._step_tokens = context.histogram("iteration_tokens_total")
+        self._queue_time = context.histogram("request_queue_time_seconds")
+        self._schedule = context.histogram("step_schedule_seconds")
+        self._dispatch = context.histogram("step_dispatch_seconds")
+        self._run = context.histogram("step_run_seconds")
+        self._sample = context.histogram("step_sample_seconds")
+        self._return = context.histogram("step_return_seconds")
+        cell("num_kv_blocks").set(roster.pool.num_blocks)
+
+    @property
+    def last_state(self) -> WeightsState:
+        """What the gauge says: after a restart, the state in which the predecessor died."""
+        return WeightsState(int(self._state.value))
+
+    def admitted(self, sample: Sample, now_ns: int) -> None:
+        """A sample got its slot, perhaps for the first time."""
+        if sample.first_scheduled_ns:
+            return
+        sample.first_scheduled_ns = now_ns
+        self._queue_time.observe(max(0, now_ns - sample.request.arrival_ns) / 1e9)
+        if self._roster.limits.has_prefix_cache:
+            self._queries.add(sample.num_prompt_tokens)
+            self._hits.add(sample.num_cached_tokens)
+
+    def dispatched(self, num_tokens: int, duration_ns: int) -> None:
+        """A step was chosen and sent."""
+        self._schedule.observe(duration_ns / 1e9)
+        self._step_tokens.observe(num_tokens)
+        self._tokens.add(num_tokens)
+
+    def returned(self, result: StepResult, now_ns: int) -> None:
+        """A step's result was handled."""
+        self._steps.add(1)
+        self._dispatch.observe(max(0, result.received_ns - result.dispatch_ns) / 1e9)
+        self._run.observe(result.run_ns / 1e9)
+        self._sample.observe(result.sample_ns / 1e9)
+        self._return.observe(max(0, now_ns - result.received_ns - result.run_ns - result.sample_ns) / 1e9)
+
+    def show(self) -> None:
+        """The gauges as things are now."""
+        roster, pool = self._roster, self._roster.pool
+        num_free = pool.num_free
+        self._running.set(len(roster.running))
+        self._waiting.set(roster.num_waiting)
+        self._usage.set(1 - num_free / pool.num_blocks)
+        self._free_blocks.set(num_free)
+        self._cached_blocks.set(pool.num_cached)
+        self._slow_streams.set(sum(sample.reader.is_slow for sample in roster.running))
+        self._version.set(0 if self._weights.state is WeightsState.CLEARED else self._weights.version)
+        self._state.set(self._weights.state)

@@ -1,0 +1,6 @@
+"""The launcher's process: it makes a run, starts its children, watches them, starts them again and removes everything in the
+end.
+
+Read `launch.py` first (`tokamak serve`), then `supervisor.py` (the loop), `child_process.py`, `orders.py`, `hangs.py` and
+`restarts.py`; `reaper.py` removes what dead engines left.
+"""

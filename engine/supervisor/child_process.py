@@ -1,0 +1,122 @@
+"""A child process as its supervisor holds it: started by exec, watched by pidfd, its stderr in a log of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.process.run_directory import Run
+from engine.process.topology import CACHE, ActorPlan, role_of
+from engine.supervisor.hangs import HangWatch
+
+LAST_LINES = 20
+_MAX_TAIL_BYTES = 64 << 10
+_PACKAGES = Path(__file__).resolve().parents[2]  # where `engine` and its sister packages are
+_ARENA_ROLES = (CACHE, "worker")
+
+
+@dataclass(slots=True)
+class Child:
+    """One life of one actor. `pidfd` is readable once it has ended."""
+
+    plan: ActorPlan
+    epoch: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    log_path: Path
+    log_start: int  # where this life begins in the log
+    watch: HangWatch
+    is_ready: bool = False
+    failure: str = ""  # what it announced before it ended
+    is_asked_to_end: bool = False  # by an operator: not a crash
+    kill_at_s: float = field(default=float("inf"))  # monotonic: when SIGKILL follows SIGTERM
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal exactly this process, never one that took its pid over."""
+        with contextlib.suppress(ProcessLookupError):  # it ended just now; its pidfd tells
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def terminate(self, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL from `kill_at_s` on."""
+        self.kill_at_s = time.monotonic() + grace_s
+        self.send_signal(signal.SIGTERM)
+
+    def reap(self) -> int:
+        """Collect the ended process; its exit code, negative for a signal."""
+        code = self.process.wait()
+        os.close(self.pidfd)
+        return code
+
+    def last_lines(self) -> list[str]:
+        """The end of what this life wrote to its log."""
+        with open(self.log_path, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self.log_start, end - _MAX_TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+
+
+def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, arena_fd: int) -> Child:
+    """Start `plan` with `epoch`."""
+    command = [sys.executable, "-m", "engine.process.main", "--run-dir", str(run.directory), "--actor", plan.name]
+    command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
+    pass_fds: tuple[int, ...] = ()
+    if role_of(plan.name) in _ARENA_ROLES and arena_fd >= 0:
+        command += ["--arena-fd", str(arena_fd)]
+        pass_fds = (arena_fd,)
+    log_path = run.log_path(plan.name)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        log_start = os.fstat(log).st_size
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=run.directory,  # `-m` puts it on sys.path: private, and without any module
+            env=_environment(config, role_of(plan.name)),
+            pass_fds=pass_fds,
+        )
+    finally:
+        os.close(log)
+    watch = HangWatch(time.monotonic_ns())
+    return Child(plan, epoch, process, os.pidfd_open(process.pid), log_path, log_start, watch)
+
+
+def describe_exit(code: int) -> str:
+    """`killed by SIGKILL`, or `exit code 1`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _environment(config: EngineConfig, role: str) -> dict[str, str]:
+    """The supervisor's environment with what native libraries read when they are loaded: their threads, and no telemetry."""
+    threads = str(config.threads if role == "worker" else 1)
+    paths = [str(_PACKAGES), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }

@@ -1,0 +1,117 @@
+"""`tokamak serve`: options to configuration, configuration to a run, a run to its supervisor, and what the user sees of it.
+
+Called by `tools/serving.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import OptionError, TokamakError
+from engine.options.resolve import resolve
+from engine.options.table import read_options
+from engine.process.run_directory import Manifest, Run
+from engine.process.segments import RunSegments
+from engine.process.topology import SUPERVISOR, ActorPlan, default_plan
+from engine.supervisor.port import reserve_port
+from engine.supervisor.progress import Progress, terminal_progress
+from engine.supervisor.reaper import create_run, remove_run
+from engine.supervisor.signals import SignalCatcher
+from engine.supervisor.supervisor import Supervisor
+
+EXIT_FAILED = 1
+EXIT_BAD_OPTIONS = 2
+
+
+def main(arguments: list[str], embedded_model: str = "") -> int:
+    """Serve until asked to stop; `embedded_model`: what is served where no model is named. The exit code."""
+    start_s = time.monotonic()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        options = read_options(arguments, os.environ, embedded_model)
+        config = resolve(options)
+    except OptionError as error:
+        print(f"tokamak serve: error: {error}", file=sys.stderr)
+        return EXIT_BAD_OPTIONS
+    except KeyboardInterrupt:  # while a model is downloaded
+        print("stopping: SIGINT", file=sys.stderr)
+        return 0
+    for note in options.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return serve(config, default_plan(config), terminal_progress(), start_s)
+
+
+def serve(config: EngineConfig, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
+    """Run an engine of `plan`: make everything it needs, supervise it, and remove everything again. The exit code."""
+    with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
+        try:
+            port = open_until_end.enter_context(reserve_port(config.host, config.port))
+            config = msgspec.structs.replace(config, port=port.getsockname()[1])
+            run = _open_run(config, plan, open_until_end)
+            segments = RunSegments.of(config, [actor.name for actor in plan])
+            open_until_end.callback(segments.close)
+            started = Supervisor(run, config, plan, segments, progress, lambda: _announce(config, segments, start_s))
+            return started.live(signals)
+        except TokamakError as error:
+            progress.end()
+            print(f"tokamak: error: {error}", file=sys.stderr)
+            return EXIT_FAILED
+
+
+def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack) -> Run:
+    """The run's directory with lock and manifest, removed at the end with all segments of the run."""
+    Run(config.run_id, Path(config.run_dir)).check_path()
+    run, lock = create_run(config.run_id, Path(config.run_dir))
+    open_until_end.callback(os.close, lock)
+    open_until_end.callback(remove_run, run)
+    run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
+    return run
+
+
+def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> None:
+    """The ready line and what to try, on stdout. Tools wait for the first line exactly as it is."""
+    seconds = time.monotonic() - start_s
+    segments.counters.counter("start_seconds", SUPERVISOR).set(seconds)
+    name = config.served_model_name[0]
+    lines = [
+        f"ready {_url(config.host, config.port)}",
+        f"  model {name} on {config.device}, up to {config.max_model_len} tokens, ready after {seconds:.1f} s; try:",
+        *(f"    {line}" for line in _examples(config, name)),
+    ]
+    with contextlib.suppress(OSError):  # nobody reads it: the engine serves all the same
+        print("\n".join(lines), flush=True)
+
+
+def _examples(config: EngineConfig, name: str) -> tuple[str, str, str]:
+    """curl, the openai client, and the monitor."""
+    url = _url("127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host, config.port)
+    key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What are you?"}}]}}'
+    client = f"OpenAI(base_url='{url}/v1', api_key='{'KEY' if key else '-'}')"
+    call = f"chat.completions.create(model='{name}', messages=[dict(role='user', content='What are you?')])"
+    return (
+        f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+        f'{_program("python")} -c "from openai import OpenAI; print({client}.{call}.choices[0].message.content)"',
+        f"{_program('tokamak')} top",
+    )
+
+
+def _program(name: str) -> str:
+    """How a shell in this directory starts a program of this environment."""
+    path = Path(sys.executable).parent / name
+    places = (Path(place) / name for place in os.get_exec_path())
+    if not path.exists() or next((place for place in places if os.access(place, os.X_OK)), None) == path:
+        return name
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,294 @@
+"""The supervisor: owns a run, starts its children in parallel, starts them again when they die, and ends them in order.
+
+Runs in the process of `tokamak serve` (`engine/supervisor/launch.py`). One loop waits on everything at once: children's
+pidfds, operators' orders, actors' events and signals. It imports nothing heavy, and it is an actor in the table itself, with a
+heartbeat.
+
+    STARTING   until every child was READY once; a child that dies before that ends the start with its cause
+    SERVING    a child that dies is started again with the next epoch; too many deaths of one end the engine
+    STOPPING   role by role along a request's way: SIGTERM, and SIGKILL after `stop_timeout_s`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from signal import SIGKILL, SIGTERM, SIGUSR1
+
+import zmq
+
+from engine.config import EngineConfig
+from engine.messages import ActorState, Reply, WeightsInUse
+from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
+from engine.process.control import ControlServer
+from engine.process.run_directory import Run, WeightsRecord
+from engine.process.segments import RunSegments
+from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, index_of, role_of
+from engine.supervisor.child_process import Child, describe_exit, spawn
+from engine.supervisor.hangs import HangAction
+from engine.supervisor.orders import Orders
+from engine.supervisor.progress import Progress
+from engine.supervisor.restarts import RestartTable
+from engine.supervisor.signals import SignalCatcher
+from shm.counters import State
+from shm.process import ProcessIdentity
+
+_STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
+_LAST_WORDS_S = 0.5
+_SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL where there is nothing to wait for
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
+class Supervisor:
+    """Supervises the children of `plan` in `run`, whose segments exist. `live` is its life; `on_ready` is called once."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: EngineConfig,
+        plan: Sequence[ActorPlan],
+        segments: RunSegments,
+        progress: Progress,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.plan = tuple(plan)
+        self.segments = segments
+        self.children: dict[str, Child] = {}
+        self._run = run
+        self._progress = progress
+        self._on_ready = on_ready
+        self._phase = Phase.STARTING
+        self._exit_code = 0
+        self._texts: dict[str, str] = {}  # what a child says of its start
+        self._stop_roles: list[str] = []  # still to be ended
+        counters = segments.counters
+        self._rows = {name: counters.actor(name) for name in (SUPERVISOR, *(plan.name for plan in self.plan))}
+        self._num_restarts = counters.counter("actor_restarts_total", SUPERVISOR)
+        self._num_hangs = counters.counter("actor_hangs_total", SUPERVISOR)
+        self._cpu = counters.counter("cpu_seconds_total", SUPERVISOR)
+        self._memory = counters.counter("resident_memory_bytes", SUPERVISOR)
+        self._next_usage_ns = 0
+        self._restarts = RestartTable(config.restart_limit, config.restart_window_s)
+        self._poller = zmq.Poller()
+        self._server = ControlServer(run)
+        self._orders = Orders(self, self._server)
+
+    # ------------------------------------------------------------------------------------------------------ life
+
+    def live(self, signals: SignalCatcher) -> int:
+        """Start all children, supervise them until the end, and return the engine's exit code. Leaves no child."""
+        try:
+            for source in (signals.fileno(), self._server.control, self._server.events):
+                self._poller.register(source, zmq.POLLIN)
+            self._rows[SUPERVISOR].begin_epoch(1, time.monotonic_ns())
+            self._rows[SUPERVISOR].set_process(ProcessIdentity.of())
+            self._rows[SUPERVISOR].set_state(State.LOADING)
+            for plan in reversed(self.plan):  # workers first: they take longest
+                self._start_child(plan, 1)
+            while self._phase is not Phase.STOPPING or self.children:
+                self._turn(signals)
+            self._rows[SUPERVISOR].set_state(State.STOPPED)
+            return self._exit_code
+        finally:
+            self._kill_all()
+            for child in self.children.values():
+                child.reap()
+            self._progress.end()
+            self._server.close()
+
+    @property
+    def is_serving(self) -> bool:
+        return self._phase is Phase.SERVING
+
+    def stop(self, reason: str) -> None:
+        """End the engine in order; asked a second time, at once."""
+        if self._phase is Phase.STOPPING:
+            self._kill_all()
+            return
+        self._progress.end()
+        self._progress.note(f"stopping: {reason}")
+        self._begin_stop(reason)
+
+    def restart(self, name: str) -> None:
+        """End `name` so that it is started again; not counted as a crash."""
+        child = self.children.get(name)
+        if child is not None:
+            child.is_asked_to_end = True
+            drains = role_of(name) == "api"  # it has streams that may end; nothing waits for the others
+            child.terminate(self.config.stop_timeout_s if drains else _SHORT_GRACE_S)
+
+    def _turn(self, signals: SignalCatcher) -> None:
+        """Wait for anything to happen, at most until the next look at the heartbeats, and handle it."""
+        ready = {source for source, _ in self._poller.poll(LOOK_INTERVAL_NS // 1_000_000)}
+        now_ns = time.monotonic_ns()
+        self._rows[SUPERVISOR].beat(now_ns)
+        for caught in signals.caught():
+            self.stop(caught.name)
+        self._take_events()
+        for command in self._server.commands():
+            self._orders.take(command)
+        for child in [child for child in self.children.values() if child.pidfd in ready]:
+            self._bury(child)
+        self._watch(now_ns)
+        if self._phase is Phase.STARTING:
+            self._advance_start()
+        elif self._phase is Phase.STOPPING:
+            self._advance_stop()
+        if now_ns >= self._next_usage_ns:
+            self._next_usage_ns = now_ns + USAGE_INTERVAL_NS
+            write_usage(self._cpu, self._memory)
+
+    # --------------------------------------------------------------------------------------------- start and stop
+
+    def _advance_start(self) -> None:
+        self._progress.show({plan.name: self._state_and_text(plan.name) for plan in self.plan})
+        if len(self.children) == len(self.plan) and all(child.is_ready for child in self.children.values()):
+            self._phase = Phase.SERVING
+            self._rows[SUPERVISOR].set_state(State.READY)
+            self._progress.end()
+            self._on_ready()
+
+    def _state_and_text(self, name: str) -> tuple[State, str]:
+        state = self._rows[name].state
+        if state is State.LOADING:
+            return state, self._texts.get(name, "")
+        return State.READY if state is State.RUNNING else state, ""
+
+    def _fail(self, cause: str, dead: Child) -> None:
+        """End the engine with exit code 1, its cause and the dead child's last lines on stderr."""
+        self._progress.end()
+        self._progress.note("\n".join([*(f"  {dead.name}: {line}" for line in dead.last_lines()), f"tokamak: error: {cause}"]))
+        self.segments.counters.errors.record(SUPERVISOR, cause)
+        self._exit_code = 1
+        is_starting = self._phase is Phase.STARTING
+        self._begin_stop(cause)
+        if is_starting:
+            self._kill_all()  # nobody waits for an answer yet
+
+    def _begin_stop(self, reason: str) -> None:
+        self._phase = Phase.STOPPING
+        self._rows[SUPERVISOR].set_state(State.DRAINING)
+        self._orders.refuse_open(reason)
+        own = {role_of(plan.name) for plan in self.plan}
+        self._stop_roles = [*(role for role in STOP_ORDER if role in own), *sorted(own - set(STOP_ORDER))]
+        self._terminate_next_role()
+
+    def _advance_stop(self) -> None:
+        """Once a role has ended, the next one is asked to."""
+        while self._stop_roles and not any(role_of(name) == self._stop_roles[0] for name in self.children):
+            self._stop_roles.pop(0)
+            self._terminate_next_role()
+
+    def _terminate_next_role(self) -> None:
+        for child in self.children.values():
+            if self._stop_roles and role_of(child.name) == self._stop_roles[0]:
+                child.terminate(_SHORT_GRACE_S if self._exit_code else self.config.stop_timeout_s)
+
+    def _kill_all(self) -> None:
+        for child in self.children.values():
+            child.send_signal(SIGKILL)
+
+    # -------------------------------------------------------------------------------------------------- children
+
+    def _start_child(self, plan: ActorPlan, epoch: int) -> None:
+        row = self._rows[plan.name]
+        row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row is its own
+        arena = self.segments.arena
+        child = spawn(self._run, self.config, plan, epoch, arena.fd if arena else -1)
+        row.set_process(ProcessIdentity.of(child.pid))
+        self.children[plan.name] = child
+        self._poller.register(child.pidfd, zmq.POLLIN)
+
+    def _bury(self, child: Child) -> None:
+        """Collect a dead child and decide what follows."""
+        self._poller.unregister(child.pidfd)
+        self._await_failure(child)
+        del self.children[child.name]
+        how = describe_exit(child.reap())
+        if self._phase is Phase.STOPPING:
+            return
+        row = self._rows[child.name]
+        row.set_state(State.DEAD)
+        cause = f"{child.name} died: {child.failure or how}"
+        if role_of(child.name) == "worker":
+            self.segments.broadcast.evict(index_of(child.name))
+        self._orders.actor_died(child.name, cause)
+        if self._phase is Phase.STARTING and not child.is_ready:
+            self._fail(f"the engine cannot start: {cause}", child)
+        elif child.is_asked_to_end or self._restarts.record_death(child.name, time.monotonic()):
+            self._start_again(child, cause)
+        else:
+            table = self._restarts
+            self._fail(f"{cause}; that is {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
+
+    def _await_failure(self, dead: Child) -> None:
+        """An actor that failed says why before it ends; that may come a moment after its end is seen."""
+        deadline_s = time.monotonic() + _LAST_WORDS_S
+        while self._rows[dead.name].state is State.FAILED and not dead.failure and time.monotonic() < deadline_s:
+            self._server.events.poll(10)
+            self._take_events()
+
+    def _start_again(self, dead: Child, cause: str) -> None:
+        if not dead.is_asked_to_end:
+            self._num_restarts.add(1)
+            self._rows[dead.name].add_restart()
+            self.segments.counters.errors.record(SUPERVISOR, cause)
+        epoch = dead.epoch + 1
+        self._progress.note(f"{cause}; started again with epoch {epoch}")
+        self._start_child(dead.plan, epoch)
+
+    def _watch(self, now_ns: int) -> None:
+        """Act on hangs, and on children that ignored SIGTERM for too long."""
+        now_s = now_ns / 1e9
+        for child in self.children.values():
+            if now_s >= child.kill_at_s:
+                child.send_signal(SIGKILL)
+            if self._phase is not Phase.STOPPING:
+                self._watch_heartbeat(child, now_ns)
+
+    def _watch_heartbeat(self, child: Child, now_ns: int) -> None:
+        row = self._rows[child.name]
+        limit_s = self.config.load_timeout_s if row.state in _STARTING_STATES else self.config.hang_timeout_s
+        match child.watch.look(now_ns, row.heartbeat_ns, int(limit_s * 1e9)):
+            case HangAction.DUMP:
+                self._progress.note(f"{child.name} hangs: no heartbeat for {limit_s:g} s; its stacks are in {child.log_path}")
+                child.send_signal(SIGUSR1)
+            case HangAction.TERMINATE:
+                self._num_hangs.add(1)
+                child.failure = f"hung, no heartbeat for {limit_s:g} s while {row.state.name}"
+                child.send_signal(SIGTERM)
+            case HangAction.KILL:
+                child.send_signal(SIGKILL)
+
+    # ---------------------------------------------------------------------------------------------------- events
+
+    def _take_events(self) -> None:
+        for event in self._server.received_events():
+            match event:
+                case ActorState():
+                    self._take_state(event)
+                case Reply():
+                    self._orders.answer(event)
+                case WeightsInUse(path, version):
+                    self._run.write_weights_in_use(WeightsRecord(path, version))
+                case _:
+                    raise AssertionError(f"no event: {event}")
+
+    def _take_state(self, event: ActorState) -> None:
+        child = self.children.get(event.actor)
+        if child is None or child.epoch != event.epoch:
+            return  # of a life that is over
+        if event.state == State.READY.name:
+            child.is_ready = True
+            self._orders.actor_ready(child.name)
+        elif event.state == State.FAILED.name:
+            child.failure = event.text
+        else:
+            self._texts[child.name] = event.text

@@ -1,0 +1,91 @@
+"""The way from a tokenizer to one HTTP process, which may be slow to read.
+
+Used by the tokenizer processes. What a turn of the loop brings is gathered and goes out as one ring record; what a full ring
+refuses waits here, in order, and never blocks anybody. What can wait is bounded: it belongs to samples that the HTTP process
+opened and that generate at most the model's context length, it opens no more while it does not read, and the supervisor ends it
+when it hangs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from engine.messages import Delta, Deltas, Detokenized, Rejected, Tokenized, encode
+from engine.process.outbox import Outbox
+
+
+class ApiChannel:
+    def __init__(self, outbox: Outbox, epoch: int) -> None:
+        self.epoch = epoch  # of the HTTP process that all this is for
+        self.too_large: list[str] = []  # request ids whose Delta no ring record can hold; the edge was told
+        self._outbox = outbox
+        self._deltas: list[Delta] = []
+        self._records: deque[bytes] = deque()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something could not be sent yet."""
+        return bool(self._records or self._deltas)
+
+    def add(self, delta: Delta) -> None:
+        """Goes out with the next `flush`."""
+        self._deltas.append(delta)
+
+    def post(self, message: Rejected | Tokenized | Detokenized) -> None:
+        """Goes out with the next `flush`, behind what was added before."""
+        self._pack_deltas()
+        record = encode(message)
+        if len(record) <= self._outbox.max_record_bytes:
+            self._records.append(record)
+        elif isinstance(message, Rejected):
+            self._records.append(self._refusal(message.request_id, message.attempt, len(record)))
+        else:
+            self._records.append(self._refusal(message.call_id, 0, len(record)))
+
+    def flush(self) -> int:
+        """Send what the ring takes. The number of records sent."""
+        num_sent = self._send_records()
+        if not self._records:  # otherwise more may gather until there is room again
+            self._pack_deltas()
+            num_sent += self._send_records()
+        return num_sent
+
+    def forget(self, epoch: int) -> None:
+        """The HTTP process was started again and knows nothing of what was meant for its predecessor."""
+        self.epoch = epoch
+        self._deltas.clear()
+        self._records.clear()
+
+    def _send_records(self) -> int:
+        num_sent = 0
+        while self._records and self._outbox.send_bytes(self._records[0]):
+            self._records.popleft()
+            num_sent += 1
+        return num_sent
+
+    def _pack_deltas(self) -> None:
+        if self._deltas:
+            self._records.extend(self._packed(self._deltas))
+            self._deltas = []
+
+    def _packed(self, deltas: list[Delta]) -> Iterator[bytes]:
+        """One record, or as many as it takes."""
+        record = encode(Deltas(deltas))
+        if len(record) <= self._outbox.max_record_bytes:
+            yield record
+        elif len(deltas) == 1:
+            self.too_large.append(deltas[0].request_id)
+            yield self._refusal(deltas[0].request_id, deltas[0].attempt, len(record))
+        else:
+            middle = len(deltas) // 2
+            yield from self._packed(deltas[:middle])
+            yield from self._packed(deltas[middle:])
+
+    def _refusal(self, request_id: str, attempt: int, num_bytes: int) -> bytes:
+        limit = self._outbox.max_record_bytes
+        message = (
+            f"the answer takes {num_bytes} bytes in one piece, the limit is {limit}; ask for fewer log-probabilities or send a "
+            "shorter text"
+        )
+        return encode(Rejected(request_id, attempt, self._outbox.receiver, 400, message))

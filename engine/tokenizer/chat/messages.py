@@ -1,0 +1,110 @@
+"""The messages of a chat request, checked and brought into the form that chat templates expect.
+
+Called by `template.py` in the tokenizer processes. Pure. Every mistake is a RequestError that names the message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError
+
+Message = dict[str, Any]
+
+_TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type of part -> its field
+
+
+def read_messages(data: bytes) -> list[Message]:
+    """The messages with every content a string or a list of text parts, and tool call arguments as objects."""
+    messages = read_json(data, list[dict[str, Any]], "messages")
+    if not messages:
+        raise RequestError("messages is empty; a chat needs at least one message", param="messages")
+    return [_normalized(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def read_json(data: bytes, kind: Any, param: str) -> Any:
+    """`data` as JSON of the type `kind`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestError(f"{param} is not as it should be: {error}", param=param) from error
+
+
+def with_string_contents(messages: list[Message]) -> list[Message]:
+    """Text parts joined by line breaks, for templates that print a content as it is."""
+    return [message | {"content": _joined(message["content"])} for message in messages]
+
+
+def with_part_contents(messages: list[Message]) -> list[Message]:
+    """Strings as lists of one part, for templates that look at parts only."""
+    return [message | {"content": _parted(message["content"])} for message in messages]
+
+
+def _joined(content: str | list[Message]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _parted(content: str | list[Message]) -> list[Message]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _normalized(message: Message, where: str) -> Message:
+    if not isinstance(message.get("role"), str):
+        raise _mistake(f"{where}.role is missing or no string")
+    normalized = message | {"content": _content(message.get("content"), where)}
+    if message.get("tool_calls"):
+        normalized["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    else:
+        normalized.pop("tool_calls", None)  # an empty list means none to a client, but not to a template
+    return normalized
+
+
+def _content(content: Any, where: str) -> str | list[Message]:
+    """No content (beside tool calls) is an empty one: templates add it to strings."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _mistake(f"{where}.content is neither a string nor a list of parts")
+    return [_text_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+
+
+def _text_part(part: Any, where: str) -> Message:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise _mistake(f'{where} is no content part; a text part is {{"type": "text", "text": "..."}}')
+    if kind not in _TEXT_TYPES:
+        raise _mistake(f"{where} has the type {kind!r}; this model takes text parts only")
+    text = part.get(_TEXT_TYPES[kind])
+    if not isinstance(text, str):
+        raise _mistake(f"{where}.{_TEXT_TYPES[kind]} is missing or no string")
+    return {"type": "text", "text": text}
+
+
+def _tool_calls(calls: Any, where: str) -> list[Message]:
+    """Clients send arguments as JSON text, templates expect the object."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise _mistake(f"{where} is no list of objects")
+    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: Message, where: str) -> Message:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise _mistake(f"{where}.function is missing or no object")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise _mistake(f"{where}.function.arguments is no JSON: {error}") from error
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _mistake(text: str) -> RequestError:
+    return RequestError(text, param="messages")

@@ -1,0 +1,208 @@
+"""Compiling and running chat templates that nobody has to trust.
+
+Called by `template.py` in the tokenizer processes. A template comes with the model or even with a request, so it runs in
+jinja2's immutable sandbox, without a loader, and within bounds: processor time, memory and the length of its output. The kernel
+watches over time and memory (a timer signal and RLIMIT_DATA), so that no way of wasting them has to be thought of beforehand.
+The timer cannot interrupt a single call into C (`x in [y, y, ...]` with huge strings); a template that came with a request is
+rendered in a process of its own, which the kernel ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, BinaryIO, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shm._native import set_parent_death_signal
+
+MAX_CPU_SECONDS = 0.5
+MAX_MEMORY_BYTES = 256 << 20  # beyond what the process has
+MAX_TEMPLATE_CHARACTERS = 256 << 10
+MAX_INTEGER_BITS = 4096
+MAX_APART_SECONDS = 3  # of a process of its own: whole seconds, enough for the bounds of compiling, probing and rendering
+MAX_ERROR_CHARACTERS = 1000
+
+_NEXT_FIRE_SECONDS = 0.05  # the timer goes on: an `except` inside jinja2 may swallow the first error
+_PAGE_BYTES = resource.getpagesize()
+
+
+class TemplateBoundError(Exception):
+    """A template wants more than it may have."""
+
+
+class Template:
+    """A compiled template. Raises whatever compiling or rendering raises: jinja2's errors, `TemplateBoundError`, `MemoryError`,
+    and what Python raises on wrong types or missing keys."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise TemplateBoundError(f"it has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARACTERS}")
+        self.source = source
+        with _bounds():
+            self._compiled = _ENVIRONMENT.from_string(source)
+
+    def render(self, variables: dict[str, Any], max_characters: int) -> str:
+        """The template's output."""
+        parts: list[str] = []
+        num_characters = 0
+        with _bounds():
+            for part in self._compiled.generate(variables):
+                num_characters += len(part)
+                if num_characters > max_characters:
+                    raise TemplateBoundError(f"its output exceeds {max_characters} characters")
+                parts.append(part)
+            return "".join(parts)
+
+
+def render_apart(render: Callable[[], str]) -> str:
+    """What `render` returns, found in a process of its own, whose end costs this one nothing. TemplateBoundError: why not."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as reader, open(writing, "wb") as writer, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads; none of ours holds a lock of Python's
+        pid = os.fork()
+        if pid == 0:
+            reader.close()
+            _answer(render, writer)
+        writer.close()
+        answer = reader.read()
+    os.waitpid(pid, 0)
+    kind, text = answer[:1], answer[1:].decode(errors="surrogatepass")
+    if kind == b"+":
+        return text
+    raise TemplateBoundError(
+        text if kind else f"it takes more than {MAX_APART_SECONDS} s of processor time, or too much memory"
+    )
+
+
+def _answer(render: Callable[[], str], writer: BinaryIO) -> NoReturn:
+    """Life and end of the process that renders: "+" and the text, or "-" and what went wrong, or nothing."""
+    try:
+        set_parent_death_signal(signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_APART_SECONDS, MAX_APART_SECONDS))
+        try:
+            answer = "+" + render()
+        except BaseException as error:
+            answer = "-" + failure_text(error)
+        writer.write(answer.encode(errors="surrogatepass"))
+        writer.flush()
+    finally:
+        os._exit(0)
+
+
+def failure_text(error: BaseException) -> str:
+    """What a user hears of a template's error: short, and valid Unicode whatever the template put in."""
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
+    text = str(error) or type(error).__name__
+    return text[:MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` ... `{% endgeneration %}` marks what an assistant said, for training; here it is only its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line_number = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line_number)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """As transformers makes it, so that templates written for it render the same."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        del self.globals["lipsum"]
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Arithmetic on huge integers is one uninterruptible call, out of the timer's reach."""
+        if isinstance(left, int) and isinstance(right, int):
+            num_bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if num_bits > MAX_INTEGER_BITS:
+                raise TemplateBoundError(f"it computes an integer of {num_bits} bits, the limit is {MAX_INTEGER_BITS}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on it: jinja2's own filter escapes HTML and sorts keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: Any) -> None:
+    raise jinja2.TemplateError(str(message)[:MAX_ERROR_CHARACTERS])  # made a text here, within the bounds
+
+
+_ENVIRONMENT = _Environment()
+
+
+@contextmanager
+def _bounds() -> Iterator[None]:
+    """Bound the processor time and the memory of what runs inside. Signals reach the main thread only, which is where an actor
+    lives; in another thread (a test's) memory alone is bounded."""
+    timer = _Timer() if threading.current_thread() is threading.main_thread() else None
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = _data_bytes() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
+    try:
+        if timer:
+            timer.start()
+        yield
+    finally:
+        try:
+            if timer:
+                timer.is_over = True
+        finally:  # the timer may have fired as late as in the line above
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            if timer:
+                timer.stop()
+
+
+class _Timer:
+    """Raises TemplateBoundError wherever the main thread is, once it has used up its processor time."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._previous = signal.getsignal(signal.SIGPROF) or signal.SIG_DFL
+
+    def start(self) -> None:
+        signal.signal(signal.SIGPROF, self._fire)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS, _NEXT_FIRE_SECONDS)
+
+    def stop(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, self._previous)
+
+    def _fire(self, signal_number: int, frame: FrameType | None) -> None:
+        if not self.is_over:
+            raise TemplateBoundError(f"it takes more than {MAX_CPU_SECONDS} s of processor time")
+
+
+def _data_bytes() -> int:
+    """What the kernel counts against RLIMIT_DATA (with the stack, which it does not)."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[5]) * _PAGE_BYTES

@@ -1,0 +1,144 @@
+"""Chat templates: from a conversation to the prompt text that the model was trained on.
+
+Used by the tokenizer processes. `ChatTemplates` owns the model's templates and those that requests bring along; which of them
+renders a conversation is decided here, how it is kept within bounds in `sandbox.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from engine.errors import CheckpointError, RequestError
+from engine.messages import ChatPrompt
+from engine.tokenizer.chat.messages import Message, read_json, read_messages, with_part_contents, with_string_contents
+from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text, render_apart
+
+# transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_PROBE = "tokamak-probe"
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+
+
+class ChatTemplate:
+    """One template and the form of contents it shows: strings, lists of parts, or both (found out by trying)."""
+
+    def __init__(self, source: str) -> None:
+        self._template = Template(source)
+        self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        self._takes_strings = self._shows(_PROBE) or not self._takes_parts
+
+    @property
+    def source(self) -> str:
+        return self._template.source
+
+    def render(self, messages: list[Message], variables: dict[str, Any], max_characters: int) -> str:
+        """The prompt text of `messages` as `read_messages` gives them."""
+        if not self._takes_parts:
+            messages = with_string_contents(messages)
+        elif not self._takes_strings:
+            messages = with_part_contents(messages)
+        return self._template.render({"messages": messages, **variables}, max_characters)
+
+    def _shows(self, content: Any) -> bool:
+        """Whether `content` appears as text, not as the notation of a list."""
+        try:
+            text = self._template.render({"messages": [{"role": "user", "content": content}]}, max_characters=1 << 20)
+        except (TemplateBoundError, MemoryError):
+            raise
+        except Exception:  # whatever a template raises: it does not take this
+            return False
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+class ChatTemplates:
+    """The templates of a model by name ("default", and perhaps "tool_use"), and its special tokens as their variables."""
+
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str], max_characters: int) -> None:
+        """`max_characters`: of a rendered prompt. Raises CheckpointError where a template does not compile."""
+        self._templates = {name: _compiled(name, source) for name, source in sources.items()}
+        self._special_tokens = special_tokens
+        self._max_characters = max_characters
+
+    def render(self, prompt: ChatPrompt, now: datetime) -> str:
+        """The prompt text. `now` is the time that the template sees: the request's arrival, so that a replay renders the same
+        text. Raises RequestError."""
+        tools = read_json(prompt.tools, list[dict[str, Any]], "tools") if prompt.tools else None
+        messages = read_messages(prompt.messages)
+        if prompt.continue_final_message:
+            messages = _with_tag(messages, prompt)
+        variables = self._variables(prompt, now) | {"tools": tools or None}
+        param = "chat_template" if prompt.chat_template else "messages"
+        try:
+            text = self._render(prompt.chat_template, messages, variables, has_tools=bool(tools))
+        except RequestError:
+            raise
+        except Exception as error:  # a template may raise anything at all, and it is the request that it fails
+            raise RequestError(f"the chat template failed: {failure_text(error)}", param=param) from error
+        return _up_to_tag(text) if prompt.continue_final_message else text
+
+    def _render(self, requested: str, messages: list[Message], variables: dict[str, Any], has_tools: bool) -> str:
+        """A request may bring its own template, which nobody knows, or name one of the model's."""
+        if requested and requested not in self._templates:
+            return render_apart(lambda: ChatTemplate(requested).render(messages, variables, self._max_characters))
+        return self._choose(requested, has_tools).render(messages, variables, self._max_characters)
+
+    def _choose(self, requested: str, has_tools: bool) -> ChatTemplate:
+        if requested:
+            return self._templates[requested]
+        name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            known = f" (it has {', '.join(sorted(self._templates))}, to be named in chat_template)" if self._templates else ""
+            raise RequestError(
+                f"this model has no default chat template{known}; send a chat_template, start with --chat-template, "
+                "or use /v1/completions",
+                param="messages",
+            )
+        return self._templates[name]
+
+    def _variables(self, prompt: ChatPrompt, now: datetime) -> dict[str, Any]:
+        more = read_json(prompt.chat_template_kwargs or b"{}", dict[str, Any], "chat_template_kwargs")
+        reserved = sorted(_RESERVED_VARIABLES.intersection(more))
+        if reserved:
+            names = ", ".join(reserved)
+            raise RequestError(
+                f"chat_template_kwargs cannot set {names}; use the request's own fields", param="chat_template_kwargs"
+            )
+        fixed: dict[str, Any] = {
+            "documents": None,
+            "add_generation_prompt": prompt.add_generation_prompt,
+            "strftime_now": now.strftime,
+        }
+        return {**self._special_tokens, **fixed, **more}
+
+
+def _compiled(name: str, source: str) -> ChatTemplate:
+    try:
+        return ChatTemplate(source)
+    except Exception as error:  # jinja2's own errors, and Python's on deep nesting
+        raise CheckpointError(f"the model's chat template {name!r} does not compile: {error}") from error
+
+
+def _with_tag(messages: list[Message], prompt: ChatPrompt) -> list[Message]:
+    """The messages with the tag at the end of the last one's text."""
+    if prompt.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
+            param="continue_final_message",
+        )
+    content = messages[-1]["content"]
+    if isinstance(content, list):
+        if not content:
+            raise RequestError("the final message has no text to continue", param="messages")
+        tagged: Any = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _CONTINUE_TAG}]
+    else:
+        tagged = content + _CONTINUE_TAG
+    return [*messages[:-1], messages[-1] | {"content": tagged}]
+
+
+def _up_to_tag(text: str) -> str:
+    """Where the template stripped the message (and so the tag's space), the message's own last spaces go too."""
+    place = text.rfind(_CONTINUE_TAG.strip())
+    if place < 0:
+        raise RequestError("the chat template does not show the final message, so it cannot be continued", param="messages")
+    return text[:place] if text.startswith(_CONTINUE_TAG, place) else text[:place].rstrip()

@@ -1,0 +1,94 @@
+"""Token ids back to text, a few at a time.
+
+Used by the tokenizer processes, one `Detokenizer` per open sample. The text that it has released after n tokens is a function
+of these n tokens, its options and nothing else: not of how the tokens were split into pushes. So a restarted tokenizer that
+replays the tokens a client already has, and throws that text away, goes on byte for byte where the dead one stopped.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from engine.messages import TextOptions
+from engine.tokenizer.stop_strings import StopStrings
+from engine.tokenizer.vocabulary import Vocabulary
+
+
+class TextDecoder:
+    """Bytes of tokens to whole characters. An impossible byte sequence becomes U+FFFD, a possible beginning waits."""
+
+    __slots__ = ("_is_first", "_pending", "_skipped_ids", "_token_bytes", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool, is_continuation: bool) -> None:
+        """`is_continuation`: text stands before (a prompt), so the first token keeps the space before its word."""
+        self._vocabulary = vocabulary
+        self._token_bytes = vocabulary.token_bytes
+        self._skipped_ids = vocabulary.special_ids if skip_special_tokens else frozenset()
+        self._is_first = not is_continuation
+        self._pending = b""  # an incomplete character, at most 3 bytes
+
+    def push(self, token_id: int) -> str:
+        """The characters that `token_id` completes."""
+        if token_id in self._skipped_ids or not 0 <= token_id < len(self._token_bytes):
+            return ""
+        if self._is_first:
+            self._is_first = False
+            data = self._vocabulary.first_bytes_of(token_id)
+        else:
+            data = self._pending + self._token_bytes[token_id]
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[num_used:]
+        return text
+
+    def finish(self) -> str:
+        """U+FFFD where the tokens ended within a character."""
+        text, _ = codecs.utf_8_decode(self._pending, "replace", True)
+        self._pending = b""
+        return text
+
+
+class Detokenizer:
+    """One sample's text: whole characters, stop strings found and possible beginnings of them held back."""
+
+    __slots__ = ("_decoder", "_min_tokens", "_stops", "num_tokens")
+
+    def __init__(
+        self, vocabulary: Vocabulary, options: TextOptions, *, min_tokens: int = 0, is_continuation: bool = True
+    ) -> None:
+        """A stop string that is complete before `min_tokens` tokens does not count."""
+        self.num_tokens = 0  # taken so far; none after a stop string
+        self._decoder = TextDecoder(
+            vocabulary, skip_special_tokens=options.skip_special_tokens, is_continuation=is_continuation
+        )
+        self._stops = StopStrings(options.stop, is_included=options.include_stop_str_in_output) if options.stop else None
+        self._min_tokens = min_tokens
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text. The last token taken completed it."""
+        return self._stops.found if self._stops else None
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Take tokens up to the one that completes a stop string; the text that they release."""
+        released = ""
+        for token_id in token_ids:
+            if self._stops and self._stops.found is not None:
+                break
+            self.num_tokens += 1
+            text = self._decoder.push(token_id)
+            if text and self._stops:
+                text = self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens)
+            released += text
+        return released
+
+    def finish(self) -> str:
+        """The rest of the text, when no more tokens come."""
+        held = self._stops.release() if self._stops else ""
+        return held + self._decoder.finish()
+
+
+def decode(vocabulary: Vocabulary, token_ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of `token_ids` from its beginning."""
+    decoder = TextDecoder(vocabulary, skip_special_tokens=skip_special_tokens, is_continuation=False)
+    return "".join(map(decoder.push, token_ids)) + decoder.finish()

@@ -1,0 +1,90 @@
+"""From a prompt in any of its forms to token ids.
+
+Used by the tokenizer processes, one `PromptEncoder` each. Every user's mistake is a RequestError.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from datetime import datetime
+
+from engine.errors import RequestError
+from engine.messages import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from engine.tokenizer.chat.template import ChatTemplates
+from engine.tokenizer.vocabulary import Vocabulary
+
+MIN_TEXT_LIMIT_BYTES = 1 << 20
+
+
+def max_text_bytes(vocabulary: Vocabulary, max_model_len: int) -> int:
+    """The longest text that is worth encoding (to be counted, at least): more bytes cannot fit the model's context."""
+    return max(MIN_TEXT_LIMIT_BYTES, max_model_len * vocabulary.longest_token_bytes)
+
+
+def param_of(prompt: Prompt) -> str:
+    """The name of the request's field that `prompt` came from."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
+class PromptEncoder:
+    def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, *, vocab_size: int, max_model_len: int) -> None:
+        """`vocab_size` is the model's: ids below it have an embedding, whether or not the tokenizer knows them."""
+        self._vocabulary = vocabulary
+        self._templates = templates
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
+        self._last: tuple[Prompt, int, array[int] | RequestError] | None = None
+
+    def encode(self, prompt: Prompt, arrival_ns: int = 0) -> array[int]:
+        """The prompt's token ids (int32). `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template sees."""
+        if not self._last or self._last[:2] != (prompt, arrival_ns):  # the samples of a prompt come one behind the other
+            self._last = (prompt, arrival_ns, self._encode(prompt, arrival_ns))
+        outcome = self._last[2]
+        if isinstance(outcome, RequestError):
+            raise outcome.with_traceback(None)
+        return outcome
+
+    def _encode(self, prompt: Prompt, arrival_ns: int) -> array[int] | RequestError:
+        try:
+            return self.checked(self._token_ids(prompt, arrival_ns), param_of(prompt))
+        except RequestError as error:
+            return error
+
+    def _token_ids(self, prompt: Prompt, arrival_ns: int) -> array[int]:
+        if isinstance(prompt, TokensPrompt):
+            return array("i", prompt.token_ids)
+        if isinstance(prompt, TextPrompt):
+            return self._encode_text(prompt.text, prompt.add_special_tokens, "prompt")
+        # special tokens belong to the template
+        return self._encode_text(self._templates.render(prompt, _wall_time(arrival_ns)), False, "messages")
+
+    def _encode_text(self, text: str, add_special_tokens: bool, param: str) -> array[int]:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode: {error}", param=param) from error
+        if num_bytes > self._max_text_bytes:
+            raise RequestError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, the text has {num_bytes} "
+                f"bytes, and none of more than {self._max_text_bytes} is encoded. Shorten it.",
+                code="context_length_exceeded",
+                param=param,
+            )
+        return array("i", self._vocabulary.encode(text, add_special_tokens))
+
+    def checked(self, token_ids: array[int], param: str) -> array[int]:
+        """`token_ids`, all of them within the model's vocabulary."""
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"token id {token_id} is outside the model's vocabulary of {self._vocab_size} tokens", param=param
+                )
+        return token_ids
+
+
+def _wall_time(monotonic_ns: int) -> datetime:
+    """The local time of day at a reading of CLOCK_MONOTONIC."""
+    age_ns = time.monotonic_ns() - monotonic_ns if monotonic_ns else 0
+    return datetime.fromtimestamp((time.time_ns() - age_ns) / 1e9)

@@ -1,0 +1,95 @@
+"""What of a sample's parameters needs the model's limits or its vocabulary: checked and resolved.
+
+Used by the tokenizer processes. Pure. Every user's mistake is a RequestError that names the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.messages import SamplingParams, TextOptions
+from engine.tokenizer.vocabulary import Vocabulary
+
+
+class SamplingRules:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        max_positions: int,
+    ) -> None:
+        """`vocab_size`: of the model. `max_positions`: what the KV cache can hold of one sample, at most `max_model_len`."""
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+        self._max_positions = max_positions
+
+    def resolve(self, sampling: SamplingParams, text: TextOptions, num_prompt_tokens: int, param: str) -> SamplingParams:
+        """The parameters with `max_tokens`, end tokens and bad words filled in. `param`: the field of the prompt."""
+        self._check_length(num_prompt_tokens, sampling.max_tokens, param)
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(sampling.allowed_token_ids, "allowed_token_ids")
+        self._check_ids(sampling.logit_bias, "logit_bias")
+        if not all(text.stop):
+            raise RequestError("a stop string is empty; it would end every text at once", param="stop")
+        bad_words_token_ids = sampling.bad_words_token_ids + self._encode_bad_words(text.bad_words)
+        for token_ids in bad_words_token_ids:
+            self._check_ids(token_ids, "bad_words")
+        max_tokens = sampling.max_tokens if sampling.max_tokens >= 0 else max(1, self._max_positions - num_prompt_tokens)
+        eos_token_ids = () if sampling.ignore_eos else self._eos_token_ids
+        return msgspec.structs.replace(
+            sampling,
+            max_tokens=max_tokens,
+            stop_token_ids=list(dict.fromkeys((*sampling.stop_token_ids, *eos_token_ids))),
+            bad_words_token_ids=bad_words_token_ids,
+        )
+
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int, param: str) -> None:
+        limit = self._max_model_len
+        if num_prompt_tokens == 0:
+            raise RequestError(f"the {param} has no tokens; send at least one", param=param)
+        if num_prompt_tokens + (max_tokens != 0) > limit:
+            room = "" if num_prompt_tokens > limit else ", which leaves no room for an answer"
+            raise _too_long(limit, f"the {param} has {num_prompt_tokens} tokens{room}. Shorten it", param)
+        if num_prompt_tokens + max_tokens > limit:
+            raise _too_long(
+                limit,
+                f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}, {max_tokens} for "
+                f"the completion). Shorten the {param}, lower max_tokens to {limit - num_prompt_tokens}",
+                "max_tokens",
+            )
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"{param}: token id {token_id} is outside the model's vocabulary of {self._vocab_size} tokens", param=param
+                )
+
+    def _encode_bad_words(self, words: list[str]) -> list[list[int]]:
+        """Each word as it begins a text and, where that is more than a space before the same tokens, as it follows a space."""
+        sequences: list[list[int]] = []
+        for word in words:
+            bare = self._vocabulary.encode(word.lstrip(), False)
+            if not bare:
+                raise RequestError(f"bad_words: {word!r} has no tokens", param="bad_words")
+            spaced = self._vocabulary.encode(" " + word.lstrip(), False)
+            sequences.append(bare)
+            if spaced[-len(bare) :] != bare:
+                sequences.append(spaced)
+        return sequences
+
+
+def _too_long(limit: int, what: str, param: str) -> RequestError:
+    return RequestError(
+        f"This model's maximum context length is {limit} tokens. However, {what}, or start with a larger --max-model-len.",
+        code="context_length_exceeded",
+        param=param,
+    )

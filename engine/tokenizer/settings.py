@@ -1,0 +1,112 @@
+"""What a checkpoint says of its tokenizer outside the vocabulary itself: special tokens and chat templates.
+
+Called by `vocabulary.py` and `actor.py` in the tokenizer processes. Reads the files that Hugging Face repositories carry
+beside the vocabulary; every one of them may be missing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import CheckpointError
+
+
+class AddedToken(msgspec.Struct, frozen=True):
+    """A token that is found in a text before the tokenizer proper sees it."""
+
+    token_id: int
+    content: str
+    is_special: bool
+
+
+class TokenizerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    special_tokens: dict[str, str]  # by role: bos_token, eos_token, pad_token, ...
+    more_special_tokens: tuple[str, ...]  # without a role
+    added_tokens: tuple[AddedToken, ...]
+    is_adding_bos: bool  # around a prompt; only where the vocabulary does not say so itself (tokenizer.model)
+    is_adding_eos: bool
+    chat_templates: dict[str, str]  # by name: "default", "tool_use", ...
+
+    @classmethod
+    def read(cls, path: Path) -> TokenizerSettings:
+        """The settings of the checkpoint directory `path`. Raises CheckpointError naming the file that is wrong."""
+        config = _read_object(path / "tokenizer_config.json")
+        named = _read_object(path / "special_tokens_map.json") | config
+        is_llama = str(config.get("tokenizer_class", "")).startswith("Llama")
+        return cls(
+            special_tokens={role: _content(value) for role, value in named.items() if _is_token(role, value)},
+            more_special_tokens=tuple(
+                _content(value) for key in _LISTS_OF_SPECIAL_TOKENS for value in _values(named.get(key)) if _content(value)
+            ),
+            added_tokens=_added_tokens(config, _read_object(path / "added_tokens.json")),
+            is_adding_bos=bool(config.get("add_bos_token", is_llama)),
+            is_adding_eos=bool(config.get("add_eos_token", False)),
+            chat_templates=_chat_templates(path, config.get("chat_template")),
+        )
+
+
+_LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _content(value: Any) -> str:
+    """The text of a token, written as a string or as the dictionary of an AddedToken."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+def _is_token(role: str, value: Any) -> bool:
+    return role.endswith("_token") and bool(_content(value))
+
+
+def _values(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _added_tokens(config: dict[str, Any], ids: dict[str, Any]) -> tuple[AddedToken, ...]:
+    """From tokenizer_config.json's `added_tokens_decoder` ({id: token}) and the older added_tokens.json ({content: id})."""
+    tokens = {token_id: AddedToken(token_id, content, False) for content, token_id in ids.items() if isinstance(token_id, int)}
+    decoder = config.get("added_tokens_decoder")
+    for key, value in decoder.items() if isinstance(decoder, dict) else ():
+        if key.isdecimal() and _content(value):
+            tokens[int(key)] = AddedToken(int(key), _content(value), isinstance(value, dict) and bool(value.get("special")))
+    return tuple(tokens[token_id] for token_id in sorted(tokens))
+
+
+def _chat_templates(path: Path, configured: Any) -> dict[str, str]:
+    """Template texts by name. Files win over tokenizer_config.json, as they do in transformers."""
+    templates: dict[str, str] = {}
+    if isinstance(configured, str):
+        templates["default"] = configured
+    elif isinstance(configured, dict):
+        templates |= {str(name): text for name, text in configured.items() if isinstance(text, str)}
+    elif isinstance(configured, list):
+        templates |= {entry["name"]: entry["template"] for entry in configured if isinstance(entry, dict)}
+    from_processor = _read_object(path / "chat_template.json").get("chat_template")
+    if isinstance(from_processor, str):
+        templates["default"] = from_processor
+    for file in sorted(path.glob("additional_chat_templates/*.jinja")):
+        templates[file.stem] = _read_text(file)
+    if (path / "chat_template.jinja").is_file():
+        templates["default"] = _read_text(path / "chat_template.jinja")
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

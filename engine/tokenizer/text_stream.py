@@ -1,0 +1,112 @@
+"""One open sample as the tokenizer sees it: what the scheduler sends becomes what the edge shows.
+
+Used by the tokenizer processes. A `TextStream` lives for one attempt of one sample.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from engine.messages import DecodedLogprobs, Delta, Output, Submit, TokenLogprobs
+from engine.tokenizer.detokenizer import Detokenizer
+from engine.tokenizer.vocabulary import Vocabulary
+
+
+class TextStream:
+    __slots__ = (
+        "_detokenizer",
+        "_is_stop_shown",
+        "_is_token_shown",
+        "_own_stop_token_ids",
+        "_prompt_token_ids",
+        "_returns_prompt",
+        "_vocabulary",
+        "api",
+        "attempt",
+        "request_id",
+    )
+
+    def __init__(self, submit: Submit, prompt_token_ids: array[int], vocabulary: Vocabulary) -> None:
+        """Tokens that the edge already has are replayed and their text dropped: the edge has that too."""
+        resumed = array("i", submit.resume_token_ids)
+        self.request_id = submit.request_id
+        self.attempt = submit.attempt
+        self.api = submit.api
+        self._vocabulary = vocabulary
+        self._prompt_token_ids = prompt_token_ids
+        self._returns_prompt = submit.text.return_prompt_token_ids and not resumed
+        self._own_stop_token_ids = frozenset(submit.sampling.stop_token_ids)
+        self._is_stop_shown = submit.text.include_stop_str_in_output
+        self._is_token_shown = submit.sampling.num_logprobs >= 0
+        skipped_ids = vocabulary.special_ids if submit.text.skip_special_tokens else frozenset()
+        self._detokenizer = Detokenizer(
+            vocabulary,
+            submit.text,
+            min_tokens=submit.sampling.min_tokens,
+            is_continuation=any(token_id not in skipped_ids for token_id in prompt_token_ids),
+        )
+        self._detokenizer.push(resumed)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string was found (and more tokens than it took may have been generated)."""
+        return self._detokenizer.stop_string is not None
+
+    def take(self, output: Output) -> Delta:
+        """The next tokens and what they release. The last Delta of a sample has a finish reason."""
+        is_stop_hidden = output.stop_token_id >= 0 and not self._is_stop_shown
+        token_ids, text = self._take_tokens(output.token_ids, is_stop_hidden)
+        delta = Delta(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            token_ids=token_ids,
+            text=text,
+            finish_reason=output.finish_reason,
+            num_prompt_tokens=output.num_prompt_tokens,
+            num_cached_tokens=output.num_cached_tokens,
+            weight_version=output.weight_version,
+            logprobs=[self._decoded(entry, self._is_token_shown) for entry in output.logprobs[: len(token_ids)]],
+        )
+        if self._detokenizer.stop_string is not None:
+            delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.stop_string
+        elif output.finish_reason:
+            delta.text += self._detokenizer.finish()
+            if output.stop_token_id in self._own_stop_token_ids:
+                delta.stop_reason = output.stop_token_id
+        self._add_prompt(delta, output)
+        return delta
+
+    def already_stopped(self) -> Delta:
+        """The last word where the replayed tokens held a stop string."""
+        return self.take(Output(self.request_id, self.attempt, [], num_prompt_tokens=len(self._prompt_token_ids)))
+
+    def _take_tokens(self, token_ids: list[int], is_stop_hidden: bool) -> tuple[list[int], str]:
+        """Those of `token_ids` that count, up to a stop string's last one, and the text they release."""
+        num_before = self._detokenizer.num_tokens
+        text = self._detokenizer.push(token_ids[:-1] if is_stop_hidden else token_ids)
+        if is_stop_hidden and self._detokenizer.stop_string is None:
+            return token_ids, text
+        return token_ids[: self._detokenizer.num_tokens - num_before], text
+
+    def _add_prompt(self, delta: Delta, output: Output) -> None:
+        """What was asked for of the prompt, each part once."""
+        if self._returns_prompt:
+            self._returns_prompt = False
+            delta.prompt_token_ids = self._prompt_token_ids.tobytes()
+        if output.prompt_logprobs is not None:
+            delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
+            delta.prompt_tokens = [self._vocabulary.bytes_of(token_id) for token_id in self._prompt_token_ids]
+
+    def _decoded(self, entry: TokenLogprobs, is_token_shown: bool) -> DecodedLogprobs:
+        if not is_token_shown:
+            return DecodedLogprobs(entry.token_id, entry.logprob, entry.rank, b"")
+        bytes_of = self._vocabulary.bytes_of
+        return DecodedLogprobs(
+            entry.token_id,
+            entry.logprob,
+            entry.rank,
+            bytes_of(entry.token_id),
+            entry.top_token_ids,
+            entry.top_logprobs,
+            [bytes_of(token_id) for token_id in entry.top_token_ids],
+        )

@@ -1,0 +1,196 @@
+"""A model's vocabulary: text to token ids, token ids to bytes.
+
+Used by the tokenizer processes. `tokenizer.json` is read by `tokenizers`, `tokenizer.model` by `sentencepiece`; beyond this
+file nobody knows which it was. Token ids run over [0, size); the model may have more (its embedding is often padded), and ids
+that no token has are worth no bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import tokenizers
+
+from engine.errors import CheckpointError, RequestError
+from engine.tokenizer.settings import TokenizerSettings
+from engine.tokenizer.token_bytes import WORD_START, PieceRule, byte_of_piece, is_byte_level, rule_of
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+Encode = Callable[[str, bool], list[int]]
+"""(text, add the special tokens that belong around a prompt) -> token ids."""
+
+_UNKNOWN_TEXT = " \u2047 "  # what sentencepiece shows for an unknown piece
+
+
+@dataclass(slots=True)
+class Vocabulary:
+    """`pieces[i]` is token i as the tokenizer writes it, None where the id is free."""
+
+    pieces: Sequence[str | None]
+    rule: PieceRule
+    encode: Encode
+    special_ids: frozenset[int]
+    special_tokens: dict[str, str]  # by role (bos_token, eos_token, ...), for chat templates
+    verbatim_ids: frozenset[int] = frozenset()  # tokens whose piece is their text
+    token_bytes: list[bytes] = field(init=False)  # of each token where it follows another
+    longest_token_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.token_bytes = [self._bytes_of(token_id, is_first=False) for token_id in range(self.size)]
+        self.longest_token_bytes = max(map(len, self.token_bytes), default=0)
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """The vocabulary of the checkpoint directory `path`. Raises CheckpointError."""
+        settings = TokenizerSettings.read(path)
+        for name, read in (("tokenizer.json", _read_tokenizer_json), ("tokenizer.model", _read_sentencepiece)):
+            if (path / name).is_file():
+                return read(path / name, settings)
+        raise CheckpointError(f"{path} has neither tokenizer.json nor tokenizer.model")
+
+    @classmethod
+    def without_text(cls, size: int) -> Vocabulary:
+        """For a model without a tokenizer (dummy weights): takes token ids only and shows no text."""
+
+        def encode(text: str, add_special_tokens: bool) -> list[int]:
+            raise RequestError("this model has no tokenizer: send the prompt as token ids", param="prompt")
+
+        return cls([None] * size, rule_of(None), encode, frozenset(), {})
+
+    @property
+    def size(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The id of the end token that the tokenizer names, if it names one."""
+        eos_token = self.special_tokens.get("eos_token")
+        return (self.pieces.index(eos_token),) if eos_token and eos_token in self.pieces else ()
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of a token in the midst of a text; any id may be asked."""
+        return self.token_bytes[token_id] if 0 <= token_id < self.size else b""
+
+    def first_bytes_of(self, token_id: int) -> bytes:
+        """The bytes of a token at the beginning of a text."""
+        return self._bytes_of(token_id, is_first=True) if 0 <= token_id < self.size else b""
+
+    def _bytes_of(self, token_id: int, is_first: bool) -> bytes:
+        piece = self.pieces[token_id]
+        if piece is None:
+            return b""
+        return piece.encode() if token_id in self.verbatim_ids else self.rule(piece, is_first)
+
+
+class _TokenizerFile(msgspec.Struct):
+    """What of tokenizer.json is read here; `tokenizers` reads the rest."""
+
+    decoder: dict[str, Any] | None = None
+
+
+def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
+    try:
+        data = path.read_bytes()
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    decoder = msgspec.json.decode(data, type=_TokenizerFile).decoder
+    id_of_piece = tokenizer.get_vocab(with_added_tokens=True)
+    pieces: list[str | None] = [None] * (max(id_of_piece.values(), default=-1) + 1)
+    for piece, token_id in id_of_piece.items():
+        pieces[token_id] = piece
+    added = tokenizer.get_added_tokens_decoder()
+    declared = {id_of_piece[token] for token in _declared_special(settings) if token in id_of_piece}
+
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    return Vocabulary(
+        pieces=pieces,
+        rule=rule_of(decoder),
+        encode=encode,
+        special_ids=frozenset(declared | {token_id for token_id, token in added.items() if token.special}),
+        special_tokens=settings.special_tokens,
+        verbatim_ids=frozenset(added) if is_byte_level(decoder) else frozenset(),
+    )
+
+
+def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Vocabulary:
+    """Tokens that the checkpoint adds, and special ones, are cut out of a text first; sentencepiece encodes what is between."""
+    from sentencepiece import SentencePieceProcessor  # most models do without it
+
+    try:
+        processor = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    pieces: list[str | None] = [processor.IdToPiece(token_id) for token_id in range(processor.GetPieceSize())]
+    control_ids = {token_id for token_id in range(len(pieces)) if processor.IsControl(token_id)}
+    for token in settings.added_tokens:
+        pieces += [None] * (token.token_id + 1 - len(pieces))
+        pieces[token.token_id] = token.content
+    id_of_piece = {piece: token_id for token_id, piece in enumerate(pieces) if piece is not None}
+    declared = {id_of_piece[token] for token in _declared_special(settings) if token in id_of_piece}
+    special_ids = frozenset(control_ids | declared | {token.token_id for token in settings.added_tokens if token.is_special})
+    verbatim_ids = (special_ids | {token.token_id for token in settings.added_tokens}) - {processor.unk_id()}
+    around = [id_of_piece.get(settings.special_tokens.get(role, ""), -1) for role in ("bos_token", "eos_token")]
+    return Vocabulary(
+        pieces=pieces,
+        rule=_sentencepiece_rule(processor),
+        encode=_sentencepiece_encode(
+            processor,
+            {piece: token_id for piece, token_id in id_of_piece.items() if token_id in verbatim_ids},
+            before=around[:1] if settings.is_adding_bos and around[0] >= 0 else [],
+            after=around[1:] if settings.is_adding_eos and around[1] >= 0 else [],
+        ),
+        special_ids=special_ids,
+        special_tokens=settings.special_tokens,
+        verbatim_ids=verbatim_ids,
+    )
+
+
+def _declared_special(settings: TokenizerSettings) -> set[str]:
+    return {*settings.special_tokens.values(), *settings.more_special_tokens}
+
+
+def _sentencepiece_rule(processor: SentencePieceProcessor) -> PieceRule:
+    is_space_prepended = processor.DecodePieces([WORD_START + "a"]) == "a"  # then decoding takes it away again
+    unknown = processor.IdToPiece(processor.unk_id())
+
+    def rule(piece: str, is_first: bool) -> bytes:
+        if piece == unknown:
+            return _UNKNOWN_TEXT.encode()
+        byte = byte_of_piece(piece)
+        if byte is not None:
+            return byte.encode("utf-8", "surrogateescape")
+        if is_first and is_space_prepended:
+            piece = piece.removeprefix(WORD_START)
+        return piece.replace(WORD_START, " ").encode()
+
+    return rule
+
+
+def _sentencepiece_encode(
+    processor: SentencePieceProcessor, added: dict[str, int], before: list[int], after: list[int]
+) -> Encode:
+    longest_first = sorted(added, key=len, reverse=True)
+    splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
+
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        token_ids = list(before) if add_special_tokens else []
+        for index, part in enumerate(splitter.split(text) if splitter else [text]):
+            if index % 2:
+                token_ids.append(added[part])
+            elif part:
+                token_ids += processor.EncodeAsIds(part)
+        return token_ids + after if add_special_tokens else token_ids
+
+    return encode

@@ -1,0 +1,306 @@
+"""The reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the oracle of every test.
+
+Used by the worker where no native table fits the device. How the ops keep their promise (a row's bits depend on that row
+alone):
+
+- Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels end an array that is no multiple of the vector width
+  with scalar code, which rounds `exp` and `sqrt` differently; with full tiles no array has such an end.
+- A BLAS chooses its order of summation by the shape of a product, and within one by the place of a row. So in a linear every
+  row is a product of its own, [1, in] x [in, OUTPUT_CHUNK], in one batch with the other rows and chunks.
+- In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x
+  [KEY_SPLIT, head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is
+  exact in any order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.
+- Products read and write whole lines of LANES elements: widths that are no multiple are padded with zeros, which change no
+  sum. A BLAS treats operands that begin within a line with other code.
+- Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
+  outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+from paddle.nn import functional
+
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary
+from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable, Sequences
+from ops.weight_format import Source, Store, float32
+
+OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
+LANES = 16  # float32 of a 64-byte line
+MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
+
+
+# -------------------------------------------------------------------------------------------------------- weights
+
+
+def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
+    """Everything float32, whatever the module's format; nothing goes to the store."""
+    values = {name: float32(source()) for name, source in sources.items()}
+    match module:
+        case Linear():
+            module.weight = paddle.to_tensor(_chunks(values["weight"]))
+            module.bias = paddle.to_tensor(values["bias"]) if "bias" in values else None
+        case Embedding() | Norm():
+            module.weight = paddle.to_tensor(values["weight"])
+        case HeadNorm():  # [num_heads + num_kv_heads, width]
+            weights = np.stack([values["queries"], values["keys"]])
+            module.weight = paddle.to_tensor(np.repeat(weights, [module.num_heads, module.num_kv_heads], axis=0))
+        case Rotary():
+            module.cosines, module.sines = paddle.to_tensor(values["cosines"]), paddle.to_tensor(values["sines"])
+            module.partners = paddle.to_tensor(values["partners"].astype(np.int32))
+
+
+def _chunks(weight: np.ndarray) -> np.ndarray:
+    """[out, in] -> [chunks, 1, in, OUTPUT_CHUNK], both padded with zeros."""
+    num_chunks = max(2, -(-len(weight) // OUTPUT_CHUNK))
+    padding = (0, num_chunks * OUTPUT_CHUNK - len(weight)), (0, -weight.shape[1] % LANES)
+    chunks = np.pad(weight, padding).reshape(num_chunks, 1, OUTPUT_CHUNK, -1)
+    return np.ascontiguousarray(chunks.swapaxes(2, 3))
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def cache_view(memory: np.ndarray, block_size: int) -> np.ndarray:
+    """float32 [num_slots, num_kv_heads * head_dim]."""
+    return memory.view(np.float32).reshape(len(memory) * block_size, -1)
+
+
+def clear_block(cache: KvCache, block: int) -> None:
+    slots = slice(block * cache.block_size, (block + 1) * cache.block_size)
+    for layer in cache.layers:
+        layer.keys[slots] = 0.0
+        layer.values[slots] = 0.0
+
+
+# ------------------------------------------------------------------------------------------------- a step's metadata
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """What attention needs of a step, the same for every layer: T tiles of Q queries, S splits of KEY_SPLIT keys."""
+
+    inputs: Sequences
+    block_size: int
+    key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
+    query_positions: paddle.Tensor  # int32 [T, Q, 1]
+    head_slots: dict[int, paddle.Tensor] = field(default_factory=dict)  # by kv heads: int32 [T, S * heads * KEY_SPLIT]
+    masks: dict[int, paddle.Tensor] = field(default_factory=dict)  # by window: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
+
+
+def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
+    """slot = block_table[seq, pos // block_size] * block_size + pos % block_size, on the device."""
+    size = cache.block_size
+    positions, tables = inputs.positions, inputs.block_tables
+    blocks = paddle.gather(tables.flatten(), inputs.row_slots * tables.shape[1] + positions // size)
+    paddle.assign(blocks * size + positions % size, output=inputs.slot_mapping)
+    return _attention_step(inputs, size)
+
+
+def _attention_step(inputs: Sequences, size: int) -> AttentionStep:
+    tables = inputs.block_tables
+    tiles, num_keys = inputs.num_tiles, inputs.num_key_splits * KEY_SPLIT
+    num_blocks = -(-num_keys // size)
+    in_blocks = [tiles, num_blocks, size]
+    first_slots = (paddle.gather(tables, inputs.tile_slots[:tiles])[:, :num_blocks] * size).unsqueeze(-1)
+    slots = _expand(first_slots, in_blocks) + _expand(paddle.arange(size, dtype="int32"), in_blocks)
+    slots = slots.reshape([tiles, num_blocks * size])[:, :num_keys]
+    keys = _expand(paddle.arange(num_keys, dtype="int32"), [tiles, num_keys])
+    is_key = keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), [tiles, num_keys])
+    queries = paddle.gather(inputs.positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
+    return AttentionStep(inputs, size, slots * is_key.astype("int32"), queries.reshape([tiles, inputs.tile_rows, 1]))
+
+
+def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
+    """Rows of the cache seen as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
+    rows = step.head_slots.get(num_kv_heads)
+    if rows is None:
+        tiles, splits = step.inputs.num_tiles, step.inputs.num_key_splits
+        shape = [tiles, splits, num_kv_heads, KEY_SPLIT]
+        slots = step.key_slots.reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads
+        rows = _expand(slots, shape) + _expand(paddle.arange(num_kv_heads, dtype="int32").unsqueeze(-1), shape)
+        rows = step.head_slots[num_kv_heads] = rows.reshape([tiles, splits * num_kv_heads * KEY_SPLIT])
+    return rows
+
+
+def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
+    mask = step.masks.get(window)
+    if mask is None:
+        inputs = step.inputs
+        num_keys = inputs.num_key_splits * KEY_SPLIT
+        shape = [inputs.num_tiles, inputs.tile_rows, num_keys]
+        keys = _expand(paddle.arange(num_keys, dtype="int32"), shape)
+        queries = _expand(step.query_positions, shape)
+        is_hidden = keys > queries
+        if window:
+            is_hidden = paddle.logical_or(is_hidden, keys <= queries - window)
+        mask = paddle.where(is_hidden, paddle.full(shape, -math.inf), paddle.zeros(shape))
+        mask = step.masks[window] = mask.reshape([*shape[:2], inputs.num_key_splits, 1, 1, KEY_SPLIT])
+    return mask
+
+
+def _expand(x: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
+    """Paddle's own broadcasting within an operation is many times slower than this and the operation on equal shapes."""
+    return paddle.expand(x, shape)
+
+
+def _whole_lines(x: paddle.Tensor) -> paddle.Tensor:
+    """`x` with its last axis padded to a multiple of LANES."""
+    padding = -x.shape[-1] % LANES
+    return paddle.concat([x, paddle.zeros([*x.shape[:-1], padding])], axis=-1) if padding else x
+
+
+# ------------------------------------------------------------------------------------------------------------- ops
+
+
+def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
+    return paddle.gather(module.weight, inputs.token_ids[: inputs.num_rows])
+
+
+def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
+    rows = x.shape[0]
+    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), module.weight)
+    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
+    y = y if y.shape[1] == module.width else y[:, : module.width]
+    return y if module.bias is None else y + module.bias
+
+
+def rms_norm(x: paddle.Tensor, module: Norm) -> paddle.Tensor:
+    return _normalize(x, module.weight, module.epsilon)
+
+
+def add_rms_norm(x: paddle.Tensor, residual: paddle.Tensor, module: Norm) -> tuple[paddle.Tensor, paddle.Tensor]:
+    total = x + residual
+    return _normalize(total, module.weight, module.epsilon), total
+
+
+def _normalize(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + epsilon) * weight
+
+
+def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Cosines and sines of each row [R, 1, head_dim], and the partners."""
+    positions = inputs.positions[: inputs.num_rows]
+    cosines, sines = paddle.gather(module.cosines, positions), paddle.gather(module.sines, positions)
+    return cosines.unsqueeze(1), sines.unsqueeze(1), module.partners
+
+
+def rotate_and_store(
+    inputs: Inputs,
+    qkv: paddle.Tensor,
+    angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor],
+    norm: HeadNorm | None,
+    shape: AttentionShape,
+    cache: LayerCache,
+) -> paddle.Tensor:
+    num_rotated = shape.num_heads + shape.num_kv_heads
+    heads = qkv.reshape([inputs.num_rows, num_rotated + shape.num_kv_heads, shape.head_dim])
+    x = heads[:, :num_rotated]
+    if norm is not None:
+        x = _normalize(x, norm.weight, norm.epsilon)
+    cosines, sines, partners = angles
+    x = x * _expand(cosines, x.shape) + paddle.gather(x, partners, axis=-1) * _expand(sines, x.shape)
+    slots = inputs.slot_mapping[: inputs.num_rows]
+    paddle.scatter_(cache.keys, slots, x[:, shape.num_heads :].reshape([-1, shape.keys_width]))
+    paddle.scatter_(cache.values, slots, heads[:, num_rotated:].reshape([-1, shape.keys_width]))
+    return x[:, : shape.num_heads].reshape([-1, shape.queries_width])
+
+
+def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor:
+    inputs = step.inputs
+    heads, group, dim = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, shape.head_dim
+    queries = queries * (1.0 / math.sqrt(dim))
+    if inputs.tile_rows > 1:
+        queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
+    queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, heads, group, dim])
+    keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
+    rows, mask = _head_slots(step, heads), _mask(step, shape.sliding_window)
+    num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * shape.num_heads
+    num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
+    bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
+    kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT, dim]
+    outputs = []
+    for start, end in itertools.pairwise(bounds):
+        pass_rows = rows[start:end].flatten()
+        pass_keys = paddle.gather(keys, pass_rows).reshape(kv_shape)
+        pass_values = paddle.gather(values, pass_rows).reshape(kv_shape)
+        outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end]))
+    output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
+    output = output.reshape([-1, shape.queries_width])
+    return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])
+
+
+def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
+    """[T, Q, 1, H, G, D] against [T, 1, S, H, KEY_SPLIT, D] -> [T, Q, H, G, D]."""
+    dim = queries.shape[-1]
+    queries, keys, values = _whole_lines(queries), _whole_lines(keys), _whole_lines(values)
+    scores = paddle.matmul(queries, keys, transpose_y=True)
+    scores = scores + _expand(mask, scores.shape)
+    largest = paddle.max(scores, axis=-1, keepdim=True)
+    if scores.shape[2] > 1:
+        largest = paddle.max(largest, axis=2, keepdim=True)
+    weights = paddle.exp(scores - _expand(largest, scores.shape))
+    sums, sums_of_values = paddle.sum(weights, axis=-1, keepdim=True), paddle.matmul(weights, values)
+    output = _add_splits(sums_of_values) / _add_splits(sums)
+    return output if output.shape[-1] == dim else output[..., :dim]
+
+
+def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
+    """The sum over axis 2, one split after another."""
+    if x.shape[2] == 1:
+        return x.squeeze(2)
+    return paddle.add_n(paddle.unbind(x, axis=2))
+
+
+def keep_rows(
+    step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
+) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
+    kept = step.inputs.kept
+    row_ids = kept.row_ids[: kept.num_rows]
+    return _attention_step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
+
+
+def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
+    gate, up = paddle.split(x, 2, axis=-1)
+    return _ACTIVATIONS[activation](gate) * up
+
+
+def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
+    return paddle.gather(x, row_ids)
+
+
+_ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate=True),
+    "quick_gelu": lambda x: x * functional.sigmoid(x * 1.702),
+    "relu": functional.relu,
+    "relu2": lambda x: paddle.square(functional.relu(x)),
+}
+
+TABLE = OpTable(
+    name="reference",
+    max_head_dim=None,
+    row_tile=ROW_TILE,
+    pack=pack,
+    layout=None,
+    cache_view=cache_view,
+    clear_block=clear_block,
+    begin=begin,
+    embedding=embedding,
+    linear=linear,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    rotary_angles=rotary_angles,
+    rotate_and_store=rotate_and_store,
+    attention=attention,
+    keep_rows=keep_rows,
+    activate_and_multiply=activate_and_multiply,
+    take_rows=take_rows,
+)

@@ -1,0 +1,80 @@
+"""What an open request does in corners that no client can bring about at will: pieces put together, clients that never read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from api.client.generation import STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
+from engine.messages import DecodedLogprobs, Delta, SamplingParams, Submit, TextOptions, TextPrompt
+
+
+def submit() -> Submit:
+    return Submit("r", "api0", 1, 0, TextPrompt("x"), SamplingParams(), TextOptions())
+
+
+def generation(closed: list[Generation], cut: list[bool]) -> Generation:
+    made = Generation(
+        "r", samples_per_prompt=1, is_streaming=True, abort_connection=lambda: cut.append(True), close=closed.append
+    )
+    made.samples = [OpenSample(submit(), "tokenizer0", made)]
+    made.num_unfinished = 1
+    return made
+
+
+def delta(*token_ids: int, **fields: object) -> Delta:
+    logprobs = [DecodedLogprobs(token_id, -0.5, 1, b"") for token_id in token_ids]
+    return Delta("r", 0, list(token_ids), "".join(map(chr, token_ids)), logprobs=logprobs, **fields)  # type: ignore[arg-type]
+
+
+def test_what_came_since_the_last_piece() -> None:
+    sample = generation([], []).samples[0]
+    sample.accept(delta(97, num_prompt_tokens=5, num_cached_tokens=4, weight_version=3))
+    sample.accept(delta(98, 99, num_prompt_tokens=5, num_cached_tokens=5, weight_version=4))
+    piece = sample.take()
+    assert (piece.token_ids, piece.text, len(piece.logprobs)) == ([97, 98, 99], "abc", 3)
+    assert not sample.is_finished
+    sample.accept(delta(100, weight_version=4, finish_reason="stop", stop_reason="d"))
+    assert sample.is_finished
+    assert (sample.take().text, sample.take().token_ids) == ("d", [])
+    assert (sample.num_prompt_tokens, sample.num_cached_tokens, sample.weight_version) == (5, 4, "3,4")
+    assert (sample.delivered.tolist(), sample.cumulative_logprob) == ([97, 98, 99, 100], -2.0)
+
+
+def test_a_resubmission_is_another_object() -> None:
+    sample = generation([], []).samples[0]
+    first = sample.submit
+    sample.accept(delta(97))
+    second = sample.next_attempt()
+    assert (first.attempt, first.resume_token_ids) == (0, b"")
+    assert (second.attempt, second.resume_token_ids) == (1, b"a\0\0\0")
+    assert sample.submit is second
+
+
+def test_a_client_that_never_reads_is_cut() -> None:
+    cut: list[bool] = []
+    made = generation([], cut)
+    made.drop_stalled_client(10 * STALLED_CLIENT_NS)
+    made.writing_since_ns = 1
+    made.drop_stalled_client(STALLED_CLIENT_NS)
+    assert not cut
+    made.drop_stalled_client(STALLED_CLIENT_NS + 2)
+    assert cut == [True]
+
+
+def test_leaving_closes_once() -> None:
+    async def run() -> None:
+        closed: list[Generation] = []
+        made = generation(closed, [])
+        made.leave()
+        made.leave()
+        assert closed == [made]
+        with pytest.raises(ClientGone):
+            await made.wait()
+        ended = generation(closed, [])
+        ended.num_unfinished = 0
+        ended.leave()
+        assert closed == [made]
+
+    asyncio.run(run())

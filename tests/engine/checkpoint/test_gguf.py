@@ -1,0 +1,315 @@
+"""GGUF files as checkpoints: configuration, tokenizers that give the originals' tokens, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from engine.checkpoint.gguf.file import shortest
+from engine.checkpoint.locate import resolve_model
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from engine.options.resolve import resolve
+from engine.options.table import read_options
+from engine.tokenizer.settings import TokenizerSettings
+from engine.tokenizer.vocabulary import Vocabulary
+from tests.engine.tokenizer.vocabularies import CORPUS, sentencepiece_model, write_checkpoint
+from tests.ggufs import (
+    CONTROL,
+    UNKNOWN,
+    add_value,
+    as_type,
+    byte_level_metadata,
+    original_metadata,
+    shape_writer,
+    write,
+    write_gguf,
+)
+from tools.demo import MODEL as DEMO
+
+TEXTS = [
+    *CORPUS[:5],
+    "",
+    " ",
+    "  two  spaces\n\n\n and lines \r\n\t tabs",
+    "It's WE'LL 12345 3.14 x_y ... !!!",
+    "ends with space ",
+    "e\u0301 or \u00e9; \u2581 and <|im_start|>user\nhi<|im_end|> <tool>x</tool>",
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return path
+
+
+def write_small(path: Path, **metadata: Any) -> Path:
+    """A file with one tensor, for what is in the metadata."""
+    writer = shape_writer(path, json.loads((DEMO / "config.json").read_text()))
+    for key, value in metadata.items():
+        writer.kv_data[0].pop(key.replace("__", "."), None)  # the package writes no key twice
+        add_value(writer, key, value)
+    writer.add_tensor("token_embd.weight", np.zeros((len(metadata["tokenizer__ggml__tokens"]), 128), np.float32))
+    write(writer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "demo-F16.gguf"
+    write_gguf(path, DEMO, as_type("F16"), **original_metadata(DEMO))
+    return path
+
+
+class TestEmbeddedModel:
+    def test_configuration(self, demo: Path) -> None:
+        found, original = ModelConfig.read(resolve_model(str(demo))), ModelConfig.read(DEMO)
+        assert original.shape_differences(found) == []
+        assert found.eos_token_ids == (2, 0)  # <|endoftext|> ends an answer, too
+
+    def test_tokenizer_and_template(self, demo: Path) -> None:
+        path = resolve_model(str(demo))
+        found, original = Vocabulary.load(path), Vocabulary.load(DEMO)
+        assert [found.encode(text, True) for text in TEXTS] == [original.encode(text, True) for text in TEXTS]
+        assert (found.token_bytes, found.special_ids) == (original.token_bytes, original.special_ids)
+        assert TokenizerSettings.read(path).chat_templates == TokenizerSettings.read(DEMO).chat_templates
+        assert TokenizerSettings.read(path).special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+    def test_options(self, demo: Path) -> None:
+        config = resolve(read_options(["--model", str(demo)], {}))
+        assert config.served_model_name == ("demo-F16",)
+        assert Path(config.model).joinpath("model.gguf").resolve() == demo
+
+    def test_kept_until_the_file_changes(self, demo: Path, cache: Path) -> None:
+        first = resolve_model(str(demo))
+        marker = first / "marker"
+        marker.touch()
+        assert resolve_model(str(demo)) == first
+        assert marker.exists()
+        os.utime(demo, ns=(1, 1))
+        assert resolve_model(str(demo)) != first
+        assert not list((cache / "tokamak" / "gguf").glob(".new-*"))
+
+    def test_cache_that_cannot_be_written(self, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        with pytest.raises(CheckpointError, match="set XDG_CACHE_HOME"):
+            resolve_model(str(demo))
+
+
+# -------------------------------------------------------------------------------------------------------- tokenizers
+
+PATTERNS = {
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "llama-bpe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+def trained(rule: str) -> Tokenizer:
+    """As the tokenizer.json of Qwen2, Llama 3 and GPT-2 is."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    if rule == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    if rule in PATTERNS:
+        split = pre_tokenizers.Split(Regex(PATTERNS[rule]), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
+    names = ("<|begin|>", "<|im_start|>", "<|im_end|>")
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    if rule == "llama-bpe":
+        begin = tokenizer.token_to_id("<|begin|>")
+        tokenizer.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama-bpe", "gpt-2"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, Vocabulary]:
+    """The original and the one from the file."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = trained(request.param)
+    roles = {"bos": "<|begin|>", "eos": "<|im_end|>"}
+    metadata = {f"tokenizer__ggml__{role}_token_id": tokenizer.token_to_id(token) for role, token in roles.items()}
+    path = write_small(folder / "small.gguf", **byte_level_metadata(tokenizer, request.param), **metadata)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return Vocabulary.load(write_checkpoint(folder / "original", tokenizer)), Vocabulary.load(resolve_model(str(path)))
+
+
+def test_same_tokens(pair: tuple[Vocabulary, Vocabulary]) -> None:
+    original, found = pair
+    for text in TEXTS:
+        for is_adding in (True, False):
+            assert found.encode(text, is_adding) == original.encode(text, is_adding), text
+    assert found.token_bytes == original.token_bytes
+    assert found.special_ids == original.special_ids
+    assert found.eos_token_ids == (original.pieces.index("<|im_end|>"),)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=40))
+def test_same_tokens_of_any_text(pair: tuple[Vocabulary, Vocabulary], text: str) -> None:
+    original, found = pair
+    assert found.encode(text, True) == original.encode(text, True)
+
+
+class TestSentencepiece:
+    def metadata(self, **changes: Any) -> dict[str, Any]:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+        kinds: list[tuple[Callable[[int], bool], int]] = [
+            (processor.IsUnknown, UNKNOWN),
+            (processor.IsControl, CONTROL),
+            (processor.IsUnused, 5),
+            (processor.IsByte, 6),
+        ]
+        size = processor.GetPieceSize()
+        types = [next((kind for test, kind in kinds if test(index)), 1) for index in range(size)]
+        return {
+            "tokenizer__ggml__model": "llama",
+            "tokenizer__ggml__tokens": [*map(processor.IdToPiece, range(size)), "<|im_start|>"],
+            "tokenizer__ggml__scores": [*map(processor.GetScore, range(size)), -1000.0],
+            "tokenizer__ggml__token_type": [*types, CONTROL],
+            "tokenizer__ggml__bos_token_id": 1,
+            "tokenizer__ggml__eos_token_id": 2,
+            **changes,
+        }
+
+    def test_same_tokens(self, tmp_path: Path) -> None:
+        config = {
+            "tokenizer_class": "LlamaTokenizer",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "added_tokens_decoder": {"420": {"content": "<|im_start|>", "special": True}},
+        }
+        original = Vocabulary.load(write_checkpoint(tmp_path / "original", sentencepiece_model(), tokenizer_config=config))
+        found = Vocabulary.load(resolve_model(str(write_small(tmp_path / "small.gguf", **self.metadata()))))
+        for text in TEXTS:
+            assert found.encode(text, True) == original.encode(text, True), text
+        assert (found.token_bytes, found.special_ids) == (original.token_bytes, original.special_ids)
+        assert [found.first_bytes_of(index) for index in range(420)] == [original.first_bytes_of(index) for index in range(420)]
+
+    def test_without_the_space_before_a_text(self, tmp_path: Path) -> None:
+        metadata = self.metadata(tokenizer__ggml__add_space_prefix=False, tokenizer__ggml__add_bos_token=False)
+        found = Vocabulary.load(resolve_model(str(write_small(tmp_path / "small.gguf", **metadata))))
+        token_ids = found.encode("The fox", True)
+        assert b"".join(found.bytes_of(token_id) for token_id in token_ids) == b"The fox"
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"tokenizer__ggml__scores": [0.0]}, "scores: has 1 values for 421 tokens"),
+            ({"tokenizer__ggml__token_type": [1] * 421}, "has 0 unknown tokens, expected one"),
+            ({"tokenizer__ggml__token_type": [1]}, "token_type: has 1 values for 421 tokens"),
+            ({"tokenizer__ggml__bos_token_id": 999}, "bos_token_id: 999 is no token; there are 421"),
+        ],
+    )
+    def test_refused(self, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            resolve_model(str(write_small(tmp_path / "small.gguf", **self.metadata(**changes))))
+
+
+# ----------------------------------------------------------------------------------------------- options and refusals
+
+PLAIN: dict[str, Any] = {
+    "tokenizer__ggml__model": "gpt2",
+    "tokenizer__ggml__tokens": ["a", "b", "<|im_end|>"],
+    "tokenizer__ggml__token_type": [1, 1, 3],
+}
+
+
+def test_rope_scaling(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 512}
+    metadata = {f"qwen3__rope__scaling__{name}": value for name, value in scaling.items()}
+    rope = ModelConfig.read(resolve_model(str(write_small(tmp_path / "a.gguf", **PLAIN, **metadata)))).rope
+    assert (rope.rope_type, rope.factor, rope.original_max_position_embeddings) == ("yarn", 4.0, 512)
+    metadata = {"qwen3__rope__scaling__type": "linear", "qwen3__rope__scaling__factor": 2.0, "qwen3__rope__dimension_count": 16}
+    rope = ModelConfig.read(resolve_model(str(write_small(tmp_path / "b.gguf", **PLAIN, **metadata)))).rope
+    assert (rope.rope_type, rope.factor, rope.rotary_dim) == ("linear", 2.0, 16)
+
+
+def test_templates_by_name(tmp_path: Path) -> None:
+    metadata = {"tokenizer__chat_template": "{{ 1 }}", "tokenizer__chat_template__tool_use": "{{ 2 }}"}
+    path = resolve_model(str(write_small(tmp_path / "a.gguf", **PLAIN, **metadata)))
+    assert TokenizerSettings.read(path).chat_templates == {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
+    assert ModelConfig.read(path).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"tokenizer__ggml__model": "t5"}, r"tokenizer\.ggml\.model: 't5' is not supported; supported are gpt2"),
+        ({"tokenizer__ggml__pre": "viking"}, r"tokenizer\.ggml\.pre: 'viking' is not supported; supported are llama-bpe"),
+        ({"split__count": 3}, "split.count: the file is one of several; merge them first"),
+        ({"qwen3__expert_count": 8}, r"qwen3\.expert_count: 8 is not supported"),
+        ({"qwen3__rope__scaling__type": "longrope"}, "rope.scaling.type: 'longrope' is not supported"),
+        ({"qwen3__attention__value_length": 64}, "value_length: differs from the length of keys, 32"),
+        ({"qwen3__feed_forward_length": [1, 2]}, r"feed_forward_length: \[1, 2\] should be an integer"),
+        ({"general__architecture": "gemma3"}, "general.architecture: 'gemma3' is not supported; supported are llama, qwen2"),
+    ],
+)
+def test_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_small(tmp_path / "small.gguf", **PLAIN | metadata)
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model(str(path))
+
+
+class TestDamaged:
+    @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.02, 0.5, 0.999])
+    def test_truncated(self, share: float, demo: Path, tmp_path: Path) -> None:
+        data = demo.read_bytes()
+        (tmp_path / "a.gguf").write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(CheckpointError, match=r"truncated or damaged|cannot be read|no GGUF file"):
+            resolve_model(str(tmp_path / "a.gguf"))
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"PK\3\4" + bytes(40), "no GGUF file"),
+            (b"GGUF" + (1).to_bytes(4, "little") + bytes(40), "GGUF version 1; readable are 2, 3"),
+            (b"GGUF\0\0\0\3" + bytes(40), "GGUF version 50331648"),  # the other byte order
+            (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\xff" * 8, "truncated or damaged"),
+            (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\1" + bytes(7) + b"a\x63\0\0\0", "unknown type 99"),
+        ],
+    )
+    def test_header(self, data: bytes, message: str, tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(data)
+        with pytest.raises(CheckpointError, match=message):
+            resolve_model(str(tmp_path / "a.gguf"))
+
+    def test_type_of_a_tensor(self, tmp_path: Path) -> None:
+        writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen3")
+        kind = gguf.GGMLQuantizationType.Q2_K
+        writer.add_tensor("token_embd.weight", np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind)
+        write(writer)
+        with pytest.raises(CheckpointError, match=r"token_embd\.weight has type 10; supported are F32, F16, Q4_0"):
+            resolve_model(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize("value", [1e-6, 1e-5, 10000.0, 500000.0, 0.1, 1 / 3, 8.0, float("inf"), 0.0, -2.5])
+def test_shortest(value: float) -> None:
+    stored = float(np.float32(value))
+    assert np.float32(shortest(stored)) == np.float32(stored)
+    assert len(repr(shortest(stored))) <= len(repr(stored))
+    if len(repr(value)) < 8:
+        assert shortest(stored) == value

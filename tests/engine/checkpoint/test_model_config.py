@@ -1,0 +1,220 @@
+"""config.json in every style that checkpoints come in, and every value that is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig, RopeConfig
+from engine.errors import CheckpointError
+from tests.paths import GOLDEN
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
+ERNIE = {**LLAMA, "architectures": ["Ernie4_5ForCausalLM"]}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def read(directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.read(directory)
+
+
+def test_golden() -> None:
+    config = ModelConfig.read(GOLDEN / "llama")
+    assert (config.architecture, config.num_layers, config.num_kv_heads, config.head_dim) == ("llama", 2, 2, 16)
+    assert config.rope == RopeConfig("llama3", 500000.0, 16, False, 4096, 8.0, 256, 1.0, 4.0)
+    assert config.eos_token_ids == (2,)
+    assert ModelConfig.read(GOLDEN / "ernie4_5").rope.is_interleaved
+
+
+def test_defaults(directory: Path) -> None:
+    llama = read(directory, LLAMA)
+    assert (llama.head_dim, llama.num_kv_heads, llama.rms_norm_eps, llama.activation) == (16, 4, 1e-6, "silu")
+    assert not (llama.has_qkv_bias)
+    assert not (llama.has_output_bias)
+    assert not (llama.has_mlp_bias)
+    assert not (llama.tie_word_embeddings)
+    assert llama.rope == RopeConfig("default", 10000.0, 16, False, 256, 1.0, 256)
+    assert llama.eos_token_ids == ()
+    assert read(directory, QWEN2).has_qkv_bias
+    assert not read(directory, QWEN2).has_output_bias
+    assert read(directory, QWEN3).head_dim == 128
+    ernie = read(directory, ERNIE)
+    assert (ernie.tie_word_embeddings, ernie.rms_norm_eps, ernie.rope.theta) == (True, 1e-5, 500000.0)
+
+
+def test_null_counts_as_absent(directory: Path) -> None:
+    optional = {
+        "head_dim": None,
+        "num_key_value_heads": None,
+        "rope_scaling": None,
+        "eos_token_id": None,
+        "attention_bias": None,
+    }
+    assert read(directory, {**LLAMA, **optional}) == read(directory, LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("config", "biases"),
+    [
+        ({**LLAMA, "attention_bias": True}, (True, True, False)),
+        ({**LLAMA, "mlp_bias": True}, (False, False, True)),
+        ({**QWEN3, "attention_bias": True}, (True, True, False)),
+        ({**ERNIE, "use_bias": True}, (True, True, True)),
+    ],
+)
+def test_biases(config: dict[str, Any], biases: tuple[bool, bool, bool], directory: Path) -> None:
+    model = read(directory, config)
+    assert (model.has_qkv_bias, model.has_output_bias, model.has_mlp_bias) == biases
+
+
+def test_end_tokens(directory: Path) -> None:
+    """Of both files, each once."""
+    assert read(directory, {**LLAMA, "eos_token_id": 7}, {"eos_token_id": [9, 7]}).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "windows"),
+    [
+        ({}, (0, 0, 0)),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, (0, 9, 9)),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, (9, 9, 9)),
+        ({"use_sliding_window": True, "sliding_window": 9}, (0, 0, 0)),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, (0, 0, 0)),
+        ({"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, (0, 0, 0)),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (9, 0, 9),
+        ),
+    ],
+)
+def test_sliding_windows(options: dict[str, Any], windows: tuple[int, ...], directory: Path) -> None:
+    assert read(directory, {**QWEN2, **options}).sliding_windows == windows
+    assert read(directory, {**QWEN3, **options}).sliding_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"rope_theta": 5.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}),
+        (
+            {"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 2.0}},
+        ),
+        (
+            {
+                "rope_theta": 5.0,
+                "partial_rotary_factor": 0.5,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            },
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 5.0,
+                    "partial_rotary_factor": 0.5,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+        ),
+    ],
+)
+def test_rope_styles_are_equal(older: dict[str, Any], newer: dict[str, Any], directory: Path) -> None:
+    assert read(directory, {**LLAMA, **older}) == read(directory, {**LLAMA, **newer})
+
+
+def test_yarn_factor_from_the_lengths(directory: Path) -> None:
+    scaling = {"type": "yarn", "original_max_position_embeddings": 64, "factor": None}
+    assert read(directory, {**LLAMA, "rope_scaling": scaling}).rope.factor == 4.0
+
+
+def test_dtype(directory: Path) -> None:
+    assert read(directory, {**LLAMA, "torch_dtype": "bfloat16"}).dtype == "bfloat16"
+    assert read(directory, {**LLAMA, "dtype": "float16"}).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are LlamaForCausalLM"),
+        ({"vocab_size": None}, "vocab_size: is missing"),
+        ({"vocab_size": "many"}, "vocab_size: 'many' should be an integer"),
+        ({"hidden_size": True}, "hidden_size: True should be"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: 0 should be an integer of at least 1"),
+        ({"hidden_act": "mish"}, "hidden_act: 'mish' is not known"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: 1 should be true or false"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads 4"),
+        ({"head_dim": 15}, "head_dim: 15 is odd"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "head_dim: is missing, and hidden_size 64"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' should be a number"),
+        ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' should be a token id"),
+        ({"torch_dtype": "int8"}, "dtype: 'int8' cannot be read"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method: 'hqq' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: is missing"),
+        ({"rope_scaling": "linear"}, "rope_scaling: 'linear' should be an object"),
+        ({"partial_rotary_factor": 0.45}, "partial_rotary_factor: 0.45"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5"),
+    ],
+)
+def test_refused(changes: dict[str, Any], message: str, directory: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        read(directory, {**LLAMA, **changes})
+    assert message in str(raised.value)
+    assert "config.json" in str(raised.value)
+
+
+def test_unknown_layer_type(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match="layer_types"):
+        read(directory, {**QWEN3, "layer_types": ["full_attention", "linear_attention", "full_attention"]})
+    with pytest.raises(CheckpointError, match="layer_types"):
+        read(directory, {**QWEN3, "layer_types": ["full_attention"]})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+def test_unreadable(text: str, directory: Path) -> None:
+    (directory / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        ModelConfig.read(directory)
+
+
+def test_missing(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        ModelConfig.read(directory)
+
+
+def test_kv_bytes_per_block(directory: Path) -> None:
+    config = read(directory, LLAMA)
+    assert config.kv_bytes_per_block(16) == 3 * 2 * 16 * 4 * 16 * 4
+    assert config.kv_bytes_per_block(16, "bfloat16") == 3 * 2 * 16 * 4 * 16 * 2
+    assert config.kv_bytes_per_block(16, "int8") == 3 * 2 * 16 * 4 * (16 + 4)  # with a scale for each position and head
+
+
+def test_shape_differences(directory: Path) -> None:
+    config = read(directory, LLAMA)
+    assert config.shape_differences(replace(config, dtype="bfloat16", eos_token_ids=(5,))) == []
+    assert config.shape_differences(replace(config, num_layers=4)) == ["num_layers: 3, 4"]

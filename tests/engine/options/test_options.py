@@ -1,0 +1,245 @@
+"""Options: their three sources, what is said of wrong ones, and the configuration that comes of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import OptionError
+from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
+from engine.options.table import GROUPS, OPTIONS, make_parser, read_options
+from engine.process.topology import default_plan
+from tests.engine.echo_engine import REPOSITORY
+from tools.demo import MODEL
+
+LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
+TOKEN_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint without weights: options look at its config alone."""
+    directory = tmp_path / "small-model"
+    directory.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 1024,
+        "eos_token_id": 2,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def configure(model: Path, *arguments: str, environment: dict[str, str] | None = None) -> EngineConfig:
+    return resolve(read_options([str(model), *arguments], environment or {}))
+
+
+def test_defaults(model: Path) -> None:
+    config = configure(model)
+    assert config.model == str(model)
+    assert config.served_model_name == ("small-model",)
+    assert (config.load_format, config.max_model_len, config.device) == ("safetensors", 1024, "cpu")
+    assert (config.dtype in ("float32", "bfloat16"), config.quantization) == (True, "none")
+    assert config.num_kv_blocks == 32 * 1024 // 16  # a full batch of the longest samples
+    assert config.kv_cache_bytes == (config.num_kv_blocks + 1) * 16 * TOKEN_BYTES
+    assert config.threads >= 1
+    assert (config.ops, config.plan) == ("native", "tape")
+    assert configure(model, "--ops", "reference").plan == "eager"
+    assert Path(config.run_dir).name == config.run_id
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+
+
+def test_every_engine_option_is_on_the_command_line() -> None:
+    """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
+    worked_out = {"num_ranks", "kv_cache_bytes", "run_id"}
+    fields = {field.removesuffix("_s") for field in EngineConfig.__struct_fields__} - worked_out
+    assert set(OPTIONS) - {"kv_cache_memory", "weight_cache"} == fields
+
+
+def test_the_embedded_model_is_the_default() -> None:
+    assert MODEL == REPOSITORY / "tools" / "demo" / "model"
+    assert resolve(read_options([], {}, str(MODEL))).served_model_name == ("tokamak-demo",)
+    with pytest.raises(OptionError, match="--model: no model is given"):
+        resolve(read_options([], {}))
+
+
+def test_command_line_wins_over_environment_over_file(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text("port: 1\nmax-num-seqs: 7\nmax_waiting: 9\nno-enable-prefix-caching: true\napi-key: [a, b]\nseed: null\n")
+    environment = {"TOKAMAK_PORT": "2222", "TOKAMAK_MAX_NUM_SEQS": "8", "OTHER": "x"}
+    config = configure(model, "--port", "3333", "--config", str(path), environment=environment)
+    assert (config.port, config.max_num_seqs, config.max_waiting) == (3333, 8, 9)
+    assert config.enable_prefix_caching is False
+    assert config.api_key == ("a", "b")
+    path.write_text(json.dumps({"port": 1111, "kv-cache-memory": "1MiB"}))
+    assert configure(model, environment={"TOKAMAK_CONFIG": str(path)}).port == 1111
+
+
+def test_names_keys_and_flags(model: Path) -> None:
+    config = configure(model, "--served-model-name", "a", "--served-model-name", "b,c", "--no-enable-prefix-caching")
+    assert config.served_model_name == ("a", "b", "c")
+    assert not config.enable_prefix_caching
+    config = configure(model, environment={"TOKAMAK_API_KEY": "x,y", "TOKAMAK_ENABLE_PREFIX_CACHING": "off"})
+    assert config.api_key == ("x", "y")
+    assert not config.enable_prefix_caching
+
+
+def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) -> None:
+    options = read_options([str(model)], {"TOKAMAK_PROT": "1", "TOKAMAK_URL": "http://x"})
+    assert options.notes == ["environment variable TOKAMAK_PROT is no option and is ignored; did you mean TOKAMAK_PORT?"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "99999"], "--port 99999: expected 0 to 65535"),
+        (["--port", "http"], "--port http: expected an integer"),
+        (["--block-size", "17"], "--block-size 17: expected a power of two, such as 16 or 32"),
+        (["--dtype", "float13"], "--dtype float13: expected one of auto, float32, bfloat16"),
+        (["--max-model-len", "1000000"], "the model's limit (max_position_embeddings) is 1024"),
+        (["--kv-cache-memory", "lots"], "--kv-cache-memory lots: expected a size such as 2GiB"),
+        (["--kv-cache-memory", "100"], "give at least"),
+        (["--num-kv-blocks", "1"], "--num-kv-blocks 1: expected at least 2"),
+        (["--hang-timeout", "nan"], "--hang-timeout nan: expected a number of seconds"),
+        (["--stop-timeout", "0"], "expected 0.1 to 1e+07"),
+        (["--threads", "0"], "--threads 0: expected 1 to 1024"),
+        (["--ops", "reference", "--plan", "tape"], "--plan tape: only native ops can be recorded"),
+        (["--api-key", "a,,b"], "--api-key"),
+        (["--model", "/other"], "two models are given"),
+        (["--chat-template", "/no/such/file"], "--chat-template /no/such/file"),
+        (["--config", "/no/such/file"], "--config /no/such/file: No such file"),
+        (["--device", "xpu"], "pip install 'tokamak[xpu]'"),
+    ],
+)
+def test_wrong_values_are_named_with_a_remedy(model: Path, arguments: list[str], said: str) -> None:
+    with pytest.raises(OptionError) as error:
+        configure(model, *arguments)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("prot: 1", "prot is no option; did you mean port?"),
+        ("port: [1, 2]", "is not a single value"),
+        ("port: {a: 1}", "is not a single value"),
+        ("- port", "holds a list"),
+        ("port: 1.5", "port 1.5: expected an integer"),
+        ("a: b: c", "neither YAML nor JSON"),
+        ("enable-prefix-caching: perhaps", "expected true or false"),
+    ],
+)
+def test_wrong_files(model: Path, tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(content)
+    with pytest.raises(OptionError) as error:
+        configure(model, "--config", str(path))
+    assert str(path) in str(error.value)
+    assert said in str(error.value)
+
+
+def test_wrong_variables_are_named(model: Path) -> None:
+    with pytest.raises(OptionError, match="TOKAMAK_PORT x: expected an integer"):
+        configure(model, environment={"TOKAMAK_PORT": "x"})
+
+
+@pytest.mark.parametrize(
+    ("size", "num_bytes"), [("2GiB", 2 << 30), ("1.5M", 3 << 19), ("64k", 64 << 10), ("123456", 123456), ("1 gb", 1 << 30)]
+)
+def test_sizes(size: str, num_bytes: int) -> None:
+    assert OPTIONS["kv_cache_memory"].kind.parse(size) == num_bytes
+
+
+def test_kv_blocks(model: Path) -> None:
+    block_bytes = 16 * TOKEN_BYTES
+    config = configure(model, "--kv-cache-memory", str(101 * block_bytes + 5))
+    assert (config.num_kv_blocks, config.kv_cache_bytes) == (100, 101 * block_bytes)
+    config = configure(model, "--kv-cache-memory", "1GiB", "--num-kv-blocks", "70")
+    assert (config.num_kv_blocks, config.max_model_len) == (70, 1024)
+    config = configure(model, "--max-num-seqs", "4096", "--block-size", "1024")
+    assert config.kv_cache_bytes <= MAX_DEFAULT_CACHE_BYTES
+
+
+def test_kv_cache_dtype(model: Path) -> None:
+    """The same memory holds more blocks of a narrower type; int8 has a scale of 4 bytes for each position and head."""
+    config = configure(model, "--dtype", "float32")
+    assert config.kv_cache_dtype == "float32"
+    memory = config.kv_cache_bytes
+    for dtype, head_bytes in (("bfloat16", 2 * 8), ("int8", 8 + 4)):
+        config = configure(model, "--kv-cache-dtype", dtype, "--kv-cache-memory", str(memory))
+        assert config.kv_cache_dtype == dtype
+        assert config.num_kv_blocks == memory // (LAYERS * 2 * 16 * KV_HEADS * head_bytes) - 1
+        assert config.kv_cache_bytes <= memory
+    assert configure(model, "--dtype", "bfloat16").kv_cache_dtype == "bfloat16"
+    assert configure(model, "--dtype", "float32", "--quantization", "wint8").kv_cache_dtype == "bfloat16"
+    assert configure(model, "--dtype", "bfloat16", "--kv-cache-dtype", "float32").kv_cache_dtype == "float32"
+    assert configure(model, "--ops", "reference").kv_cache_dtype == "float32"
+    with pytest.raises(OptionError, match=r"int8 needs native ops, the ops are reference, .*use --kv-cache-dtype float32"):
+        configure(model, "--ops", "reference", "--kv-cache-dtype", "int8")
+
+
+def test_the_models_own_limit_is_lowered_to_what_the_cache_holds(model: Path) -> None:
+    options = read_options([str(model), "--num-kv-blocks", "10"], {})
+    assert resolve(options).max_model_len == 160
+    assert "10 KV blocks hold 160 tokens, the limit 1024 of the model needs 64 blocks" in options.notes[0]
+
+
+def test_a_limit_that_was_asked_for_stays(model: Path) -> None:
+    options = read_options([str(model), "--num-kv-blocks", "10", "--max-model-len", "200"], {})
+    assert resolve(options).max_model_len == 200
+    assert "10 KV blocks hold 160 tokens, --max-model-len 200 needs 13 blocks" in options.notes[0]
+
+
+def test_chat_templates(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages }}\n")
+    assert configure(model, "--chat-template", str(path)).chat_template == "{{ messages }}\n"
+    assert configure(model, "--chat-template", "{% for m in messages %}\n{% endfor %}").chat_template.startswith("{% for")
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "not a name"])
+def test_a_model_that_is_not_there(name: str) -> None:
+    with pytest.raises(OptionError, match=name):
+        resolve(read_options(["--model", name], {}))
+
+
+def test_a_model_that_cannot_be_read(model: Path) -> None:
+    (model / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(OptionError, match="GPT2LMHeadModel is not supported"):
+        configure(model)
+
+
+def test_the_plan_follows_the_options(model: Path) -> None:
+    names = [plan.name for plan in default_plan(configure(model, "--api-processes", "2", "--tokenizer-processes", "3"))]
+    assert names == ["api0", "api1", "tokenizer0", "tokenizer1", "tokenizer2", "scheduler", "cache", "worker0"]
+
+
+def test_help_shows_every_option_in_its_group() -> None:
+    text = make_parser().format_help()
+    for title, options in GROUPS.items():
+        assert f"\n{title}:\n" in text
+        assert all(f"--{option.name}" in text for option in options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["serve", "--port", "x"], 2), (["serve", "--prot"], 2), (["nothing"], 2), ([], 2), (["--help"], 0)],
+)
+def test_exit_codes(arguments: list[str], code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr

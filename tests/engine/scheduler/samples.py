@@ -1,0 +1,53 @@
+"""Samples for the tests of the scheduler's pure parts."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from engine.messages import Output, Request, SamplingParams
+from engine.scheduler.policy import Limits
+from engine.scheduler.sequence import Sample
+
+
+@dataclass(slots=True)
+class ListReader:
+    """A reader that keeps what it is told."""
+
+    is_slow: bool = False
+    outputs: list[Output] = field(default_factory=list)
+
+    def add(self, output: Output) -> None:
+        self.outputs.append(output)
+
+
+def make_limits(max_tokens: int = 16, max_running: int = 4, block_size: int = 4, has_prefix_cache: bool = True) -> Limits:
+    return Limits(max_tokens, max_running, 1 << 20, 1 << 20, block_size, has_prefix_cache)
+
+
+def make_sample(
+    name: str,
+    prompt: list[int],
+    max_tokens: int = 8,
+    priority: int = 0,
+    arrival_ns: int = 0,
+    order: int = 0,
+    group_id: str = "",
+    num_prompt_logprobs: int = -1,
+) -> Sample:
+    sampling = SamplingParams(max_tokens=max_tokens, num_prompt_logprobs=num_prompt_logprobs)
+    tokens = array("i", prompt)
+    request = Request(
+        name,
+        "api0",
+        1,
+        "tokenizer0",
+        0,
+        tokens.tobytes(),
+        b"",
+        sampling,
+        group_id=group_id,
+        priority=priority,
+        arrival_ns=arrival_ns,
+    )
+    return Sample(request, ListReader(), tokens, len(prompt), len(prompt) + max_tokens, (priority, arrival_ns, order))

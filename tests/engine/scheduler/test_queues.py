@@ -1,0 +1,70 @@
+"""Order: priority, then arrival, then intake; newcomers stand aside while the intake is held."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.scheduler.queues import SampleQueue, WaitingQueue
+from engine.scheduler.sequence import Sample
+from tests.engine.scheduler.samples import make_sample
+
+RANKS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=20)
+
+
+def names(queue: SampleQueue) -> list[str]:
+    return [sample.request.request_id for sample in queue]
+
+
+def samples_of(ranks: list[tuple[int, int]]) -> list[Sample]:
+    return [
+        make_sample(f"s{order}", [1], priority=priority, arrival_ns=arrival_ns, order=order)
+        for order, (priority, arrival_ns) in enumerate(ranks)
+    ]
+
+
+@given(RANKS)
+def test_total_order_whatever_is_taken_out(ranks: list[tuple[int, int]]) -> None:
+    samples = samples_of(ranks)
+    queue = SampleQueue()
+    for sample in samples:
+        queue.push(sample)
+    for sample in samples[::3]:
+        queue.remove(sample)
+    for sample in samples[::6]:
+        queue.push(sample)  # as a preempted one: to its old place
+    left = [sample for index, sample in enumerate(samples) if index % 3 or index % 6 == 0]
+    assert names(queue) == [sample.request.request_id for sample in sorted(left, key=lambda sample: sample.rank)]
+    assert len(queue) == len(left)
+
+
+def test_lower_priority_first_then_first_come() -> None:
+    queue = SampleQueue()
+    for sample in samples_of([(1, 0), (0, 7), (0, 5), (-1, 9)]):
+        queue.push(sample)
+    assert names(queue) == ["s3", "s2", "s1", "s0"]
+    assert queue[-1].request.request_id == "s0"
+
+
+def test_removing_a_stranger_is_our_bug() -> None:
+    queue = SampleQueue()
+    with pytest.raises(AssertionError, match="not queued"):
+        queue.remove(make_sample("a", [1]))
+
+
+def test_newcomers_wait_outside_while_the_intake_is_held() -> None:
+    old, new, gone, back = samples_of([(0, 1), (-5, 2), (0, 3), (0, 4)])
+    queue = WaitingQueue()
+    queue.add_newcomer(old)
+    queue.hold()
+    queue.add_newcomer(new)
+    queue.add_newcomer(gone)
+    queue.push(back)
+    assert names(queue) == ["s0", "s3"]
+    assert queue.num_waiting == 4
+    queue.remove(gone)
+    assert queue.num_waiting == 3
+    queue.let_in()
+    assert names(queue) == ["s1", "s0", "s3"]
+    assert queue.num_waiting == 3

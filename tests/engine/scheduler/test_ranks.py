@@ -1,0 +1,60 @@
+"""Who is there, and whose weights are wrong: several ranks, which the simulation has not."""
+
+from __future__ import annotations
+
+from engine.messages import Hello
+from engine.scheduler.ranks import Ranks
+
+OLD, NEW = ("/old", 1), ("/new", 2)
+
+
+def hello(rank: int, epoch: int, version: int = 1, path: str = "/old") -> Hello:
+    return Hello(f"worker{rank}", epoch, version, path)
+
+
+def both_there() -> Ranks:
+    ranks = Ranks(2, *OLD)
+    assert ranks.greet(0, hello(0, 1))
+    assert not ranks.are_complete
+    assert ranks.greet(1, hello(1, 1))
+    assert ranks.are_complete
+    return ranks
+
+
+def test_a_greeting_twice_is_no_news() -> None:
+    ranks = both_there()
+    assert not ranks.greet(1, hello(1, 1))
+    assert ranks.greet(1, hello(1, 2))
+    assert not ranks.greet(1, hello(1, 1))
+
+
+def test_a_new_epoch_is_not_there_before_it_says_so() -> None:
+    ranks = both_there()
+    ranks.restarted(0, 2)
+    assert not ranks.are_complete
+    assert not ranks.greet(0, hello(0, 1))
+    assert ranks.greet(0, hello(0, 2))
+    ranks.restarted(0, 2)  # seen after its Hello
+    assert ranks.are_complete
+
+
+def test_each_rank_has_its_own_expected_weights() -> None:
+    """A reload of one rank leaves the other with what it has."""
+    ranks = both_there()
+    ranks.changed(1, *NEW)
+    ranks.expect([1], *NEW)
+    assert ranks.with_wrong_weights(is_cleared=False) == []
+    assert (ranks.expected_of(0), ranks.expected_of(1)) == (OLD, NEW)
+    ranks.greet(1, hello(1, 2))  # it died, and came back with the old ones
+    assert ranks.with_wrong_weights(is_cleared=False) == [1]
+    ranks.expect([], *OLD)
+    assert ranks.with_wrong_weights(is_cleared=False) == []
+
+
+def test_cleared_ranks_hold_nothing() -> None:
+    ranks = both_there()
+    assert ranks.with_wrong_weights(is_cleared=True) == [0, 1]
+    for rank in ranks.all:
+        ranks.changed(rank, "/old", 0)
+    assert ranks.are_cleared
+    assert ranks.with_wrong_weights(is_cleared=True) == []

@@ -1,0 +1,331 @@
+"""Operators' orders at the scheduler on real rings: each mode, each state, each failure. Behaviour B12, promise 5."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.messages import (
+    DropWeights,
+    ListActors,
+    LoadWeights,
+    Order,
+    Pause,
+    ReloadWeights,
+    ResetPrefixCache,
+    Resume,
+    SamplingParams,
+    WeightsInUse,
+    WeightsState,
+    encode,
+)
+from shm.broadcast import BroadcastWriter
+from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, expected_tokens, ints, simulate
+from tests.engine.scheduler.test_scheduler import submit_all
+
+OTHER = "/weights/b"
+MODES = ["abort", "wait", "requeue", "keep"]
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    with tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory, simulate(Path(directory), max_num_seqs=4) as running:
+        yield running
+
+
+def running_streams(simulation: Simulation, max_tokens: int = 40) -> list[Stream]:
+    """Four that run and four that wait."""
+    streams = submit_all(simulation, count=8, max_tokens=max_tokens)
+    simulation.start(*streams[:4], num_tokens=4)
+    return streams
+
+
+def state_of(simulation: Simulation) -> WeightsState:
+    simulation.turn()
+    return WeightsState(int(simulation.metric("engine_state")))
+
+
+def counts(simulation: Simulation) -> tuple[float, float]:
+    simulation.turn()
+    return simulation.metric("num_requests_running"), simulation.metric("num_requests_waiting")
+
+
+@pytest.mark.parametrize(("mode", "left"), [("abort", (0, 0)), ("wait", (0, 0)), ("requeue", (0, 8)), ("keep", (4, 4))])
+def test_pause_and_resume(simulation: Simulation, mode: str, left: tuple[int, int]) -> None:
+    """The answer comes when all is at rest; newcomers are held and then served; nothing else is lost."""
+    streams = running_streams(simulation)
+    reply = simulation.ask(Pause(mode))
+    assert (reply.status, reply.details["state"]) == (200, "PAUSED")
+    assert simulation.scheduler.dispatcher.num_in_flight == 0
+    assert counts(simulation) == left
+    newcomer = simulation.submit([1, 2, 3])
+    assert counts(simulation) == (left[0], left[1] + 1)
+    assert not newcomer.outputs
+    again = simulation.ask(Pause(mode))
+    assert (again.status, "PAUSED" in again.message) == (409, True)
+    assert simulation.ask(Resume()).status == 200
+    assert state_of(simulation) is WeightsState.NORMAL
+    simulation.finish()
+    if mode == "abort":
+        assert {stream.finish_reason for stream in streams} == {"abort"}
+        simulation.check(newcomer)
+    else:
+        simulation.check()
+    simulation.check_idle()
+
+
+def test_newcomers_stay_outside_while_others_run_to_their_end(simulation: Simulation) -> None:
+    streams = running_streams(simulation)
+    command_id = simulation.order(Pause("wait"))
+    newcomer = simulation.submit([1], priority=-9)
+    simulation.run_until(lambda: command_id in simulation.replies, "the pause")
+    simulation.check(*streams)
+    assert not newcomer.outputs
+    assert counts(simulation) == (0, 1)
+    simulation.ask(Resume())
+    simulation.finish()
+    simulation.check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reload(simulation: Simulation, mode: str) -> None:
+    """No stream fails but by mode "abort"; what comes after the answer is the new weights'; versions say whose a token is."""
+    streams = running_streams(simulation)
+    reply = simulation.ask(ReloadWeights(OTHER, mode))
+    assert (reply.status, reply.details["weight_version"], reply.details["path"]) == (200, 2, OTHER)
+    assert simulation.weights_in_use == [WeightsInUse(OTHER, 2)]
+    later = submit_all(simulation, count=4, seed=77)
+    simulation.finish()
+    simulation.check(*later, path=OTHER)
+    assert {output.weight_version for stream in later for output in stream.outputs} == {2}
+    match mode:
+        case "abort":
+            assert {stream.finish_reason for stream in streams} == {"abort"}
+        case "wait":
+            simulation.check(*streams)
+        case "requeue":
+            for stream in streams:
+                check_requeued(stream)
+        case "keep":
+            assert all(len(stream.token_ids) == 40 and stream.finish_reason == "length" for stream in streams)
+    simulation.check_idle()
+
+
+def check_requeued(stream: Stream) -> None:
+    """Up to the reload the tokens are the old weights'; from there on the new ones', as if all before had been the prompt."""
+    num_old = sum(output.weight_version == 1 for output in stream.outputs)
+    prompt, sampling = ints(stream.request.prompt_token_ids), stream.request.sampling
+    assert stream.token_ids[:num_old] == expected_tokens(prompt, sampling)[:num_old]
+    rest = SamplingParams(seed=sampling.seed, max_tokens=sampling.max_tokens - num_old)
+    assert stream.token_ids[num_old:] == expected_tokens(prompt + stream.token_ids[:num_old], rest, OTHER)
+
+
+def test_kept_samples_share_no_blocks_of_two_weights(simulation: Simulation) -> None:
+    """C9's kin: KV that the old weights made never serves a request of the new ones."""
+    prompt = list(range(30))
+    kept = simulation.submit(prompt, max_tokens=60)
+    simulation.start(kept, num_tokens=20)
+    simulation.ask(ReloadWeights(OTHER, "keep"))
+    simulation.finish(kept)
+    later = simulation.submit(prompt + kept.token_ids, max_tokens=20)
+    simulation.finish(later)
+    simulation.check(later, path=OTHER)
+    assert later.outputs[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("path", ["", MODEL])
+def test_reading_the_same_path_again_is_a_new_version(simulation: Simulation, path: str) -> None:
+    assert simulation.ask(ReloadWeights(path)).details == {"state": "NORMAL", "weight_version": 2, "path": MODEL}
+    assert simulation.metric("weight_version") == 2
+
+
+def test_a_reload_leaves_a_pause_in_place(simulation: Simulation) -> None:
+    simulation.ask(Pause())
+    assert simulation.ask(ReloadWeights(OTHER, "wait")).details["state"] == "PAUSED"
+    stream = simulation.submit([1, 2])
+    simulation.ask(Resume())
+    simulation.finish()
+    simulation.check(stream, path=OTHER)
+
+
+@pytest.mark.parametrize("drop", [Pause("requeue", "sleep"), DropWeights("requeue")])
+@pytest.mark.parametrize("raise_", [Resume(), ReloadWeights(OTHER)])
+def test_cleared_and_back(simulation: Simulation, drop: Order, raise_: Order) -> None:
+    streams = running_streams(simulation)
+    assert simulation.ask(drop).details["state"] == "CLEARED"
+    assert state_of(simulation) is WeightsState.CLEARED
+    assert simulation.metric("weight_version") == 0
+    assert counts(simulation) == (0, 8)
+    for order in (Pause(), Pause("abort", "sleep"), DropWeights()):
+        reply = simulation.ask(order)
+        assert (reply.status, "CLEARED" in reply.message) == (409, True)
+    later = simulation.submit([9, 9, 9])
+    reply = simulation.ask(raise_)
+    assert (reply.status, reply.details["state"]) == (200, "NORMAL")
+    is_new = isinstance(raise_, ReloadWeights)
+    assert reply.details["weight_version"] == (2 if is_new else 1)
+    simulation.finish()
+    simulation.check(later, path=OTHER if is_new else MODEL)
+    if not is_new:
+        simulation.check(*streams)
+
+
+def test_sleep_from_a_pause(simulation: Simulation) -> None:
+    simulation.ask(Pause())
+    assert simulation.ask(Pause("abort", "sleep")).details["state"] == "CLEARED"
+
+
+def test_one_order_at_a_time(simulation: Simulation) -> None:
+    running_streams(simulation)
+    simulation.rank.hangs_on_loads = True
+    command_id = simulation.order(ReloadWeights(OTHER))
+    simulation.run_until(lambda: simulation.rank.pending, "it is told to load")
+    for order in (Pause(), Resume(), ReloadWeights(MODEL), DropWeights()):
+        reply = simulation.ask(order)
+        assert (reply.status, "LOADING" in reply.message) == (409, True)
+    simulation.rank.hangs_on_loads = False
+    simulation.run_until(lambda: command_id in simulation.replies, "the reload")
+    assert simulation.replies[command_id].status == 200
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "word"),
+    [
+        (Resume(), 409, "NORMAL"),
+        (Pause("maybe"), 400, "requeue"),
+        (Pause("abort", "coma"), 400, "sleep"),
+        (DropWeights("maybe"), 400, "requeue"),
+        (ReloadWeights(OTHER, "maybe"), 400, "requeue"),
+        (ReloadWeights(OTHER, ranks=[0, 7]), 400, "rank 7"),
+        (ListActors(), 400, "ListActors"),
+    ],
+)
+def test_wrong_orders_change_nothing(simulation: Simulation, order: Order, status: int, word: str) -> None:
+    streams = running_streams(simulation)
+    reply = simulation.ask(order)
+    assert (reply.status, word in reply.message) == (status, True)
+    simulation.finish()
+    simulation.check(*streams)
+
+
+def test_one_rank_of_one_is_the_whole_engine(simulation: Simulation) -> None:
+    assert simulation.ask(ReloadWeights(OTHER, ranks=[0])).details["weight_version"] == 2
+    stream = simulation.submit([1, 2, 3])
+    simulation.finish()
+    simulation.check(stream, path=OTHER)
+
+
+@pytest.mark.parametrize("before", [WeightsState.NORMAL, WeightsState.PAUSED, WeightsState.CLEARED])
+def test_a_broken_checkpoint_changes_nothing(simulation: Simulation, before: WeightsState) -> None:
+    streams = running_streams(simulation)
+    if before is not WeightsState.NORMAL:
+        simulation.ask(Pause("requeue", "pause" if before is WeightsState.PAUSED else "sleep"))
+    simulation.rank.refuses_loads = "model.norm.weight is missing"
+    reply = simulation.ask(ReloadWeights(OTHER))
+    assert (reply.status, "model.norm.weight is missing" in reply.message) == (400, True)
+    assert state_of(simulation) is before
+    assert simulation.weights_in_use == []
+    simulation.rank.refuses_loads = ""
+    if before is not WeightsState.NORMAL:
+        assert simulation.ask(Resume()).status == 200
+    simulation.finish()
+    simulation.check(*streams)
+
+
+@pytest.mark.parametrize("before", [WeightsState.NORMAL, WeightsState.CLEARED])
+def test_a_rank_that_dies_while_loading(simulation: Simulation, before: WeightsState) -> None:
+    streams = running_streams(simulation)
+    if before is WeightsState.CLEARED:
+        simulation.ask(DropWeights("requeue"))
+    simulation.rank.hangs_on_loads = True
+    command_id = simulation.order(ReloadWeights(OTHER))
+    simulation.run_until(lambda: simulation.rank.pending, "it is told to load")
+    simulation.kill_rank()
+    simulation.revive_rank()
+    simulation.run_until(lambda: command_id in simulation.replies, "the answer")
+    assert (simulation.replies[command_id].status, OTHER in simulation.replies[command_id].message) == (503, True)
+    simulation.run_until(lambda: simulation.turn() == 0, "rest")
+    assert state_of(simulation) is before
+    if before is WeightsState.CLEARED:
+        assert simulation.rank.version == 0
+        assert simulation.ask(Resume()).status == 200
+    simulation.finish()
+    simulation.check(*streams)
+
+
+def test_a_rank_that_dies_while_cleared_is_cleared_again(simulation: Simulation) -> None:
+    simulation.ask(DropWeights())
+    simulation.restart_rank()
+    simulation.run_until(lambda: simulation.rank.version == 0, "cleared again")
+    assert state_of(simulation) is WeightsState.CLEARED
+    assert simulation.ask(Resume()).status == 200
+
+
+def test_a_rank_with_other_weights_is_made_to_load_those_in_use(simulation: Simulation) -> None:
+    """It died right after a reload, before the supervisor had noted the new version."""
+    streams = running_streams(simulation)
+    simulation.ask(ReloadWeights(OTHER, "requeue"))
+    simulation.run.weights_path.unlink()
+    simulation.restart_rank()
+    assert simulation.rank.version == 1
+    later = submit_all(simulation, count=4, seed=9)
+    simulation.finish()
+    assert (simulation.rank.path, simulation.rank.version) == (OTHER, 2)
+    simulation.check(*later, path=OTHER)
+    assert not any(stream.rejected for stream in streams)
+
+
+def test_weights_that_cannot_be_had_any_more(simulation: Simulation) -> None:
+    """Then the engine goes on with what the rank has, and says so."""
+    simulation.ask(ReloadWeights(OTHER))
+    simulation.run.weights_path.unlink()
+    simulation.restart_rank()
+    simulation.rank.refuses_loads = "gone"
+    stream = simulation.submit([1, 2, 3])
+    simulation.finish()
+    simulation.check(stream)
+    assert simulation.metric("weight_version") == 1
+    assert simulation.weights_in_use[-1] == WeightsInUse(MODEL, 1)
+    assert any("cannot be loaded again: worker0: gone" in entry.text for entry in simulation.segments.counters.errors.entries())
+
+
+def test_an_order_of_a_scheduler_that_died(simulation: Simulation) -> None:
+    """The rank loads what it was told, then learns from the new scheduler what is in use; no token is the wrong weights'."""
+    streams = running_streams(simulation)
+    stale = BroadcastWriter.attach(simulation.config.run_id, "scheduler", simulation.scheduler_epoch)
+    stale.try_send(encode(LoadWeights("of-the-dead", OTHER, 2, [])))
+    stale.close()
+    simulation.restart_scheduler()
+    simulation.finish()
+    simulation.check(*streams)
+    assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
+
+
+@pytest.mark.parametrize("order", [Pause("requeue"), DropWeights("requeue")])
+def test_a_pause_outlasts_the_scheduler(simulation: Simulation, order: Order) -> None:
+    streams = running_streams(simulation)
+    simulation.ask(order)
+    state = state_of(simulation)
+    simulation.restart_scheduler()
+    assert state_of(simulation) is state
+    assert counts(simulation) == (0, 8)
+    assert simulation.ask(Resume()).status == 200
+    simulation.finish()
+    simulation.check(*streams)
+
+
+def test_reset_prefix_cache(simulation: Simulation) -> None:
+    first = simulation.submit(list(range(20)), max_tokens=30)
+    simulation.start(first)
+    assert simulation.metric("num_cached_kv_blocks") > 0
+    assert simulation.ask(ResetPrefixCache()).status == 200
+    simulation.turn()
+    assert simulation.metric("num_cached_kv_blocks") == 0
+    simulation.finish()
+    again = simulation.submit(list(range(20)), max_tokens=30)
+    simulation.finish()
+    simulation.check()
+    assert again.outputs[0].num_cached_tokens == 0

@@ -1,0 +1,223 @@
+"""Chat templates: what transformers does, what clients send, and templates that mean harm."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from engine.errors import CheckpointError, RequestError
+from engine.messages import ChatPrompt
+from engine.tokenizer.chat.template import ChatTemplate, ChatTemplates
+
+NOW = datetime(2026, 3, 4, 5, 6, 7)
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PARTS_ONLY = "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endfor %}"
+USER = {"role": "user", "content": "Hi"}
+
+
+def prompt(*messages: dict[str, Any], tools: Any = None, variables: Any = None, **options: Any) -> ChatPrompt:
+    return ChatPrompt(
+        json.dumps(messages).encode(),
+        tools=json.dumps(tools).encode() if tools is not None else b"",
+        chat_template_kwargs=json.dumps(variables).encode() if variables is not None else b"",
+        **options,
+    )
+
+
+def render(template: str | dict[str, str], chat: ChatPrompt, special_tokens: dict[str, str] | None = None) -> str:
+    sources = {"default": template} if isinstance(template, str) else template
+    return ChatTemplates(sources, special_tokens or {}, max_characters=10_000).render(chat, NOW)
+
+
+def refusal(template: str | dict[str, str], chat: ChatPrompt) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        render(template, chat)
+    assert caught.value.status == 400
+    return caught.value
+
+
+# --------------------------------------------------------------------------------------------------- as in transformers
+
+
+def test_a_conversation_with_and_without_generation_prompt() -> None:
+    text = "<|im_start|>user\nHi<|im_end|>\n"
+    assert render(CHATML, prompt(USER)) == text + "<|im_start|>assistant\n"
+    assert render(CHATML, prompt(USER, add_generation_prompt=False)) == text
+
+
+def test_whitespace_around_blocks_is_trimmed() -> None:
+    assert render("{% if true %}\n    {% set x = 1 %}\na{{ x }}\n{% endif %}\n", prompt(USER)) == "a1\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}", "<s>|</s>|"),
+        ("{{ {'b': '<é>', 'a': [1, none]} | tojson }}", '{"b": "<é>", "a": [1, null]}'),
+        ("{{ {'b': 1} | tojson(indent=1) }}", '{\n "b": 1\n}'),
+        ("{{ strftime_now('%d %b %Y') }}", "04 Mar 2026"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("a{% generation %}b{% set x = 1 %}{% endgeneration %}c{{ x }}", "abc"),
+        ("{{ documents is none }} {{ tools is none }}", "True True"),
+        ("{{ messages[0].content.strip().split('i')[0] }}{{ undefined_name }}", "H"),
+    ],
+)
+def test_what_templates_may_use(template: str, expected: str) -> None:
+    assert render(template, prompt(USER), {"bos_token": "<s>", "eos_token": "</s>"}) == expected
+
+
+def test_tools_choose_the_tool_template() -> None:
+    templates = {"default": "plain {{ tools is none }}", "tool_use": "{{ tools[0].function.name }}", "rag": "rag"}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    assert render(templates, prompt(USER)) == "plain True"
+    assert render(templates, prompt(USER, tools=[])) == "plain True"
+    assert render(templates, prompt(USER, tools=tools)) == "weather"
+    assert render(templates, prompt(USER, tools=tools, chat_template="rag")) == "rag"
+    assert render({"default": "{{ tools | length }}"}, prompt(USER, tools=tools)) == "1"
+
+
+def test_a_request_brings_its_template_and_variables() -> None:
+    chat = prompt(
+        USER, chat_template="{{ mood }} {{ documents[0].text }}", variables={"mood": "glad", "documents": [{"text": "d"}]}
+    )
+    assert render(CHATML, chat) == render({}, chat) == "glad d"
+
+
+@pytest.mark.parametrize("content", ["The answer", "", "trailing  ", "two\nlines", [{"type": "text", "text": "The answer"}]])
+def test_the_final_message_is_continued(content: Any) -> None:
+    chat = prompt(USER, {"role": "assistant", "content": content}, add_generation_prompt=False, continue_final_message=True)
+    text = content if isinstance(content, str) else content[0]["text"]
+    assert render(CHATML, chat) == f"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{text}"
+    stripping = CHATML.replace("message['content']", "message['content'] | trim")
+    assert render(stripping, chat).rstrip() == f"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{text}".rstrip()
+
+
+def test_what_cannot_be_continued() -> None:
+    assistant = {"role": "assistant", "content": "x"}
+    assert "exclude" in refusal(CHATML, prompt(assistant, continue_final_message=True)).message
+    chat = prompt(assistant, continue_final_message=True, add_generation_prompt=False)
+    assert "does not show" in refusal("nothing", chat).message
+
+
+# ------------------------------------------------------------------------------------------------------ what clients send
+
+
+def test_contents_are_given_the_form_that_the_template_shows() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]}
+    assert "user\na\nb\nc<" in render(CHATML, prompt(parts))
+    assert render(PARTS_ONLY, prompt(parts, USER)) == "[text:a][text:b][text:c][text:Hi]"
+    both = "{% for m in messages %}{{ 'S' + m.content if m.content is string else 'P' + m.content[0].text }}{% endfor %}"
+    assert render(both, prompt(USER, parts)) == "SHiPa"
+
+
+def test_a_template_that_likes_no_probe_gets_strings() -> None:
+    picky = "{% if messages | length < 2 %}{{ raise_exception('two please') }}{% endif %}{{ messages[1].content }}"
+    assert render(picky, prompt(USER, {"role": "user", "content": [{"type": "text", "text": "x"}]})) == "x"
+
+
+def test_tool_calls_and_missing_contents() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1]}'}}
+    template = (
+        "{% for m in messages %}<{{ m.content + '' }}{% if 'tool_calls' in m %}{{ m.tool_calls[0].function.arguments.x[0] }}"
+        "{% endif %}>{% endfor %}"
+    )
+    messages = ({"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant", "tool_calls": []})
+    assert render(template, prompt(*messages)) == "<1><>"
+
+
+@pytest.mark.parametrize(
+    ("messages", "fragment"),
+    [
+        ([], "empty"),
+        ({}, "messages"),
+        ([1], "messages"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": 1, "content": "x"}], "messages[0].role"),
+        ([USER, {"role": "user", "content": 5}], "messages[1].content"),
+        ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "image_url"),
+        ([{"role": "assistant", "tool_calls": "x"}], "tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "function"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "no JSON"),
+    ],
+)
+def test_wrong_messages_are_named(messages: Any, fragment: str) -> None:
+    error = refusal(CHATML, ChatPrompt(json.dumps(messages).encode()))
+    assert fragment in error.message
+    assert error.param == "messages"
+
+
+def test_other_mistakes_are_named() -> None:
+    assert refusal({}, prompt(USER)).message.startswith("this model has no default chat template")
+    assert refusal(CHATML, prompt(USER, tools={"a": 1})).param == "tools"
+    assert refusal(CHATML, prompt(USER, variables=[1])).param == "chat_template_kwargs"
+    assert "messages" in refusal(CHATML, prompt(USER, variables={"messages": []})).message
+    alternate = "{{ raise_exception('roles must alternate') if messages | length > 1 }}"
+    assert "roles must alternate" in refusal(alternate, prompt(USER, USER)).message
+    assert refusal(CHATML, ChatPrompt(b"[" * 100_000)).param == "messages"
+
+
+def test_a_model_template_that_does_not_compile_stops_the_start() -> None:
+    with pytest.raises(CheckpointError, match="'tool_use'"):
+        ChatTemplates({"default": CHATML, "tool_use": "{% if %}"}, {}, 100)
+
+
+# ------------------------------------------------------------------------------------------------ templates that mean harm
+
+BOMBS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "output": "{% for a in range(99999) %}aaaaaaaaaaaaaaaa{% endfor %}",
+    "product": "{{ 'a' * 10000000000 }}",
+    "doubling": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "power": "{{ 10 ** (10 ** 9) }}",
+    "squares": "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "format": "{{ '%1000000000d' % 1 }}",
+    "width": "{{ '{:1000000000}'.format(1) }}",
+    "indent": "{{ [1] | tojson(indent=1000000000) }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nesting": "{{ " + "(" * 20_000,
+    "length": "x" * 1_000_000,
+    "range": "{{ range(1000000000) | list }}",
+    "escape": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "write": "{{ messages.clear() }}",
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import 'os' as os %}",
+    "syntax": "{% for %}",
+    "message": "{{ raise_exception([[['aaaaaaaaaa'] * 1000] * 1000] * 1000) }}",
+    "search": "{% set a = 'a' * 30000000 %}{% set b = a[1:] ~ 'b' %}{{ a in [b] * 9999999 }}",  # one call into C
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_harmful_templates_fail_their_request_alone(name: str) -> None:
+    """Within bounded time and memory (the test's watchdog and the limit of the process), and nothing of the bounds stays."""
+    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)
+    templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000)
+    with pytest.raises(RequestError) as caught:
+        templates.render(prompt(USER, chat_template=BOMBS[name]), NOW)
+    assert (caught.value.status, caught.value.param) == (400, "chat_template")
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert templates.render(prompt(USER), NOW).startswith("<|im_start|>user")
+
+
+def test_what_a_template_complains_of_is_a_text() -> None:
+    complaint = r"{{ raise_exception('\ud800' ~ messages[0].content) }}"
+    for sources, chat in ((complaint, prompt(USER)), (CHATML, prompt(USER, chat_template=complaint))):
+        assert refusal(sources, chat).message == r"the chat template failed: \ud800Hi"
+    long = refusal(CHATML, prompt(USER, chat_template="{{ raise_exception('x' * 1000000) }}")).message
+    assert len(long) < 2000
+
+
+def test_a_template_keeps_no_state() -> None:
+    template = ChatTemplate("{% set n = namespace(x=0) %}{% set n.x = n.x + 1 %}{{ n.x }}")
+    assert [template.render([USER], {}, 100) for _ in range(2)] == ["1", "1"]

@@ -1,0 +1,574 @@
+"""The tokenizer actor on real rings, with an api and a scheduler played by the test."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from array import array
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.messages import (
+    Abort,
+    ChatPrompt,
+    Delta,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    Message,
+    Output,
+    Outputs,
+    Prompt,
+    Rejected,
+    Request,
+    SamplingParams,
+    Submit,
+    TextOptions,
+    TextPrompt,
+    Tokenize,
+    Tokenized,
+    TokenLogprobs,
+    TokensPrompt,
+    decode,
+    encode,
+)
+from engine.process.actor import ActorLoop
+from engine.process.context import ActorContext
+from engine.process.run_directory import Run
+from engine.process.segments import RunSegments, unlink_segments
+from engine.process.topology import RingSizes
+from engine.tokenizer.actor import TokenizerActor
+from engine.tokenizer.chat.template import ChatTemplates
+from engine.tokenizer.vocabulary import Vocabulary
+from shm.mailbox import Mailbox, MailboxSender
+from tests.paths import GOLDEN
+
+MODEL = GOLDEN / "qwen3"
+NAMES = ("api0", "api1", "tokenizer0", "scheduler", "cache", "worker0")
+EOS = 2
+MAX_MODEL_LEN = 64
+RING_BYTES = 64 << 10
+
+T = TypeVar("T")
+
+
+def int32(*token_ids: int) -> bytes:
+    return array("i", token_ids).tobytes()
+
+
+def submit(prompt: Prompt | str, request_id: str = "r", attempt: int = 0, api: str = "api0", **parts: Any) -> Submit:
+    """Keywords are those of SamplingParams and TextOptions, and Submit's own."""
+    sampling = {name: parts.pop(name) for name in SamplingParams.__struct_fields__ if name in parts}
+    text = {name: parts.pop(name) for name in TextOptions.__struct_fields__ if name in parts}
+    return Submit(
+        request_id,
+        api,
+        parts.pop("api_epoch", 1),
+        attempt,
+        TextPrompt(prompt) if isinstance(prompt, str) else prompt,
+        SamplingParams(**sampling),
+        TextOptions(**text),
+        **parts,
+    )
+
+
+def chat(*messages: dict[str, Any], **options: Any) -> ChatPrompt:
+    return ChatPrompt(json.dumps(messages).encode(), **options)
+
+
+class Bench:
+    """A tokenizer between an api and a scheduler of the test's."""
+
+    def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, scheduler_ring_bytes: int = 0, **options: Any) -> None:
+        self.run_id = secrets.token_hex(4)
+        fields: dict[str, Any] = {"model": str(MODEL), "served_model_name": ("m",), "max_model_len": MAX_MODEL_LEN}
+        fields |= {"num_kv_blocks": 64, "kv_cache_bytes": 0, "run_id": self.run_id, "run_dir": str(directory)}
+        self.config = EngineConfig(**(fields | options))
+        sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
+        self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 1, 0)
+        for name in NAMES:
+            self.begin_epoch(name, 1)
+        self.context = ActorContext(Run(self.run_id, directory), self.config, "tokenizer0", 1)
+        self._inboxes = {name: Mailbox.attach(self.run_id, name, 1) for name in ("api0", "api1", "scheduler")}
+        self._outboxes = {name: MailboxSender.attach(self.run_id, "tokenizer0", name, 1) for name in self._inboxes}
+        self.actor = TokenizerActor(self.context)
+        self.actor.on_start()
+        self._loop = ActorLoop(self.actor)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for mailbox in (*self._inboxes.values(), *self._outboxes.values()):
+            mailbox.close()
+        self.context.close()
+        self._segments.close()
+        unlink_segments(self.run_id)
+
+    def begin_epoch(self, name: str, epoch: int) -> None:
+        self._segments.counters.actor(name).begin_epoch(epoch, 0)
+
+    def send(self, sender: str, *messages: Message) -> None:
+        for message in messages:
+            assert self._outboxes[sender].try_send(encode(message))
+        self.turn()
+
+    def turn(self) -> int:
+        return self._loop.turn()
+
+    def received(self, receiver: str = "api0") -> list[Message]:
+        return [decode(payload) for _, payload in self._inboxes[receiver].receive()]
+
+    def one(self, kind: type[T], receiver: str = "api0") -> T:
+        messages = self.received(receiver)
+        assert len(messages) == 1, messages
+        assert isinstance(messages[0], kind), messages[0]
+        return messages[0]
+
+    def delta(self, receiver: str = "api0") -> Delta:
+        deltas = self.one(Deltas, receiver).deltas
+        assert len(deltas) == 1, deltas
+        return deltas[0]
+
+    def request(self) -> Request:
+        return self.one(Request, "scheduler")
+
+    def count(self, name: str) -> float:
+        return self.context.counter(name).value
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.load(MODEL)
+
+
+def outputs(token_ids: list[int], finish_reason: str = "", request_id: str = "r", attempt: int = 0, **fields: Any) -> Outputs:
+    entries = [TokenLogprobs(token_id, -0.5, 1) for token_id in token_ids]
+    return Outputs([Output(request_id, attempt, token_ids, finish_reason, logprobs=fields.pop("logprobs", entries), **fields)])
+
+
+# ----------------------------------------------------------------------------------------------------------- the way in
+
+
+def test_a_text_becomes_a_request(bench: Bench, vocabulary: Vocabulary) -> None:
+    bench.send("api0", submit("Hello world", priority=3, group_id="g", arrival_ns=5, deadline_ns=6, seed=7, stop_token_ids=[9]))
+    request = bench.request()
+    token_ids = vocabulary.encode("Hello world", True)
+    assert request == Request(
+        "r",
+        "api0",
+        1,
+        "tokenizer0",
+        0,
+        int32(*token_ids),
+        b"",
+        SamplingParams(seed=7, max_tokens=MAX_MODEL_LEN - len(token_ids), stop_token_ids=[9, EOS]),
+        False,
+        "g",
+        3,
+        5,
+        6,
+    )
+    assert bench.count("tokenized_tokens_total") == len(token_ids)
+    assert bench.count("open_streams") == 1
+
+
+def test_a_chat_is_rendered_and_not_given_special_tokens_again(bench: Bench, vocabulary: Vocabulary) -> None:
+    bench.send("api0", submit(chat({"role": "user", "content": "Hi"})))
+    expected = vocabulary.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False)
+    assert bench.request().prompt_token_ids == int32(*expected)
+    assert expected[0] in vocabulary.special_ids
+
+
+def test_the_template_sees_the_time_of_arrival(bench: Bench) -> None:
+    """A resubmission renders the same text however much later it comes."""
+    prompt = chat({"role": "user", "content": "x"}, chat_template="{{ strftime_now('%Y') }}")
+    for request_id, arrival_ns in (("old", 1), ("now", 0)):
+        bench.send("api0", submit(prompt, request_id, arrival_ns=arrival_ns))
+    old, now = (message for message in bench.received("scheduler") if isinstance(message, Request))
+    assert len(old.prompt_token_ids) == len(now.prompt_token_ids)
+
+
+def test_end_tokens_and_bad_words_are_filled_in(bench: Bench, vocabulary: Vocabulary) -> None:
+    bench.send("api0", submit(TokensPrompt(int32(5, 6)), ignore_eos=True, bad_words=["the", " of"], max_tokens=4))
+    sampling = bench.request().sampling
+    assert (sampling.stop_token_ids, sampling.max_tokens) == ([], 4)
+    assert vocabulary.encode("the", False) in sampling.bad_words_token_ids
+    assert vocabulary.encode(" the", False) in sampling.bad_words_token_ids
+    assert vocabulary.encode("of", False) in sampling.bad_words_token_ids
+
+
+CONTEXT = "context_length_exceeded"
+MISTAKES: dict[str, tuple[Prompt | str, dict[str, Any], str, str, str]] = {
+    "empty": ("", {}, "prompt", "", "no tokens"),
+    "full": (TokensPrompt(int32(*range(64))), {}, "prompt", CONTEXT, "64 tokens"),
+    "too long": (TokensPrompt(int32(*range(65))), {"max_tokens": 0}, "prompt", CONTEXT, "65 tokens"),
+    "asks too much": (TokensPrompt(int32(1, 2)), {"max_tokens": 63}, "max_tokens", CONTEXT, "65 tokens"),
+    "long chat": (chat({"role": "user", "content": "x" * 500}), {}, "messages", CONTEXT, "--max-model-len"),
+    "huge text": ("x" * (2 << 20), {}, "prompt", CONTEXT, "2097152 bytes"),
+    "huge chat": (chat({"role": "user", "content": "x" * (2 << 20)}), {}, "messages", "", "exceeds"),
+    "prompt ids": (TokensPrompt(int32(1024)), {}, "prompt", "", "1024"),
+    "negative ids": (TokensPrompt(int32(5, -1)), {}, "prompt", "", "-1"),
+    "stop ids": ("a", {"stop_token_ids": [-1]}, "stop_token_ids", "", "-1"),
+    "allowed ids": ("a", {"allowed_token_ids": [5000]}, "allowed_token_ids", "", "5000"),
+    "bias ids": ("a", {"logit_bias": {1024: 1.0}}, "logit_bias", "", "1024"),
+    "empty stop": ("a", {"stop": ["x", ""]}, "stop", "", "empty"),
+    "empty bad word": ("a", {"bad_words": [" "]}, "bad_words", "", "no tokens"),
+    "template": (chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}"), {}, "chat_template", "", "division"),
+    "surrogate": (chat({"role": "user", "content": "x"}, chat_template="{{ '\\ud800' }}"), {}, "messages", "", "Unicode"),
+    "complaint": (
+        chat({"role": "user", "content": "x"}, chat_template="{{ raise_exception('\\ud800') }}"),
+        {},
+        "chat_template",
+        "",
+        "\\ud800",
+    ),
+    "huge parameters": ("a", {"logit_bias": dict.fromkeys(range(1000), 1.5)}, "", "", "shorten logit_bias"),
+    "messages": (chat(), {}, "messages", "", "empty"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_fails_its_request_alone(tmp_path: Path, name: str) -> None:
+    prompt, options, param, code, fragment = MISTAKES[name]
+    with Bench(tmp_path, ring_bytes=16 << 20, scheduler_ring_bytes=16 << 10) as bench:
+        bench.send("api0", submit(prompt, "bad", **options), submit("fine", "good"))
+        rejected = bench.one(Rejected)
+        assert (rejected.request_id, rejected.status, rejected.param, rejected.code) == ("bad", 400, param, code)
+        assert fragment in rejected.message
+        assert bench.request().request_id == "good"
+        assert bench.count("open_streams") == 1
+
+
+def test_a_prompt_that_fails_is_tried_once_for_all_its_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tries = 0
+    render = ChatTemplates.render
+
+    def counted(self: ChatTemplates, prompt: ChatPrompt, now: datetime) -> str:
+        nonlocal num_tries
+        num_tries += 1
+        return render(self, prompt, now)
+
+    monkeypatch.setattr(ChatTemplates, "render", counted)
+    wrong = chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}")
+    bench.send("api0", *(submit(wrong, f"r-{index}", arrival_ns=1) for index in range(5)))
+    assert [message.status for message in bench.received() if isinstance(message, Rejected)] == [400] * 5
+    assert num_tries == 1
+
+
+def test_what_just_fits_is_taken(bench: Bench) -> None:
+    bench.send("api0", submit(TokensPrompt(int32(*range(63))), "a"), submit(TokensPrompt(int32(*range(60))), "b", max_tokens=4))
+    bench.send("api0", submit(TokensPrompt(int32(*range(64))), "c", max_tokens=0))
+    requests = bench.received("scheduler")
+    assert [request.sampling.max_tokens for request in requests if isinstance(request, Request)] == [1, 4, 0]
+
+
+def test_an_answer_never_exceeds_the_kv_cache(tmp_path: Path) -> None:
+    with Bench(tmp_path, num_kv_blocks=2) as bench:
+        bench.send("api0", submit(TokensPrompt(int32(*range(20)))))
+        assert bench.request().sampling.max_tokens == 12
+
+
+def test_new_samples_are_refused_while_the_scheduler_does_not_read(tmp_path: Path) -> None:
+    with Bench(tmp_path, ring_bytes=4096, max_waiting=3) as bench:
+        for index in range(40):
+            bench.send("api0", submit("x", f"r{index}"))
+        rejected = [message for message in bench.received() if isinstance(message, Rejected)]
+        assert rejected
+        assert {(message.status, message.retry_after_s) for message in rejected} == {(429, 1)}
+        bench.send("api0", submit("x", "r0", attempt=1))  # has been answered: it may wait
+        assert bench.received() == []
+        assert bench.actor.deadline_ns() > 0
+        taken = [message for _ in range(3) for message in (bench.received("scheduler"), bench.turn())[0]]
+        assert [message.request_id for message in taken if isinstance(message, Request)][-1] == "r0"
+        assert len(taken) + len(rejected) == 41
+
+
+# ---------------------------------------------------------------------------------------------------------- the way out
+
+
+def test_tokens_become_text_until_the_end(bench: Bench, vocabulary: Vocabulary) -> None:
+    bench.send("api0", submit("Hi", return_prompt_token_ids=True))
+    token_ids = vocabulary.encode("Ends with 日本", False)
+    bench.send("scheduler", outputs(token_ids[:-1], num_prompt_tokens=2, num_cached_tokens=1, weight_version=4))
+    first = bench.delta()
+    assert (first.num_prompt_tokens, first.num_cached_tokens, first.weight_version) == (2, 1, 4)
+    assert first.prompt_token_ids == int32(*vocabulary.encode("Hi", True))
+    assert [(entry.token_id, entry.logprob, entry.token) for entry in first.logprobs] == [
+        (i, -0.5, b"") for i in token_ids[:-1]
+    ]
+    bench.send("scheduler", outputs([token_ids[-1], EOS], "stop", stop_token_id=EOS))
+    last = bench.delta()
+    assert last.token_ids == [token_ids[-1], EOS]
+    assert (last.finish_reason, last.stop_reason, last.prompt_token_ids) == ("stop", None, b"")
+    assert first.text + last.text == "Ends with 日本"
+    assert bench.received("scheduler")[1:] == []  # only the Request
+    assert bench.count("open_streams") == 0
+    assert bench.count("detokenized_tokens_total") == len(token_ids) + 1
+
+
+@pytest.mark.parametrize("reason", ["length", "abort", "timeout"])
+def test_what_was_held_back_comes_at_the_end(bench: Bench, vocabulary: Vocabulary, reason: str) -> None:
+    bench.send("api0", submit("Hi", stop=["stop here"]))
+    euro = [vocabulary.token_bytes.index(bytes([byte])) for byte in "€".encode()]
+    bench.send("scheduler", outputs([*vocabulary.encode("now stop ", False), *euro[:2]]))
+    assert bench.delta().text == "now "
+    bench.send("scheduler", outputs([], reason))
+    last = bench.delta()
+    assert (last.text, last.finish_reason, last.token_ids) == ("stop \ufffd", reason, [])
+
+
+def test_a_stop_string_ends_the_sample_here_and_at_the_scheduler(bench: Bench, vocabulary: Vocabulary) -> None:
+    bench.send("api0", submit("Hi", stop=["END"]))
+    bench.request()
+    token_ids = vocabulary.encode("textENDmore", False)
+    bench.send("scheduler", outputs(token_ids, "length"), outputs([7]))
+    delta = bench.delta()
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("text", "stop", "END")
+    assert delta.token_ids == token_ids[: len(delta.token_ids)]
+    assert vocabulary_text(vocabulary, delta.token_ids).startswith("textEND")
+    assert not vocabulary_text(vocabulary, delta.token_ids[:-1]).startswith("textEND")
+    assert len(delta.logprobs) == len(delta.token_ids)
+    assert bench.received("scheduler") == []  # it had ended the sample itself
+    assert bench.count("stop_strings_total") == 1
+    assert bench.count("messages_dropped_total") == 1
+
+    bench.send("api0", submit("Hi", "s", stop=["END"], include_stop_str_in_output=True))
+    bench.request()
+    bench.send("scheduler", outputs(token_ids, request_id="s"))
+    assert bench.delta().text == "textEND"
+    assert bench.one(Abort, "scheduler") == Abort("s", 0, "stop")
+
+
+def vocabulary_text(vocabulary: Vocabulary, token_ids: list[int]) -> str:
+    return b"".join(map(vocabulary.bytes_of, token_ids)).decode()
+
+
+def test_the_text_of_a_stop_token_is_hidden(bench: Bench, vocabulary: Vocabulary) -> None:
+    word = vocabulary.encode("a", False)[0]
+    for request_id, options, text, reason in (
+        ("own", {"stop_token_ids": [word]}, "", word),
+        ("shown", {"stop_token_ids": [word], "include_stop_str_in_output": True}, "a", word),
+        ("end", {"skip_special_tokens": False}, "", None),
+        ("end shown", {"skip_special_tokens": False, "include_stop_str_in_output": True}, "<|im_end|>", None),
+    ):
+        stop = EOS if reason is None else word
+        bench.send("api0", submit("Hi", request_id, **options))
+        bench.send("scheduler", outputs([stop], "stop", request_id, stop_token_id=stop))
+        delta = bench.delta()
+        assert (delta.text, delta.stop_reason, delta.token_ids) == (text, reason, [stop]), request_id
+
+
+def test_log_probabilities_carry_bytes(bench: Bench, vocabulary: Vocabulary) -> None:
+    bench.send("api0", submit("Hi", num_logprobs=2, num_prompt_logprobs=1))
+    byte = vocabulary.token_bytes.index(b"\xe2")
+    entry = TokenLogprobs(byte, -1.0, 2, [5, 10**6], [-0.1, -9.0])
+    prompt_entry = TokenLogprobs(6, -2.0, 3, [7], [-0.2])
+    bench.send("scheduler", outputs([byte], logprobs=[entry], prompt_logprobs=[prompt_entry]))
+    delta = bench.delta()
+    assert delta.logprobs[0].token == b"\xe2"
+    assert delta.logprobs[0].top_tokens == [vocabulary.bytes_of(5), b""]
+    assert delta.prompt_logprobs is not None
+    assert delta.prompt_logprobs[0].token == vocabulary.bytes_of(6)
+    assert delta.prompt_tokens == [vocabulary.bytes_of(i) for i in vocabulary.encode("Hi", True)]
+
+
+def test_one_record_a_turn_and_api(bench: Bench) -> None:
+    for index in range(6):
+        bench.send("api0", submit("Hi", f"r{index}", api=f"api{index % 2}"))
+    batch = [Output(f"r{index}", 0, [40]) for index in range(6)]
+    bench.send("scheduler", Outputs(batch[:3]), Outputs(batch[3:]))
+    for api in ("api0", "api1"):
+        assert [delta.request_id for delta in bench.one(Deltas, api).deltas] == [
+            f"r{i}" for i in range(6) if api.endswith(str(i % 2))
+        ]
+
+
+# --------------------------------------------------------------------------------------- attempts, epochs, slow readers
+
+
+def test_a_replay_goes_on_byte_for_byte(bench: Bench, vocabulary: Vocabulary) -> None:
+    """At every place where a tokenizer may have died, with half characters and half stop strings around."""
+    token_ids = vocabulary.encode("é€𝄞 STO", False) + vocabulary.encode("P ST", False) + vocabulary.encode("O now STOP!", False)
+    options: dict[str, Any] = {"stop": ["STOP!"], "min_tokens": 3}
+    bench.send("api0", submit("Hi", **options))
+    pieces = []
+    for token_id in token_ids:
+        bench.send("scheduler", outputs([token_id]))
+        pieces.append(bench.delta().text)
+    assert "".join(pieces) == "é€𝄞 STOP STO now "
+    for place in range(1, len(token_ids)):
+        resumed = submit("Hi", f"r{place}", attempt=1, resume_token_ids=int32(*token_ids[:place]), **options)
+        bench.send("api0", resumed)
+        bench.send("scheduler", outputs(token_ids[place:], request_id=f"r{place}", attempt=1))
+        delta = bench.delta()
+        assert delta.text == "".join(pieces[place:])
+        assert (delta.finish_reason, delta.prompt_token_ids) == ("stop", b"")
+    requests = [message for message in bench.received("scheduler") if isinstance(message, Request)]
+    assert requests[3].resume_token_ids == int32(*token_ids[:3])
+
+
+def test_a_replay_that_is_over_ends_at_once(bench: Bench, vocabulary: Vocabulary) -> None:
+    token_ids = vocabulary.encode("x STOP", False)
+    bench.send("api0", submit("Hi", attempt=1, stop=["STOP"], resume_token_ids=int32(*token_ids)))
+    delta = bench.delta()
+    assert (delta.finish_reason, delta.stop_reason, delta.token_ids, delta.text) == ("stop", "STOP", [], "")
+    assert bench.received("scheduler") == []
+
+
+def test_other_attempts_are_dropped(bench: Bench) -> None:
+    bench.send("api0", submit("Hi", attempt=1), submit("Hi", attempt=0), submit("Hi", attempt=1))
+    assert bench.request().attempt == 1
+    bench.send("scheduler", outputs([40], attempt=0), outputs([40], attempt=2), Rejected("r", 0, "api0", 400, "old"))
+    assert bench.received() == []
+    assert bench.count("messages_dropped_total") == 5
+    bench.send("api0", submit("Hi", attempt=2))
+    assert bench.request().attempt == 2
+    bench.send("scheduler", outputs([40], attempt=1), outputs([41], attempt=2))
+    assert bench.delta().token_ids == [41]
+
+
+def test_an_abort_goes_to_the_scheduler_and_ends_the_stream(bench: Bench) -> None:
+    bench.send("api0", submit("Hi", attempt=3))
+    bench.request()
+    bench.send("api0", Abort("r", 2))
+    assert bench.one(Abort, "scheduler") == Abort("r", 2)
+    assert bench.count("open_streams") == 1
+    bench.send("api0", Abort("r", 3, "timeout"))
+    assert bench.one(Abort, "scheduler") == Abort("r", 3, "timeout")
+    assert bench.count("open_streams") == 0
+    bench.send("scheduler", outputs([40], "abort", attempt=3))
+    assert bench.received() == []
+
+
+def test_a_rejection_of_the_scheduler_follows_the_deltas(bench: Bench) -> None:
+    bench.send("api0", submit("Hi"), submit("Hi", "s"))
+    rejected = Rejected("r", 0, "api0", 429, "full", "too_many_requests", "", 2)
+    bench.send("scheduler", outputs([40]), rejected, outputs([41], request_id="s"))
+    first, second, third = bench.received()
+    assert isinstance(first, Deltas)
+    assert second == rejected
+    assert isinstance(third, Deltas)
+    assert bench.count("open_streams") == 1
+
+
+def test_a_new_api_process_has_none_of_the_old_ones_samples(bench: Bench) -> None:
+    bench.send("api0", submit("Hi", "old"), submit("Hi", "other", api="api1"))
+    bench.received("scheduler")
+    bench.begin_epoch("api0", 2)
+    bench.send("api0", submit("Hi", "stale"), submit("Hi", "new", api_epoch=2))
+    aborted, request = bench.received("scheduler")
+    assert aborted == Abort("old", 0)
+    assert isinstance(request, Request)
+    assert request.request_id == "new"
+    bench.send("scheduler", outputs([40], request_id="old"), outputs([40], request_id="new"), outputs([40], request_id="other"))
+    assert bench.delta().request_id == "new"
+    assert bench.delta("api1").request_id == "other"
+    bench.actor.on_peer("api1", 1)
+    bench.actor.on_peer("scheduler", 2)
+    assert bench.count("open_streams") == 2
+    bench.begin_epoch("api1", 2)
+    bench.actor.on_peer("api1", 2)
+    assert bench.one(Abort, "scheduler") == Abort("other", 0)
+
+
+def test_a_slow_api_gets_everything_later_and_holds_up_nobody(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with Bench(tmp_path, ring_bytes=4096) as bench:
+        bench.send("api0", submit("Hi"), submit("Hi", "s", api="api1"))
+        text = "The quick brown fox " * 40
+        token_ids = vocabulary.encode(text, False)
+        for token_id in token_ids:
+            bench.send("scheduler", outputs([token_id]), outputs([token_id], request_id="s"))
+            assert bench.delta("api1").token_ids == [token_id]
+        assert bench.actor.deadline_ns() > 0
+        deltas: list[Delta] = []
+        while batch := bench.received():
+            deltas += [delta for message in batch if isinstance(message, Deltas) for delta in message.deltas]
+            bench.turn()
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == token_ids
+        assert "".join(delta.text for delta in deltas) == text
+        assert bench.actor.deadline_ns() == 0
+
+
+def test_what_no_record_can_hold_is_refused(tmp_path: Path) -> None:
+    with Bench(tmp_path, ring_bytes=4096) as bench:
+        bench.send("api0", submit("Hi", num_prompt_logprobs=5), submit("Hi", "s"))
+        bench.received("scheduler")
+        prompt_logprobs = [TokenLogprobs(5, -1.0, 1)] * 20
+        many = [[Output("r", 0, [40], prompt_logprobs=prompt_logprobs)] for _ in range(9)]
+        bench.send("scheduler", *(Outputs(batch) for batch in many[:1]))
+        bench.send("scheduler", outputs([41], request_id="s"))
+        for batch in many[1:]:
+            bench.actor.on_message("scheduler", Outputs(batch))
+        bench.actor.on_message("scheduler", Outputs([Output("s", 0, [40] * 2000)]))
+        bench.turn()
+        messages = [message for _ in range(9) for message in (bench.received(), bench.turn())[0]]
+        deltas = [delta for message in messages if isinstance(message, Deltas) for delta in message.deltas]
+        assert len([delta for delta in deltas if delta.request_id == "r"]) == 9
+        (rejected,) = [message for message in messages if isinstance(message, Rejected)]
+        assert (rejected.request_id, rejected.status) == ("s", 400)
+        assert "log-probabilities" in rejected.message
+        assert bench.one(Abort, "scheduler") == Abort("s", 0)
+
+
+def test_a_refusal_too_long_for_a_record_names_its_attempt(tmp_path: Path) -> None:
+    """The edge listens to the present attempt only."""
+    with Bench(tmp_path, ring_bytes=4096) as bench:
+        bench.send("api0", submit("Hi", "r", attempt=3))
+        bench.actor.on_message("scheduler", Rejected("r", 3, "api0", 400, "x" * 5000))
+        bench.turn()
+        rejected = bench.one(Rejected)
+        assert (rejected.request_id, rejected.attempt, rejected.status) == ("r", 3, 400)
+
+
+# --------------------------------------------------------------------------------------------------- tokenize and back
+
+
+def test_tokenize_and_detokenize(bench: Bench, vocabulary: Vocabulary) -> None:
+    token_ids = vocabulary.encode("Größe <|im_end|>", True)
+    bench.send("api0", Tokenize("c", "api0", TextPrompt("Größe <|im_end|>")))
+    assert bench.one(Tokenized) == Tokenized("c", int32(*token_ids), MAX_MODEL_LEN, [vocabulary.bytes_of(i) for i in token_ids])
+    bench.send("api1", Tokenize("d", "api1", chat({"role": "user", "content": "x " * 100})))
+    assert len(bench.one(Tokenized, "api1").token_ids) > 4 * MAX_MODEL_LEN
+    bench.send("api0", Detokenize("e", "api0", int32(*token_ids)))
+    assert bench.one(Detokenized) == Detokenized("e", "Größe <|im_end|>")
+
+
+def test_calls_fail_with_what_was_wrong(bench: Bench) -> None:
+    bench.send("api0", Tokenize("c", "api0", chat()), Detokenize("d", "api0", int32(5, 4096)))
+    bench.send("api0", Tokenize("e", "api0", TextPrompt("1 2 3 " * 3000)))
+    rejected = [message for message in bench.received() if isinstance(message, Rejected)]
+    assert [(message.request_id, message.status) for message in rejected] == [("c", 400), ("d", 400), ("e", 400)]
+    assert [message.param for message in rejected[:2]] == ["messages", "tokens"]
+
+
+# --------------------------------------------------------------------------------------------------------- other models
+
+
+def test_a_template_of_the_operator_replaces_the_models(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with Bench(tmp_path, chat_template="Q: {{ messages[0].content }} A:") as bench:
+        bench.send("api0", submit(chat({"role": "user", "content": "x"})))
+        assert bench.request().prompt_token_ids == int32(*vocabulary.encode("Q: x A:", False))
+
+
+def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text((MODEL / "config.json").read_text())
+    with Bench(tmp_path, model=str(model), load_format="dummy") as bench:
+        bench.send("api0", submit(TokensPrompt(int32(5, 6))), submit("text", "s"))
+        assert bench.request().prompt_token_ids == int32(5, 6)
+        assert bench.one(Rejected).request_id == "s"
+        bench.send("scheduler", outputs([7, 8], "length"))
+        assert (bench.delta()).token_ids == [7, 8]

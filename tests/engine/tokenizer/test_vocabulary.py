@@ -1,0 +1,148 @@
+"""Vocabularies against the libraries that they are read with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from engine.errors import CheckpointError, RequestError
+from engine.tokenizer.settings import TokenizerSettings
+from engine.tokenizer.vocabulary import Vocabulary
+from tests.engine.tokenizer.vocabularies import CORPUS, TOKENIZERS, byte_level, llama, sentencepiece_model, write_checkpoint
+
+SPECIAL = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "add_bos_token": True}
+
+
+@pytest.fixture(params=TOKENIZERS)
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / request.param, TOKENIZERS[request.param](), tokenizer_config=SPECIAL)
+
+
+def test_encodes_as_the_library_with_and_without_special_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, tokenizer))
+    for text in [*CORPUS, "", "a<s>b<tool é>c"]:
+        assert vocabulary.encode(text, False) == tokenizer.encode(text, add_special_tokens=False).ids
+        assert vocabulary.encode(text, True) == tokenizer.encode(text).ids
+    assert vocabulary.encode("x", True)[0] == 0 != vocabulary.encode("x", False)[0]
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    expected = tokenizer.encode("a b c d e f").ids
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64)
+    assert Vocabulary.load(write_checkpoint(tmp_path, tokenizer)).encode("a b c d e f", True) == expected
+
+
+def test_every_family_knows_its_special_and_end_tokens(directory: Path) -> None:
+    vocabulary = Vocabulary.load(directory)
+    end = vocabulary.encode("</s>", False)[-1]
+    assert vocabulary.eos_token_ids == (end,)
+    assert {vocabulary.encode(token, False)[-1] for token in ("<s>", "</s>")} <= vocabulary.special_ids
+    assert vocabulary.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_bytes_of_byte_level_tokens_are_the_real_bytes(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, byte_level()))
+    text = "日本語 𝄞 naïve <tool é> <begin▁é>"
+    token_ids = vocabulary.encode(text, False)
+    assert b"".join(map(vocabulary.bytes_of, token_ids)) == text.encode()
+    assert any(not piece.isascii() and len(piece) == 1 for piece in map(vocabulary.bytes_of, vocabulary.encode("𝄞", False)))
+    assert vocabulary.longest_token_bytes == max(map(len, vocabulary.token_bytes))
+
+
+def test_the_first_token_loses_the_space_that_was_put_before_it(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, llama()))
+    first = vocabulary.encode("The", False)[0]
+    assert vocabulary.bytes_of(first).startswith(b" ")
+    assert vocabulary.first_bytes_of(first) == vocabulary.bytes_of(first)[1:]
+    assert vocabulary.bytes_of(vocabulary.encode("\U0001f600", False)[-1]) == b"\x80"
+
+
+def test_ids_that_nobody_knows_are_worth_no_bytes(directory: Path) -> None:
+    vocabulary = Vocabulary.load(directory)
+    for token_id in (-1, vocabulary.size, 10**9):
+        assert vocabulary.bytes_of(token_id) == vocabulary.first_bytes_of(token_id) == b""
+
+
+def test_sentencepiece_encodes_as_the_library(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, sentencepiece_model()))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    for text in [*CORPUS, "", " x"]:
+        assert vocabulary.encode(text, True) == processor.EncodeAsIds(text)
+    assert vocabulary.special_ids == {processor.bos_id(), processor.eos_id()}
+    assert vocabulary.bytes_of(processor.unk_id()) == processor.Decode([processor.unk_id()]).encode()
+
+
+def test_sentencepiece_cuts_out_special_and_added_tokens(tmp_path: Path) -> None:
+    """Ernie's layout: tokens added by added_tokens.json and tokenizer_config.json above the model's own."""
+    config = SPECIAL | {"added_tokens_decoder": {"421": {"content": "<|turn|>", "special": True}}, "cls_token": "<|turn|>"}
+    path = write_checkpoint(tmp_path, sentencepiece_model(), tokenizer_config=config, added_tokens={"<plain>": 423})
+    vocabulary = Vocabulary.load(path)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    quick = processor.EncodeAsIds("quick")
+    assert vocabulary.encode("<|turn|>quick</s><plain>", True) == [processor.bos_id(), 421, *quick, processor.eos_id(), 423]
+    assert vocabulary.encode("quick", False) == quick
+    assert vocabulary.size == 424
+    assert 421 in vocabulary.special_ids
+    assert 423 not in vocabulary.special_ids
+    assert (vocabulary.bytes_of(423), vocabulary.bytes_of(422), vocabulary.bytes_of(421)) == (b"<plain>", b"", b"<|turn|>")
+
+
+def test_special_tokens_come_from_either_file(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps(
+            {"pad_token": {"content": "<pad>"}, "eos_token": "</old>", "additional_special_tokens": ["<a>", {"content": "<b>"}]}
+        )
+    )
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "bos_token": None, "add_bos_token": False})
+    )
+    settings = TokenizerSettings.read(tmp_path)
+    assert settings.special_tokens == {"pad_token": "<pad>", "eos_token": "</s>"}
+    assert settings.more_special_tokens == ("<a>", "<b>")
+
+
+def test_chat_templates_are_found_wherever_they_are(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "one"}))
+    assert TokenizerSettings.read(tmp_path).chat_templates == {"default": "one"}
+    named = [{"name": "default", "template": "two"}, {"name": "tool_use", "template": "three"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert TokenizerSettings.read(tmp_path).chat_templates == {"default": "two", "tool_use": "three"}
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "four"}))
+    assert TokenizerSettings.read(tmp_path).chat_templates["default"] == "four"
+    (tmp_path / "chat_template.jinja").write_text("five")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("six")
+    assert TokenizerSettings.read(tmp_path).chat_templates == {"default": "five", "tool_use": "three", "rag": "six"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("tokenizer.json", "{"), ("tokenizer.model", "no model"), ("tokenizer_config.json", "[1]"), ("", "")]
+)
+def test_a_broken_checkpoint_is_named(tmp_path: Path, name: str, text: str) -> None:
+    if name:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CheckpointError, match=name or "neither"):
+        Vocabulary.load(tmp_path)
+
+
+def test_a_decoder_that_no_stream_can_follow_is_refused(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, byte_level())
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["decoder"] = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="CTC"):
+        Vocabulary.load(path)
+
+
+def test_a_model_without_tokenizer_takes_token_ids_only() -> None:
+    vocabulary = Vocabulary.without_text(100)
+    assert vocabulary.bytes_of(7) == b""
+    with pytest.raises(RequestError, match="token ids"):
+        vocabulary.encode("text", True)

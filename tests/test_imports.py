@@ -1,0 +1,100 @@
+"""Imports go down only, and actors meet in messages: the architecture, held by reading every module's imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+PACKAGES = ("api", "engine", "ops", "shm", "tools", "workers")
+FOREIGN_TO = {  # beginnings of module names -> beginnings of what must not be imported there
+    "shm": ("api", "engine", "ops", "tools", "workers"),
+    "ops": ("api", "engine", "tools", "workers"),
+    "engine": ("api", "ops", "tools", "workers"),
+    "workers": ("api", "tools", "engine.cache", "engine.options", "engine.scheduler", "engine.supervisor", "engine.tokenizer"),
+    "api": ("ops", "tools", "workers", "engine.cache", "engine.scheduler", "engine.supervisor", "engine.tokenizer"),
+    "engine.messages": ("engine.cache", "engine.process", "engine.scheduler", "engine.supervisor", "engine.tokenizer"),
+    "engine.checkpoint": ("engine.cache", "engine.process", "engine.scheduler", "engine.supervisor", "engine.tokenizer"),
+    "engine.process": ("engine.cache", "engine.checkpoint", "engine.options", "engine.scheduler", "engine.supervisor"),
+    "engine.tokenizer": ("engine.cache", "engine.scheduler", "engine.supervisor"),
+    "engine.scheduler": ("engine.cache", "engine.checkpoint", "engine.supervisor", "engine.tokenizer"),
+    "engine.cache": ("engine.checkpoint", "engine.scheduler", "engine.supervisor", "engine.tokenizer"),
+    "engine.supervisor": ("engine.cache", "engine.scheduler", "engine.tokenizer"),
+}
+PADDLE_USERS = ("ops", "workers")
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of ours, by its dotted name."""
+    for package in PACKAGES:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            parts = path.relative_to(REPOSITORY).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """What a module imports anywhere, in functions and for annotations too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_below(name: str, beginning: str) -> bool:
+    return name == beginning or name.startswith(beginning + ".")
+
+
+@pytest.fixture(scope="module")
+def arrows() -> list[tuple[str, str]]:
+    """(importing module, imported name) of every import."""
+    return [(name, target) for name, tree in modules() for target in imported(tree)]
+
+
+@pytest.mark.parametrize("place", FOREIGN_TO)
+def test_imports_go_down_only(arrows: list[tuple[str, str]], place: str) -> None:
+    ours = [(name, target) for name, target in arrows if is_below(name, place)]
+    assert ours, f"there is no module below {place}"
+    assert [arrow for arrow in ours if any(is_below(arrow[1], foreign) for foreign in FOREIGN_TO[place])] == []
+
+
+def test_only_ops_and_workers_import_paddle(arrows: list[tuple[str, str]]) -> None:
+    users = {name.partition(".")[0] for name, target in arrows if is_below(target, "paddle")}
+    assert users == set(PADDLE_USERS)
+
+
+def test_no_module_is_in_a_circle_of_imports(arrows: list[tuple[str, str]]) -> None:
+    names = {name for name, _ in modules()}
+    below: dict[str, set[str]] = {name: set() for name in names}
+    for name, target in arrows:
+        while target and target not in names:
+            target = target.rpartition(".")[0]
+        if target and target != name:
+            below[name].add(target)
+    open_: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str) -> None:
+        assert name not in open_, " -> ".join([*open_[open_.index(name) :], name])
+        if name not in done:
+            open_.append(name)
+            for target in sorted(below[name]):
+                visit(target)
+            done.add(open_.pop())
+
+    for name in sorted(names):
+        visit(name)
+
+
+def test_actors_are_named_once_and_exist() -> None:
+    """Children are known as `module:Class` alone; the supervisor imports none of them."""
+    from engine.process.topology import TARGETS
+
+    for target in TARGETS.values():
+        module, _, class_name = target.partition(":")
+        source = REPOSITORY.joinpath(*module.split(".")).with_suffix(".py").read_text()
+        assert any(isinstance(node, ast.ClassDef) and node.name == class_name for node in ast.parse(source).body), target

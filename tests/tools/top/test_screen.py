@@ -1,0 +1,128 @@
+"""The screen of `tokamak top` fits its terminal, whatever there is to show."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from tests.tools.engines import ACTORS, RINGS, busy, snapshot
+from tools import units
+from tools.top.figures import History, figures
+from tools.top.screen import RunTitle, render
+from tools.top.snapshot import Snapshot
+
+TITLE = RunTitle("1a2b3c4d", "qwen3-demo", "http://127.0.0.1:8000", 1000.0)
+
+
+def screen(now: Snapshot, width: int, height: int | None, footer: str = "q quits") -> list[str]:
+    history = History()
+    for second in (1.0, 2.0):
+        history.add(busy(second))
+    console = Console(width=width, height=height or 100, color_system=None, force_terminal=True)
+    rates = list(history.generation_rates) * 60
+    with console.capture() as capture:
+        derived = history.add(now)
+        console.print(render(TITLE, now, derived, rates, width=width, height=height, now=1723.0, footer=footer))
+    return capture.get().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("height", [24, 30, 50, None])
+@pytest.mark.parametrize("width", [80, 100, 160, 240])
+def test_it_fits(width: int, height: int | None) -> None:
+    lines = screen(busy(5.0), width, height)
+    assert height is None or len(lines) <= height
+    assert max(len(line) for line in lines) <= width
+    text = "\n".join(lines)
+    for wanted in (
+        *ACTORS,
+        "12 running",
+        "3 waiting",
+        "600/1000",
+        "45% prefix hits",
+        "100 generated",
+        "error number 0",
+        "q quits",
+    ):
+        assert wanted in text
+    for wanted in ("schedule", "dispatch", "run", "sample", "return", "80%", "TTFT", "TPOT", "ITL", "E2E", "ranks idle 10%"):
+        assert wanted in text
+    assert "normal  weights v2  up 12m03s" in lines[0]
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 5), (40, 12), (80, 10)])
+def test_a_tiny_terminal_is_no_error(width: int, height: int) -> None:
+    assert max(len(line) for line in screen(busy(5.0), width, height)) <= width
+
+
+def test_all_rings_are_there_where_they_fit() -> None:
+    text = "\n".join(screen(busy(5.0), 80, None))
+    assert all(f"{sender} > {receiver}" in text for receiver, sender in RINGS)
+
+
+def test_the_fullest_rings_are_there_where_they_do_not() -> None:
+    text = "\n".join(screen(busy(5.0), 80, 24))
+    assert "scheduler > worker0" in text
+    assert "supervisor > api0" not in text
+
+
+def test_a_dead_engine_says_so() -> None:
+    now = snapshot(9.0, busy(5.0).rows, is_alive=False)
+    lines = screen(now, 80, 24)
+    assert "DEAD" in lines[0]
+    assert "last state" in lines[0]
+    assert sum("gone (RUNNING)" in line for line in lines) == len(ACTORS)
+
+
+def test_an_engine_that_did_nothing_yet() -> None:
+    now = snapshot(1.0)
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(render(TITLE, now, figures(now), width=80, height=24, now=1001.0))
+    assert "0 running" in capture.get()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0us"),
+        (0.00085, "850us"),
+        (0.0009996, "1.00ms"),
+        (0.01234, "12.3ms"),
+        (0.9996, "1.00s"),
+        (45.0, "45.0s"),
+        (192.0, "3m12s"),
+        (18420.0, "5h07m"),
+        (1e6, "11d13h"),
+    ],
+)
+def test_seconds(value: float | None, text: str) -> None:
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (7, "7"),
+        (0.354, "0.35"),
+        (812, "812"),
+        (999.7, "1.00k"),
+        (1234, "1.23k"),
+        (45e6, "45.0M"),
+        (3e12, "3T"),
+    ],
+)
+def test_count(value: float | None, text: str) -> None:
+    assert units.count(value) == text
+
+
+def test_size() -> None:
+    assert [units.size(value) for value in (None, 512, 1 << 20, 300 << 20, 5 << 40)] == ["-", "512B", "1.00M", "300M", "5.00T"]
+
+
+def test_sparkline() -> None:
+    assert units.sparkline([0, 1, 4, 8], 3) == "▁▄█"
+    assert units.sparkline([0.0, 0.0], 5) == ""
+    assert units.sparkline([1.0], 0) == ""

@@ -1,0 +1,43 @@
+"""Native ops need no Paddle: a step on them, and every actor's module, are imported and run without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import OptionError
+from tests.paths import REPOSITORY as ROOT
+from tests.workers.checkpoints import TINY, write_checkpoint
+from workers.devices.device import make_device
+
+STEP = """
+import sys
+sys.modules["paddle"] = None  # importing it is an error
+import workers.worker
+from pathlib import Path
+from engine.messages import SamplingParams
+from tests.workers.serving import Sample, Serving, make_runner
+for plan in ("tape", "eager"):
+    sample = Sample([3, 1, 4], SamplingParams(temperature=0.0), num_outputs=3)
+    serving = Serving(make_runner(Path(sys.argv[1]), ops="native", plan=plan, max_model_len=64, num_kv_blocks=8))
+    serving.place(sample, 0)
+    serving.run([sample])
+    print(*sample.outputs)
+"""
+
+
+def test_a_step_on_native_ops_imports_no_paddle(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY)
+    done = subprocess.run([sys.executable, "-c", STEP, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tape, eager = done.stdout.splitlines()
+    assert tape == eager
+    assert len(tape.split()) == 3
+
+
+def test_a_device_that_paddle_was_not_built_for() -> None:
+    with pytest.raises(OptionError, match=r"--device xpu: the installed Paddle .* supports cpu"):
+        make_device("xpu", "reference", 1)

@@ -1,0 +1,130 @@
+"""Behaviour B3: every per-slot array takes part in swap, reset and resize; a swapped batch runs as it would have run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import SamplingParams, SlotStart
+from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner
+from workers.runner import Runner
+from workers.step.slots import Slots
+
+NUM_SLOTS = 5
+
+
+def filled_slots() -> Slots:
+    """Every slot holds something else, in every array."""
+    slots = Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100)
+    for slot in range(NUM_SLOTS):
+        tokens = range(10 * slot + 1, 10 * slot + 5)
+        sampling = SamplingParams(seed=slot, num_prompt_logprobs=1 if slot % 2 else -1)
+        slots.start(SlotStart(slot, f"r{slot}", int32(tokens), slot + 1, sampling, int32([slot + 1, slot + 7])))
+    return slots
+
+
+def contents(slots: Slots) -> dict[str, list[object]]:
+    return {name: array.tolist() for name, array in slots.arrays()}
+
+
+def test_every_array_is_registered() -> None:
+    slots = filled_slots()
+    attributes = {name for name, value in vars(slots).items() if isinstance(value, np.ndarray)}
+    assert attributes == {name for name, _ in slots.arrays()}
+    assert all(len(array) == NUM_SLOTS for _, array in slots.arrays())
+
+
+@given(st.integers(0, NUM_SLOTS - 1), st.integers(0, NUM_SLOTS - 1))
+def test_swap(first: int, second: int) -> None:
+    slots = filled_slots()
+    before = contents(slots)
+    slots.swap(first, second)
+    for name, values in contents(slots).items():
+        expected = list(before[name])
+        expected[first], expected[second] = expected[second], expected[first]
+        assert values == expected, name
+    slots.swap(first, second)
+    assert contents(slots) == before
+
+
+@given(st.integers(0, NUM_SLOTS - 1))
+def test_reset(slot: int) -> None:
+    slots, empty = filled_slots(), contents(Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100))
+    before = contents(slots)
+    slots.reset(slot)
+    for name, values in contents(slots).items():
+        assert values == [*before[name][:slot], empty[name][slot], *before[name][slot + 1 :]], name
+
+
+@given(st.integers(0, NUM_SLOTS))
+def test_resize(num_slots: int) -> None:
+    slots, empty = filled_slots(), contents(Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100))
+    before, addresses = contents(slots), [array.ctypes.data for _, array in slots.arrays()]
+    slots.resize(num_slots)
+    assert slots.num_slots == num_slots
+    for name, values in contents(slots).items():
+        assert values == [*before[name][:num_slots], *empty[name][num_slots:]], name
+    slots.resize(NUM_SLOTS)
+    assert [array.ctypes.data for _, array in slots.arrays()] == addresses
+
+
+def test_resize_beyond_the_capacity() -> None:
+    with pytest.raises(AssertionError, match="6 slots of 5"):
+        filled_slots().resize(NUM_SLOTS + 1)
+
+
+def test_start_leaves_nothing_of_the_one_before() -> None:
+    slots = filled_slots()
+    slots.start(SlotStart(2, "new", int32([9]), 1, SamplingParams(), int32([])))
+    fresh = Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100)
+    fresh.start(SlotStart(2, "new", int32([9]), 1, SamplingParams(), int32([])))
+    for name, array in slots.arrays():
+        if name != "sampling":  # it has an address
+            np.testing.assert_array_equal(array[2], dict(fresh.arrays())[name][2], err_msg=name)
+
+
+def test_unknown_token_ids_are_dropped() -> None:
+    slots = filled_slots()
+    sampling = SamplingParams(
+        logit_bias={5: 1.0, 400: 2.0}, allowed_token_ids=[-1, 7, 100], stop_token_ids=[101], bad_words_token_ids=[[3, 200], [4]]
+    )
+    slots.start(SlotStart(0, "r", int32([1]), 1, sampling, int32([])))
+    kept = slots.sampling[0]
+    assert [int(kept[name]) for name in ("num_biases", "num_allowed", "num_stops", "num_words")] == [1, 1, 0, 1]
+    bias = int(np.float32(1.0).view(np.int32))
+    assert slots.token_lists[0].tolist() == [5, bias, 7, 0, 1, 4]
+    assert kept["lists"] == slots.token_lists[0].ctypes.data
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
+def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
+    """Samples in the middle of their answers change places; the answers do not change."""
+    assert answers(swaps) == answers([])
+
+
+@cache
+def runner() -> Runner:
+    return make_runner(GOLDEN / "qwen3", max_model_len=64, max_num_seqs=6, num_kv_blocks=40)
+
+
+def answers(swaps: list[tuple[int, int]]) -> list[tuple[object, ...]]:
+    serving = Serving(runner())
+    samples = [
+        Sample(list(range(5 + index, 12 + 3 * index)), SamplingParams(temperature=1.0, seed=index, num_logprobs=2), 8)
+        for index in range(5)
+    ]
+    for slot, sample in enumerate(samples):
+        serving.place(sample, slot)
+    for index in range(8):
+        serving.step(samples)
+        if index < len(swaps):
+            first, second = swaps[index]
+            runner().slots.swap(first, second)
+            for sample in samples:
+                sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
+    return [sample.answer() for sample in samples]

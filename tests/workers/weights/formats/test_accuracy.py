@@ -1,0 +1,62 @@
+"""What each precision may cost at most: mean error of a log-probability, and perplexity, of the embedded model as it is served.
+
+Bounds are about three times what `precision.md` lists, as these are fewer tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers.weights.formats.accuracy import WEIGHTS_ALONE, Conversation, Errors, conversations_of, logprobs_of
+from tests.workers.weights.formats.precision import FORMATS, OPTIONS, TYPES, write_format, write_type
+from tests.workers.weights.formats.quantizers import DEMO
+
+BOUNDS = {
+    "--dtype float32": 0.00001,
+    "--dtype bfloat16": 0.0002,
+    "--quantization wint8": 0.0006,
+    "--quantization wint4": 0.006,
+    "--kv-cache-dtype bfloat16": 0.0002,
+    "--kv-cache-dtype int8": 0.0004,
+    "--quantization wint8 --kv-cache-dtype int8": 0.0006,
+    "--quantization wint4 --kv-cache-dtype int8": 0.006,
+}
+STORED_BOUNDS = {
+    "int8, a scale each output": 0.0006,
+    "GPTQ layout, 4 bits, groups of 64": 0.01,
+    "GPTQ layout, 8 bits, zero points, groups of 32": 0.0005,
+    "AWQ layout, 4 bits, zero points, groups of 32": 0.006,
+    "FP8, blocks of 128 x 128": 0.001,
+    "Q8_0": 0.0005,
+    "Q5_1": 0.004,
+    "Q4_0": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[Conversation]:
+    return conversations_of(40)
+
+
+@pytest.fixture(scope="module")
+def exact(conversations: list[Conversation]) -> np.ndarray:
+    return logprobs_of(DEMO, conversations, **WEIGHTS_ALONE)
+
+
+def assert_within(errors: Errors, bound: float) -> None:
+    assert errors.mean <= bound
+    assert abs(errors.perplexity) <= bound
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str, conversations: list[Conversation], exact: np.ndarray) -> None:
+    assert_within(Errors.of(logprobs_of(DEMO, conversations, **OPTIONS[name]), exact), BOUNDS[name])
+
+
+@pytest.mark.parametrize("name", STORED_BOUNDS)
+def test_stored(name: str, conversations: list[Conversation], exact: np.ndarray, tmp_path: Path) -> None:
+    assert name in FORMATS or name in TYPES
+    path = write_format(name, tmp_path / "model") if name in FORMATS else write_type(name, tmp_path / "model")
+    assert_within(Errors.of(logprobs_of(path, conversations, dtype="bfloat16"), exact), STORED_BOUNDS[name])

@@ -1,0 +1,47 @@
+"""Blocks of GGUF files: random bytes come out as the same numbers, bit for bit, as the `gguf` package gives."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from engine.checkpoint.gguf.file import BLOCKS
+from workers.weights.formats.blocks import dequantized_blocks
+
+HALVES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}  # where scales are; elsewhere at 0 and 2
+
+
+def random_blocks(name: str, num_blocks: int) -> np.ndarray:
+    """Any bytes, but for scales, which are finite."""
+    _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    generator = np.random.default_rng(len(name))
+    blocks = generator.integers(0, 256, (num_blocks, num_bytes), np.uint8)
+    for place in HALVES.get(name, [0, 2]):
+        blocks[:, place : place + 2] = generator.standard_normal((num_blocks, 1)).astype(np.float16).view(np.uint8)
+    return blocks
+
+
+def test_sizes() -> None:
+    """Every type has its number and its sizes in the format."""
+    for number, (name, num_values, num_bytes) in BLOCKS.items():
+        kind = gguf.GGMLQuantizationType(number)
+        scale = num_values // gguf.GGML_QUANT_SIZES[kind][0]
+        assert (kind.name, scale, num_bytes) == (name, 1, gguf.GGML_QUANT_SIZES[kind][1])
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_same_as_the_package(name: str) -> None:
+    blocks = random_blocks(name, 200)
+    found = dequantized_blocks(name, blocks)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_plain_numbers(name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    values = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
+    stored = gguf.quants.quantize(values, kind)
+    found = dequantized_blocks(name, stored.view(np.uint8).reshape(-1, gguf.GGML_QUANT_SIZES[kind][1]))
+    np.testing.assert_array_equal(found.reshape(8, 32), gguf.quants.dequantize(stored, kind))

@@ -1,0 +1,158 @@
+"""GGUF files: the weights of the embedded model in every type, and golden answers of every architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from engine.checkpoint.locate import resolve_model
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from engine.messages import SamplingParams
+from ops.cpu.array import array_of
+from ops.cpu.table import TABLE
+from ops.weight_format import WeightFormat
+from tests.ggufs import as_type, original_metadata, write_gguf
+from tests.workers.checkpoints import TINY, drawn_tensors, write_config, write_safetensors
+from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
+from tests.workers.weights.formats.quantizers import DEMO
+from tests.workers.weights.formats.test_blocks import random_blocks
+from workers.models import declare_model
+from workers.weights.loader import load_model
+from workers.weights.reader import Checkpoint
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def checkpoint_of(path: Path) -> Checkpoint:
+    config = ModelConfig.read(path)
+    _, weights = declare_model(config)
+    return Checkpoint(path, config, weights)
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_exact(type_name: str, tmp_path: Path) -> None:
+    expected = write_gguf(tmp_path / "demo.gguf", DEMO, as_type(type_name), **original_metadata(DEMO))
+    checkpoint = checkpoint_of(resolve_model(str(tmp_path / "demo.gguf")))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(checkpoint.read(name), values, err_msg=name)
+
+
+def test_mixed_superblocks(tmp_path: Path) -> None:
+    """Q4_K with Q6_K for some, as llama.cpp's Q4_K_M; Llama, so that rows of queries and keys are in another order."""
+    config = {
+        **TINY,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    }
+    source = tmp_path / "source"
+    tensors = drawn_tensors(write_config(source, config))
+    write_safetensors(source / "model.safetensors", tensors)
+    stored: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] = {}
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        if values.ndim == 1:
+            return values, gguf.GGMLQuantizationType.F32
+        type_name = "Q6_K" if "ffn_down" in name or name == "output.weight" else "Q4_K"
+        blocks = random_blocks(type_name, values.size // 256).reshape(len(values), -1)
+        stored[name] = blocks, gguf.GGMLQuantizationType[type_name]
+        return stored[name]
+
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    checkpoint = checkpoint_of(resolve_model(str(tmp_path / "tiny.gguf")))
+    for name, part in (("attn_v", "self_attn.v_proj"), ("ffn_down", "mlp.down_proj"), ("ffn_up", "mlp.up_proj")):
+        expected = gguf.quants.dequantize(*stored[f"blk.1.{name}.weight"])
+        np.testing.assert_array_equal(checkpoint.read(f"model.layers.1.{part}.weight"), expected)
+    raw = gguf.quants.dequantize(*stored["blk.0.attn_k.weight"])
+    halves = raw.reshape(2, 32, 2, 256)
+    expected = np.concatenate([np.concatenate([head[:, 0], head[:, 1]]) for head in halves])
+    np.testing.assert_array_equal(checkpoint.read("model.layers.0.self_attn.k_proj.weight"), expected)
+
+
+def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
+    """As llama.cpp's Q4_K_M: q, k and v lie in one matrix, 4 bits with offsets beside 6. Native ops compute with the integers
+    as they are stored, so what they give is what the float32 weights give, but for the rounded activations."""
+    config = {**TINY, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    source = tmp_path / "source"
+    config |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+    write_safetensors(source / "model.safetensors", drawn_tensors(write_config(source, config)))
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        if values.ndim == 1:
+            return values, gguf.GGMLQuantizationType.F32
+        type_name = "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K"
+        blocks = random_blocks(type_name, values.size // 256).reshape(len(values), -1)
+        return blocks, gguf.GGMLQuantizationType[type_name]
+
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    path = resolve_model(str(tmp_path / "tiny.gguf"))
+    model_config = ModelConfig.read(path)
+    model: Any = load_model(path, model_config, TABLE, 16, lambda done, total: None).model
+    checkpoint = checkpoint_of(path)
+    x = np.random.default_rng(0).standard_normal((5, 256), np.float32)
+    qkv = model.layers[0].qkv
+    assert qkv.format == WeightFormat("int8", 16, True)
+    weight = np.concatenate([checkpoint.read(f"{name}.weight") for name in qkv.names])
+    found, expected = TABLE.linear(array_of(x), qkv).numpy(), x @ weight.T
+    assert np.abs(found - expected).mean() < 0.02 * np.abs(expected).mean()
+    assert model.layers[0].gate_up.format == WeightFormat("int4", 32, True)
+
+
+def test_same_answers(tmp_path: Path) -> None:
+    """The embedded model, from float32 in a GGUF file: the same tokens and log-probabilities, bit for bit."""
+    write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
+    answers = []
+    for path in (resolve_model(str(tmp_path / "demo.gguf")), DEMO):
+        serving = Serving(make_runner(path))
+        sample = Sample(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=5))
+        serving.place(sample, 0)
+        serving.run([sample])
+        answers.append(sample.answer())
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_golden(architecture: str, tmp_path: Path) -> None:
+    """Shape, names, the order of rows, biases and rope (Llama's: scaled) all come out as they were."""
+    source = GOLDEN / architecture
+    write_gguf(tmp_path / "golden.gguf", source, as_type("F32"), **original_metadata(source))
+    path = resolve_model(str(tmp_path / "golden.gguf"))
+    found, original = ModelConfig.read(path), ModelConfig.read(source)
+    assert {difference.split(":")[0] for difference in original.shape_differences(found)} <= {"rope"}
+    serving = Serving(make_runner(path))
+    samples = golden_samples(architecture)[:4]
+    for slot, sample in enumerate(samples):
+        serving.place(sample, slot)
+    serving.run(samples)
+    assert [sample.outputs for sample in samples] == [case["greedy_token_ids"] for case in golden_cases(architecture)[:4]]
+
+
+def test_unknown_tensors_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "demo.gguf"
+    write_gguf(path, DEMO, as_type("F32"), **original_metadata(DEMO))
+    path.write_bytes(path.read_bytes().replace(b"blk.0.attn_q_norm.weight", b"blk.0.attn_x_norm.weight"))
+    with pytest.raises(CheckpointError, match=r"q_norm\.weight \[32\] is missing; blk\.0\.attn_x_norm\.weight .* not expected"):
+        checkpoint_of(resolve_model(str(path)))
+
+
+def test_file_that_went_away(tmp_path: Path) -> None:
+    path = tmp_path / "demo.gguf"
+    write_gguf(path, DEMO, as_type("F16"), **original_metadata(DEMO))
+    directory = resolve_model(str(path))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="is missing"):
+        checkpoint_of(directory)
+    assert json.loads((directory / "config.json").read_text())["model_type"] == "qwen3"

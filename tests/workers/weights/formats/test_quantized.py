@@ -1,0 +1,202 @@
+"""Quantized checkpoints: every weight of the embedded model, stored in each format, is read as exactly what it means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from engine.messages import SamplingParams
+from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.weights.formats.quantizers import (
+    DEMO,
+    FORMATS,
+    Format,
+    Quantized,
+    awq,
+    compressed,
+    e4m3_value,
+    float8,
+    fp8_blocks,
+    gptq,
+    int_quantized,
+    pack_quantized,
+    write_quantized_demo,
+    write_tensors,
+)
+from workers.models import declare_model
+from workers.weights.formats.float8 import e4m3
+from workers.weights.reader import Checkpoint
+from workers.weights.safetensors import SafetensorsFile
+
+
+def checkpoint_of(path: Path) -> Checkpoint:
+    config = ModelConfig.read(path)
+    _, weights = declare_model(config)
+    return Checkpoint(path, config, weights)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_exact(name: str, tmp_path: Path) -> None:
+    expected = write_quantized_demo(tmp_path, FORMATS[name]())
+    checkpoint = checkpoint_of(tmp_path)
+    for tensor_name, values in expected.items():
+        found = checkpoint.read(tensor_name)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, values, err_msg=tensor_name)
+
+
+def test_older_gptq_configuration(tmp_path: Path) -> None:
+    """A file of its own, without the method's name."""
+    expected = write_quantized_demo(tmp_path, gptq(4, 64))
+    config = json.loads((tmp_path / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    del quantization["quant_method"], quantization["checkpoint_format"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "quantize_config.json").write_text(json.dumps(quantization))
+    name = "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(checkpoint_of(tmp_path).read(name), expected[name])
+
+
+def test_groups_by_target(tmp_path: Path) -> None:
+    """The group that names a module goes before the general one, and may have a format of its own."""
+    four, eight = pack_quantized(4, 32), int_quantized(-1)
+    general, special = four.config["config_groups"]["group_0"], eight.config["config_groups"]["group_0"]
+    groups = {"group_0": general, "group_1": {**special, "targets": ["re:.*self_attn.*"], "format": "int-quantized"}}
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        return (four if 384 in weight.shape else eight).quantize(weight)
+
+    expected = write_quantized_demo(tmp_path, Format(quantize, {**four.config, "config_groups": groups}))
+    checkpoint = checkpoint_of(tmp_path)
+    for part in ("self_attn.q_proj", "mlp.down_proj"):
+        name = f"model.layers.3.{part}.weight"
+        np.testing.assert_array_equal(checkpoint.read(name), expected[name])
+
+
+def test_e4m3() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    is_number = codes & 127 != 127
+    assert e4m3(codes[is_number]).tolist() == [e4m3_value(int(code)) for code in codes[is_number]]
+    assert np.isnan(e4m3(codes[~is_number])).all()
+    assert e4m3(np.array([0x7E, 0x01, 0x08], np.uint8)).tolist() == [448, 2**-9, 2**-6]
+
+
+@pytest.mark.parametrize("form", [pack_quantized(8, 32), fp8_blocks()], ids=["packed 8", "fp8 blocks"])
+def test_served(form: Format, tmp_path: Path) -> None:
+    """Answers as the same weights do that were stored as float32, where both become float32."""
+    worth = write_quantized_demo(tmp_path / "quantized", form)
+    write_quantized_demo(tmp_path / "plain", Format(form.quantize, {}))
+    write_tensors(tmp_path / "plain" / "model.safetensors", worth)
+    answers = []
+    for path in (tmp_path / "quantized", tmp_path / "plain", DEMO):
+        serving = Serving(make_runner(path, ops="reference", plan="eager"))
+        sample = Sample(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=2))
+        serving.place(sample, 0)
+        serving.run([sample])
+        answers.append(sample.answer())
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]  # rounded
+
+
+# ----------------------------------------------------------------------------------------------------------- refused
+
+AWQ, GPTQ, PACKED, FP8 = awq(32), gptq(4, 32), pack_quantized(4, 32), fp8_blocks()
+
+
+def with_weights(**changes: Any) -> dict[str, Any]:
+    group = PACKED.config["config_groups"]["group_0"]
+    return {**PACKED.config, "config_groups": {"group_0": {**group, "weights": {**group["weights"], **changes}}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, r"quant_method: 'bitsandbytes' is not supported; supported are awq, gptq"),
+        ({"bits": 4}, "quantization_config.quant_method: is missing"),
+        ({**AWQ.config, "bits": 3}, "bits: 3 is not supported; supported: 4"),
+        ({**AWQ.config, "version": "GEMV"}, "version: 'gemv' is not supported; supported: 'gemm'"),
+        ({**AWQ.config, "group_size": 0}, "group_size: 0 is not supported"),
+        ({**GPTQ.config, "bits": 2}, "bits: 2 is not supported; supported: 4, 8"),
+        ({**GPTQ.config, "checkpoint_format": "marlin"}, "checkpoint_format: 'marlin' is not supported"),
+        ({**GPTQ.config, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "dynamic: .* has bits or groups of its own"),
+        ({**FP8.config, "fmt": "e5m2"}, "fmt: 'e5m2' is not supported; supported: 'e4m3'"),
+        ({**FP8.config, "weight_block_size": [128]}, "weight_block_size: .* should be two positive integers"),
+        ({**PACKED.config, "format": "marlin-24"}, "format: 'marlin-24' is not supported; supported: 'pack-quantized'"),
+        ({**PACKED.config, "config_groups": {}}, "config_groups: is empty"),
+        ({**PACKED.config, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
+        ({**PACKED.config, "transform_config": {"a": 1}}, "transform_config"),
+        (with_weights(num_bits=3), r"config_groups\.group_0\.weights\.num_bits: 3 is not supported; supported: 4, 8"),
+        (with_weights(type="float"), "weights.type: 'float' is not supported"),
+        (with_weights(strategy="token"), "weights.strategy: 'token' is not supported"),
+        (with_weights(dynamic=True), "weights.dynamic: True is not supported"),
+    ],
+)
+def test_refused_configuration(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Before any weight is opened."""
+    values = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.read(tmp_path)
+
+
+def _stored_with(change: Callable[[dict[str, np.ndarray]], object], form: Format) -> Format:
+    def quantize(weight: np.ndarray) -> Quantized:
+        found = form.quantize(weight)
+        change(found.stored)
+        return found
+
+    return Format(quantize, form.config, form.plain)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (_stored_with(lambda stored: stored.pop("qzeros"), AWQ), "qzeros is missing; stored are qweight, scales"),
+        (
+            _stored_with(lambda stored: stored.update(scales=stored["scales"][1:]), AWQ),
+            r"scales has shape \[11, 128\], expected \[12, 128\]",
+        ),
+        (
+            _stored_with(lambda stored: stored.update(qweight=stored["qweight"].astype(np.int64)), AWQ),
+            "dtype I64, expected I32",
+        ),
+        (_stored_with(lambda stored: stored.pop("g_idx"), gptq(4, 32, has_order=True)), "g_idx is missing"),
+        (_stored_with(lambda stored: stored.update(bias=stored["bias"] + 1), GPTQ), r"q_proj\.bias \[128\] is not expected"),
+        (_stored_with(lambda stored: stored.pop("weight_shape"), PACKED), "weight_shape is missing"),
+        (
+            _stored_with(lambda stored: stored.update(weight_shape=np.array([9, 9])), PACKED),
+            r"not that of a weight \[9, 9\]",
+        ),
+        (_stored_with(lambda stored: stored.pop("weight_scale_inv"), FP8), "weight_scale is missing"),
+        (Format(AWQ.quantize, {**AWQ.config, "modules_to_not_convert": ["mlp"]}), "mlp.* is stored quantized, but"),
+        (Format(AWQ.quantize, {}), r"q_proj\.weight \[128, 128\] is missing"),
+        (Format(float8(0, 0), {}), r"q_proj\.weight is quantized, which config\.json does not say"),
+        (compressed("int-quantized", with_weights(num_bits=8)["config_groups"]["group_0"]["weights"], FP8.quantize), "F8_E4M3"),
+    ],
+)
+def test_refused_tensors(form: Format, message: str, tmp_path: Path) -> None:
+    write_quantized_demo(tmp_path, form)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint_of(tmp_path)
+
+
+def test_group_index_beyond_the_groups(tmp_path: Path) -> None:
+    form = _stored_with(lambda stored: stored["g_idx"].fill(99), gptq(4, 32, has_order=True))
+    write_quantized_demo(tmp_path, form)
+    with pytest.raises(CheckpointError, match="g_idx has groups from 99 to 99"):
+        checkpoint_of(tmp_path).read("model.layers.0.mlp.up_proj.weight")
+
+
+def test_read_only_view(tmp_path: Path) -> None:
+    """Decoding leaves the file's mapping as it is."""
+    write_quantized_demo(tmp_path, AWQ)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    checkpoint_of(tmp_path).read("model.layers.0.mlp.up_proj.weight")
+    assert bytes(SafetensorsFile(tmp_path / "model.safetensors").data) == before

@@ -1,0 +1,394 @@
+"""The weight cache: the second load maps what the first packed and reads no weight; whatever is wrong with a file or its
+directory, the model is served all the same."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.messages import SamplingParams
+from ops.cpu.packing import PackedWeight
+from ops.cpu.table import TABLE
+from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
+from tests.workers.serving import Sample, Serving, make_runner
+from workers.runner import Runner
+from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadedModel, load_model
+from workers.weights.precision import Precision
+
+LIMIT = 1 << 30
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "model", TINY)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "weights"
+
+
+def load(path: Path, directory: Path | None, *, limit: int = LIMIT, precision: Precision = Precision()) -> LoadedModel:  # noqa: B008
+    cache = WeightCache(directory, limit) if directory else None
+    return load_model(path, ModelConfig.read(path), TABLE, 16, lambda done, total: None, precision=precision, cache=cache)
+
+
+def weights_of(loaded: LoadedModel) -> list[bytes]:
+    layers: Any = loaded.model.layers
+    modules = [module for layer in layers for module in (layer.qkv, layer.gate_up, layer.down, layer.input_norm)]
+    return [_bytes(module.weight) for module in (*modules, loaded.model.embedding, loaded.model.head)]
+
+
+def _bytes(weight: Any) -> bytes:
+    parts = (weight.values, weight.scales, weight.offsets) if isinstance(weight, PackedWeight) else (weight,)
+    return b"".join(part.owner.tobytes() for part in parts if part is not None)
+
+
+def resident_bytes(path: Path) -> int:
+    """Of this process's mappings of files below `path`."""
+    found, is_within = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name = line.split()[0]
+        if not name.endswith(":"):
+            is_within = str(path) in line
+        elif is_within and name == "Rss:":
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+def overwrite_values(path: Path) -> None:
+    """Other numbers in a file that looks the same: name, size, time and header."""
+    before = path.stat()
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    path.write_bytes(content[:begin] + b"\x3f" * (len(content) - begin))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+class TestHit:
+    def test_second_load_reads_no_weights(self, model: Path, directory: Path) -> None:
+        first = load(model, directory)
+        overwrite_values(model / "model.safetensors")
+        second = load(model, directory)
+        assert (first.cache, second.cache) == ("miss", "hit")
+        assert weights_of(first) == weights_of(second)
+        assert weights_of(load(model, None)) != weights_of(first)
+        assert first.num_bytes == second.num_bytes > 0
+
+    def test_same_bits_as_without(self, model: Path, directory: Path) -> None:
+        assert weights_of(load(model, directory)) == weights_of(load(model, directory)) == weights_of(load(model, None))
+
+    def test_progress_jumps(self, model: Path, directory: Path) -> None:
+        cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)
+        seen: list[list[tuple[int, int]]] = [[], []]
+        for shown in seen:
+            load_model(model, config, TABLE, 16, lambda done, total, shown=shown: shown.append((done, total)), cache=cache)  # type: ignore[misc]
+        for shown in seen:
+            assert shown == sorted(shown)
+            assert shown[-1][0] == shown[-1][1] > 0
+
+    def test_mapped_and_read_only(self, model: Path, directory: Path) -> None:
+        loaded = load(model, directory)
+        weight: Any = loaded.model.head.weight
+        assert not weight.values.owner.flags.writeable
+        assert str(directory) in Path("/proc/self/maps").read_text()
+
+    def test_pages_of_the_checkpoint_are_let_go(self, model: Path, directory: Path) -> None:
+        loaded = load(model, directory)
+        assert loaded.cache == "miss"
+        assert resident_bytes(model) == 0
+        assert resident_bytes(directory) > 0
+
+
+class TestKey:
+    def test_another_state_of_the_checkpoint(self, model: Path, directory: Path) -> None:
+        load(model, directory)
+        os.utime(model / "model.safetensors", ns=(1, 1))
+        assert load(model, directory).cache == "miss"
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "more": 1}))
+        assert load(model, directory).cache == "miss"
+        assert len(files(directory)) == 3
+
+    def test_header_alone(self, model: Path, directory: Path) -> None:
+        """Two tensors of one shape change places: same size, and the time put back."""
+        load(model, directory)
+        path = model / "model.safetensors"
+        before, content = path.stat(), path.read_bytes()
+        swapped = content.replace(b"k_proj", b"<swap>").replace(b"v_proj", b"k_proj").replace(b"<swap>", b"v_proj")
+        assert len(swapped) == len(content)
+        path.write_bytes(swapped)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert load(model, directory).cache == "miss"
+
+    def test_precision(self, model: Path, directory: Path) -> None:
+        for precision in (Precision(), Precision("bfloat16"), Precision("float32", "wint8"), Precision("float32", "wint4")):
+            assert load(model, directory, precision=precision).cache == "miss"
+            assert load(model, directory, precision=precision).cache == "hit"
+
+    def test_layout(self, tmp_path: Path, directory: Path) -> None:
+        """Paddle's layout is another file with another header."""
+        tensors = drawn_tensors(write_config(tmp_path / "paddle", TINY))
+        write_safetensors(tmp_path / "paddle" / "model.safetensors", to_paddle_layout(tensors))
+        write_checkpoint(tmp_path / "plain", TINY)
+        loaded = [load(tmp_path / name, directory) for name in ("plain", "paddle", "plain", "paddle")]
+        assert [found.cache for found in loaded] == ["miss", "miss", "hit", "hit"]
+        assert weights_of(loaded[0]) == weights_of(loaded[1]) == weights_of(loaded[2]) == weights_of(loaded[3])
+
+
+class TestDamage:
+    @pytest.mark.parametrize("place", [0, 50, 4096, -1], ids=["head", "index", "first array", "last byte"])
+    def test_a_byte(self, place: int, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+        expected = weights_of(load(model, directory))
+        (path,) = directory.iterdir()
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        found = load(model, directory)
+        assert (found.cache, weights_of(found)) == ("damaged", expected)
+        assert len([record for record in caplog.records if "made anew" in record.getMessage()]) == 1
+        assert load(model, directory).cache == "hit"
+
+    @pytest.mark.parametrize("size", [0, 7, 39, 4096, 5000])
+    def test_too_short(self, size: int, model: Path, directory: Path) -> None:
+        expected = weights_of(load(model, directory))
+        (path,) = directory.iterdir()
+        path.write_bytes(path.read_bytes()[:size])
+        found = load(model, directory)
+        assert (found.cache, weights_of(found)) == ("damaged", expected)
+        assert load(model, directory).cache == "hit"
+
+    def test_a_file_of_something_else(self, model: Path, directory: Path) -> None:
+        load(model, directory)
+        (path,) = directory.iterdir()
+        path.write_bytes(b"no such thing" * 1000)
+        assert load(model, directory).cache == "damaged"
+
+    def test_other_arrays(self, model: Path, directory: Path, tmp_path: Path) -> None:
+        """A whole file, under the wrong name."""
+        load(model, directory)
+        (path,) = directory.iterdir()
+        write_checkpoint(tmp_path / "other", {**TINY, "intermediate_size": 40})
+        load(tmp_path / "other", directory)
+        (other,) = set(directory.iterdir()) - {path}
+        os.replace(other, path)
+        assert load(model, directory).cache == "damaged"
+        assert load(model, directory).cache == "hit"
+
+
+class TestWriters:
+    def test_a_writer_that_dies(self, model: Path, directory: Path) -> None:
+        """SIGKILL while it packs: what it left is taken up by the next, and never read."""
+        with _held_writer(model, directory) as process:
+            assert [name.endswith(".partial") for name in files(directory)] == [True]
+            process.send_signal(signal.SIGKILL)
+            process.wait(30)
+        assert [name.endswith(".partial") for name in files(directory)] == [True]
+        assert load(model, directory).cache == "miss"
+        assert [name.endswith(".weights") for name in files(directory)] == [True]
+        assert load(model, directory).cache == "hit"
+
+    def test_leftovers_of_other_weights(self, model: Path, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / "other-1.partial").write_bytes(b"x" * 100)
+        with (directory / "other-2.partial").open("wb") as living:
+            fcntl.flock(living, fcntl.LOCK_EX)
+            load(model, directory)
+            assert "other-1.partial" not in files(directory)
+            assert "other-2.partial" in files(directory)
+
+    def test_two_at_once(self, model: Path, directory: Path) -> None:
+        """While one writes the other packs into memory; the file is that of the one."""
+        with _held_writer(model, directory) as process:
+            found = load(model, directory)
+            assert (found.cache, weights_of(found)) == ("miss", weights_of(load(model, None)))
+            assert [name.endswith(".partial") for name in files(directory)] == [True]
+            assert process.stdin is not None
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+            assert process.wait(60) == 0
+        assert load(model, directory).cache == "hit"
+
+
+class _held_writer:
+    """A process that packs `model` into the cache and stops in the middle of it until it reads a line."""
+
+    PROGRAM = """
+import sys
+from pathlib import Path
+from engine.checkpoint.model_config import ModelConfig
+from ops.cpu.table import TABLE
+from workers.weights.loader import load_model
+from workers.weights.cache import WeightCache
+
+calls = []
+
+def hold(done, total):
+    calls.append(done)
+    if len(calls) == 3:
+        print("held", flush=True)
+        sys.stdin.readline()
+
+path = Path(sys.argv[1])
+load_model(path, ModelConfig.read(path), TABLE, 16, hold, cache=WeightCache(Path(sys.argv[2]), 1 << 30))
+"""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self._arguments = [sys.executable, "-c", self.PROGRAM, str(model), str(directory)]
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        self._process = subprocess.Popen(self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "held\n"
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class TestLimit:
+    def test_least_recently_used_goes_first(self, tmp_path: Path, directory: Path) -> None:
+        models = []
+        for index in range(3):
+            write_checkpoint(tmp_path / f"m{index}", {**TINY, "rope_theta": 1000.0 + index})
+            models.append(tmp_path / f"m{index}")
+        load(models[0], directory)
+        size = next(directory.iterdir()).stat().st_size
+        load(models[1], directory, limit=2 * size + 100)
+        assert load(models[0], directory, limit=2 * size + 100).cache == "hit"
+        load(models[2], directory, limit=2 * size + 100)
+        assert [load(model, directory, limit=2 * size + 100).cache for model in (models[0], models[2])] == ["hit", "hit"]
+        assert [name.split("-")[0] for name in files(directory)] == ["m0", "m2"]
+
+    def test_files_in_use_stay(self, model: Path, tmp_path: Path, directory: Path) -> None:
+        used = load(model, directory)
+        size = next(directory.iterdir()).stat().st_size
+        write_checkpoint(tmp_path / "other", {**TINY, "rope_theta": 5.0})
+        assert load(tmp_path / "other", directory, limit=size + 100).cache == "miss"
+        assert [name.split("-")[0] for name in files(directory)] == ["model"]
+        assert weights_of(used)
+        del used
+        load(tmp_path / "other", directory, limit=size + 100)
+        assert [name.split("-")[0] for name in files(directory)] == ["other"]
+
+    def test_larger_than_the_limit(self, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+        found = load(model, directory, limit=1000)
+        assert weights_of(found) == weights_of(load(model, None))
+        assert files(directory) == []
+        assert len([record for record in caplog.records if "--weight-cache-limit" in record.getMessage()]) == 1
+
+
+class TestWithoutRoom:
+    def test_no_space(self, model: Path, directory: Path) -> None:
+        """In a process whose files cannot grow: the limit is not for the one that writes this test's report."""
+        program = f"""
+import logging, resource
+from tests.workers.weights.test_cache import Path, load, weights_of
+
+logging.basicConfig(format="%(message)s")
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+found = load(Path({str(model)!r}), Path({str(directory)!r}))
+print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), None)))
+"""
+        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert answer.stdout.split() == ["miss", "True"], answer.stderr
+        assert answer.stderr.count("are not kept") == 1
+        assert files(directory) == []
+
+    def test_no_directory(self, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        (tmp_path / "file").write_text("")
+        found = load(model, tmp_path / "file" / "cache")
+        assert (found.cache, weights_of(found)) == ("miss", weights_of(load(model, None)))
+        assert len([record for record in caplog.records if "are not kept" in record.getMessage()]) == 1
+
+    def test_read_only_directory(self, model: Path, directory: Path) -> None:
+        """What is kept there is read, nothing is written. In a process that permissions stop, root's too."""
+        load(model, directory)
+        write_checkpoint(model.parent / "other", {**TINY, "rope_theta": 5.0})
+        directory.chmod(0o555)
+        program = f"""
+import ctypes
+from tests.workers.weights.test_cache import load, Path
+
+nothing = (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing) == 0
+for name in ("model", "other"):
+    print(load(Path({str(model.parent)!r}) / name, Path({str(directory)!r})).cache)
+"""
+        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        directory.chmod(0o755)
+        assert answer.stdout.split() == ["hit", "miss"], answer.stderr
+        assert len(files(directory)) == 1
+
+
+class TestRunner:
+    def answer(self, runner: Runner) -> tuple[object, ...]:
+        sample = Sample([5, 9, 3, 30], SamplingParams(temperature=0.0, num_logprobs=3), 8)
+        serving = Serving(runner)
+        serving.place(sample, 0)
+        serving.run([sample])
+        return sample.answer()
+
+    def runner(self, path: Path, **options: Any) -> Runner:
+        return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
+
+    def test_same_answers(self, model: Path, directory: Path) -> None:
+        runners = [self.runner(model, weight_cache_dir=str(directory)) for _ in range(2)]
+        runners.append(self.runner(model))
+        assert [runner.weights.cache for runner in runners] == ["miss", "hit", "off"]
+        answers = [self.answer(runner) for runner in runners]
+        assert answers[0] == answers[1] == answers[2]
+
+    def test_reload(self, model: Path, tmp_path: Path, directory: Path) -> None:
+        config = write_config(tmp_path / "second", TINY)
+        tensors = {name: values * np.float32(1.5) for name, values in drawn_tensors(config).items()}
+        write_safetensors(tmp_path / "second" / "model.safetensors", tensors)
+        runner = self.runner(model, weight_cache_dir=str(directory))
+        before = self.answer(runner)
+        outcomes = []
+        for version, path in enumerate((tmp_path / "second", model, tmp_path / "second"), 2):
+            runner.load(str(path), version, lambda done, total: None)
+            outcomes.append((runner.weights.cache, self.answer(runner) == before))
+        assert outcomes == [("miss", False), ("hit", True), ("hit", False)]
+
+    def test_random_weights_are_not_kept(self, model: Path, directory: Path) -> None:
+        runner = self.runner(model, load_format="dummy", weight_cache_dir=str(directory))
+        assert (runner.weights.cache, files(directory)) == ("off", [])
+
+    def test_reference_ops_keep_nothing(self, model: Path, directory: Path) -> None:
+        runner = self.runner(model, ops="reference", plan="eager", weight_cache_dir=str(directory))
+        assert (runner.weights.cache, files(directory)) == ("off", [])
+
+
+def test_checksum_does_not_depend_on_threads() -> None:
+    from ops import _cpu
+
+    values = np.random.default_rng(0).integers(0, 256, (5 << 20) + 13, np.uint8)
+    before = _cpu.num_threads()
+    found = []
+    for count in (1, 2, 3):
+        _cpu.set_num_threads(count)
+        found.append(_cpu.checksum(values.ctypes.data, len(values)))
+    _cpu.set_num_threads(before)
+    assert len(set(found)) == 1
+    for place in (0, 1 << 20, len(values) - 1):
+        values[place] ^= 1
+        assert _cpu.checksum(values.ctypes.data, len(values)) not in found
+        values[place] ^= 1

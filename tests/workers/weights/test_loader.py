@@ -1,0 +1,201 @@
+"""Checkpoints of every layout load to the same model, wrong ones are refused with everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from ops.paddle.reference import TABLE
+from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
+from workers.models import declare_model
+from workers.weights.loader import load_model
+from workers.weights.reader import Checkpoint
+
+SQUARE = {**TINY, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": True}
+ERNIE = {
+    **TINY,
+    "architectures": ["Ernie4_5_ForCausalLM"],
+    "model_type": "ernie4_5",
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+    "use_bias": True,
+    "dtype": "bfloat16",
+}
+del ERNIE["transformers_version"]
+
+
+def checkpoint_of(path: Path) -> Checkpoint:
+    config = ModelConfig.read(path)
+    _, weights = declare_model(config)
+    return Checkpoint(path, config, weights)
+
+
+def assert_holds(path: Path, expected: dict[str, np.ndarray]) -> None:
+    """Every declared tensor is read as [out, in], bit for bit."""
+    checkpoint = checkpoint_of(path)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(checkpoint.read(name), values, err_msg=name)
+
+
+@pytest.mark.parametrize("config", [TINY, SQUARE, ERNIE], ids=["tiny", "square", "ernie"])
+def test_hugging_face_layout(config: dict[str, Any], tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, config)
+    assert_holds(tmp_path, drawn_tensors(model))
+
+
+def test_shards(tmp_path: Path) -> None:
+    tensors = drawn_tensors(write_config(tmp_path, TINY))
+    names = list(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in parts.items():
+        write_safetensors(tmp_path / file, {name: tensors[name] for name in part})
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_holds(tmp_path, tensors)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
+        checkpoint_of(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+        checkpoint_of(tmp_path)
+
+
+def test_half_precision_to_float32(tmp_path: Path) -> None:
+    tensors = drawn_tensors(write_config(tmp_path, TINY))
+    write_safetensors(tmp_path / "model.safetensors", tensors, dtype="F16")
+    assert_holds(tmp_path, {name: tensor.astype(np.float16).astype(np.float32) for name, tensor in tensors.items()})
+
+
+class TestPaddleLayout:
+    def test_shapes_decide(self, tmp_path: Path) -> None:
+        tensors = drawn_tensors(write_config(tmp_path, TINY))  # a config that transformers wrote
+        write_safetensors(tmp_path / "model.safetensors", to_paddle_layout(tensors))
+        assert_holds(tmp_path, tensors)
+
+    @pytest.mark.parametrize("prefix", ["model.", "ernie."])
+    def test_ernie(self, prefix: str, tmp_path: Path) -> None:
+        tensors = drawn_tensors(write_config(tmp_path, ERNIE))
+        stored = {name.replace("model.", prefix, 1): tensor for name, tensor in to_paddle_layout(tensors).items()}
+        write_safetensors(tmp_path / "model.safetensors", stored, metadata={"format": "pd"})
+        assert_holds(tmp_path, tensors)
+
+    @pytest.mark.parametrize("num_kv_heads", [1, 2])
+    def test_fused(self, num_kv_heads: int, tmp_path: Path) -> None:
+        """q, k and v side by side; with as many kv heads as heads: per head."""
+        tensors = drawn_tensors(write_config(tmp_path, {**ERNIE, "num_key_value_heads": num_kv_heads}))
+        write_safetensors(tmp_path / "model.safetensors", fuse(to_paddle_layout(tensors), num_kv_heads))
+        assert_holds(tmp_path, tensors)
+
+    @pytest.mark.parametrize("is_paddle", [True, False])
+    @pytest.mark.parametrize("evidence", ["header", "names", "config"])
+    def test_square_weights(self, evidence: str, is_paddle: bool, tmp_path: Path) -> None:
+        """Where shapes say nothing: the header's format, then Paddle's names, then who wrote the config."""
+        config = dict(SQUARE)
+        if is_paddle and evidence != "header":
+            del config["transformers_version"]
+        tensors = drawn_tensors(write_config(tmp_path, config))
+        stored = to_paddle_layout(tensors) if is_paddle else tensors
+        if is_paddle and evidence == "names":
+            stored = {name.replace("model.", "ernie.", 1): tensor for name, tensor in stored.items()}
+        metadata = {"format": "pd" if is_paddle else "pt"} if evidence == "header" else None
+        write_safetensors(tmp_path / "model.safetensors", stored, metadata=metadata)
+        assert_holds(tmp_path, tensors)
+
+
+def fuse(tensors: dict[str, np.ndarray], num_kv_heads: int) -> dict[str, np.ndarray]:
+    fused = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            q, k, v = (tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv")
+            if num_kv_heads == 2:
+                heads = [part.reshape(*part.shape[:-1], 2, 8) for part in (q, k, v)]
+                joined = np.concatenate(heads, axis=-1).reshape(*q.shape[:-1], -1)
+            else:
+                joined = np.concatenate([q, k, v], axis=-1)
+            fused[name.replace("q_proj", "qkv_proj")] = joined
+        elif "gate_proj" in name:
+            up = tensors[name.replace("gate_proj", "up_proj")]
+            fused[name.replace("gate_proj", "up_gate_proj")] = np.concatenate([tensor, up], axis=-1)
+        elif not any(part in name for part in ("k_proj", "v_proj", "up_proj")):
+            fused[name] = tensor
+    return fused
+
+
+class TestTiedEmbeddings:
+    @pytest.mark.parametrize("has_head", [True, False])
+    def test_head_in_the_file_does_not_matter(self, has_head: bool, tmp_path: Path) -> None:
+        config = write_config(tmp_path, {**TINY, "tie_word_embeddings": True})
+        tensors = drawn_tensors(config)
+        head = {"lm_head.weight": np.zeros((40, 16), np.float32)} if has_head else {}
+        write_safetensors(tmp_path / "model.safetensors", {**tensors, **head})
+        assert_holds(tmp_path, tensors)
+
+    def test_untied_head_is_required(self, tmp_path: Path) -> None:
+        tensors = drawn_tensors(write_config(tmp_path, TINY))
+        del tensors["lm_head.weight"]
+        write_safetensors(tmp_path / "model.safetensors", tensors)
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight \[40, 16\] is missing"):
+            checkpoint_of(tmp_path)
+
+
+class TestRefused:
+    def test_everything_wrong_is_named(self, tmp_path: Path) -> None:
+        tensors = drawn_tensors(write_config(tmp_path, TINY))
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.norm.weight"] = np.ones(17, np.float32)
+        tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)  # harmless
+        write_safetensors(tmp_path / "model.safetensors", tensors)
+        with pytest.raises(CheckpointError) as raised:
+            checkpoint_of(tmp_path)
+        text = str(raised.value)
+        assert "model.layers.1.mlp.up_proj.weight [24, 16] is missing" in text
+        assert "model.norm.weight has shape [17], expected [16]" in text
+        assert "model.layers.0.self_attn.q_proj.bias [16] is not expected" in text
+        assert "inv_freq" not in text
+
+    def test_long_lists_are_cut(self, tmp_path: Path) -> None:
+        write_config(tmp_path, {**TINY, "num_hidden_layers": 9})
+        write_safetensors(tmp_path / "model.safetensors", {"model.norm.weight": np.ones(16, np.float32)})
+        with pytest.raises(CheckpointError, match=r"; and \d+ more$"):
+            checkpoint_of(tmp_path)
+
+    def test_no_weights(self, tmp_path: Path) -> None:
+        write_config(tmp_path, TINY)
+        with pytest.raises(CheckpointError, match="no safetensors file"):
+            checkpoint_of(tmp_path)
+
+    def test_quantized(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="'hqq' is not supported"):
+            write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "hqq"}})
+
+
+class TestRandomWeights:
+    def load(self, path: Path, seed: int) -> np.ndarray:
+        model = load_model(path, ModelConfig.read(path), TABLE, 16, lambda num_done, num_bytes: None, random_seed=seed).model
+        weight: np.ndarray = model.layers[1].down.weight.numpy()
+        assert (model.layers[0].input_norm.weight.numpy() == 1).all()
+        return weight
+
+    def test_config_alone_is_enough(self, tmp_path: Path) -> None:
+        write_config(tmp_path, TINY)
+        first, again, other = self.load(tmp_path, 1), self.load(tmp_path, 1), self.load(tmp_path, 2)
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+        assert np.abs(first).max() < 0.2
+
+
+def test_progress(tmp_path: Path) -> None:
+    """Grows to its total, which is that of the weights."""
+    write_checkpoint(tmp_path, {**TINY, "tie_word_embeddings": True})
+    seen: list[tuple[int, int]] = []
+    config = ModelConfig.read(tmp_path)
+    loaded = load_model(tmp_path, config, TABLE, 16, lambda num_done, total: seen.append((num_done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == loaded.num_bytes

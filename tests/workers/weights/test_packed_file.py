@@ -1,0 +1,75 @@
+"""Files of packed weights that take many pieces to write: what is read is what was filled, and damage anywhere is seen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
+
+ARRAYS = {
+    "odd": ((1_000_003,), np.dtype(np.uint8)),
+    "empty": ((0, 4), np.dtype(np.float32)),
+    "large": ((3, 1 << 20), np.dtype(np.float32)),  # larger than a piece
+    "small": ((5,), np.dtype(np.float32)),
+    "halves": ((2_500_000,), np.dtype(np.uint16)),
+}
+
+
+def values_of(name: str) -> np.ndarray:
+    shape, dtype = ARRAYS[name]
+    return np.random.default_rng(len(name)).integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype).reshape(shape)
+
+
+def fill_with(name: str, array: np.ndarray) -> None:
+    array[...] = values_of(name)
+
+
+def write(path: Path) -> None:
+    layout = Layout()
+    for name, (shape, dtype) in ARRAYS.items():
+        layout.keep(name, shape, dtype, lambda array: None)
+    with path.open("w+b") as file:
+        writer = FileWriter(file.fileno(), layout, {"of": "a test"})
+        for name, (shape, dtype) in ARRAYS.items():
+            kept = writer.keep(name, shape, dtype, lambda array, name=name: fill_with(name, array))
+            assert kept.tobytes() == values_of(name).tobytes()
+        writer.finish()
+        assert os.fstat(file.fileno()).st_size == writer.num_bytes
+
+
+def test_what_was_filled_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "weights")
+    file = PackedFile(tmp_path / "weights")
+    assert file.description["of"] == "a test"
+    for name, (shape, dtype) in ARRAYS.items():
+        array = file.keep(name, shape, dtype, lambda array: None)
+        assert array.tobytes() == values_of(name).tobytes()
+        assert array.ctypes.data % 64 == 0
+
+
+def test_a_changed_byte_anywhere_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    write(path)
+    size = path.stat().st_size
+    for place in (0, 50, 5000, 1 << 22, (1 << 22) + 8, size // 2, size - 5_000_000, size - 1):
+        content = bytearray(path.read_bytes())
+        content[place] ^= 0x10
+        (tmp_path / "damaged").write_bytes(content)
+        with pytest.raises(DamagedFileError):
+            PackedFile(tmp_path / "damaged")
+
+
+def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    write(path)
+    content = path.read_bytes()
+    for length in (8, 64, 1024, 4096, 1 << 20):
+        begin = 2 << 20
+        first, second = content[begin : begin + length], content[begin + length : begin + 2 * length]
+        (tmp_path / "damaged").write_bytes(content[:begin] + second + first + content[begin + 2 * length :])
+        with pytest.raises(DamagedFileError):
+            PackedFile(tmp_path / "damaged")

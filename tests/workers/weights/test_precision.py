@@ -1,0 +1,99 @@
+"""Which format each matrix gets: of the options, and of what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
+from tests.workers.checkpoints import TINY, write_config
+from workers.models import declare_model
+from workers.weights.declaration import Weights
+from workers.weights.formats.tensor import Kept
+from workers.weights.precision import Precision, choose_formats
+
+INT8 = WeightFormat("int8")
+WIDE = {**TINY, "hidden_size": 64, "intermediate_size": 96}
+
+
+def declared(tmp_path: Path, **changes: object) -> Weights:
+    return declare_model(write_config(tmp_path, {**WIDE, **changes}))[1]
+
+
+def chosen(
+    weights: Weights, precision: Precision, stored: dict[str, Kept] | None = None
+) -> tuple[dict[str, WeightFormat], str]:
+    """By the last part of a layer's first linear, and what is logged."""
+
+    def kept(name: str) -> Kept:
+        return next((found for part, found in (stored or {}).items() if part in name), None)
+
+    line = choose_formats(weights, precision, kept)
+    formats = {linear.names[0].split(".")[-1]: linear.format for linear in weights.linears}
+    return formats | {"embedding": weights.embeddings[0].format}, line
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", FLOAT32), ("bfloat16", BFLOAT16)])
+def test_dtype(dtype: str, expected: WeightFormat, tmp_path: Path) -> None:
+    formats, line = chosen(declared(tmp_path), Precision(dtype))
+    assert (set(formats.values()), line) == ({expected}, "")
+
+
+def test_wint8(tmp_path: Path) -> None:
+    formats, _ = chosen(declared(tmp_path), Precision("bfloat16", "wint8"))
+    assert formats.pop("embedding") == BFLOAT16
+    assert set(formats.values()) == {INT8}
+
+
+def test_wint4(tmp_path: Path) -> None:
+    formats, _ = chosen(declared(tmp_path), Precision("float32", "wint4"))
+    assert formats == {
+        "q_proj": WeightFormat("int4", 64),
+        "o_proj": WeightFormat("int4", 64),
+        "gate_proj": WeightFormat("int4", 64),
+        "down_proj": WeightFormat("int4", 32),  # 96 inputs
+        "lm_head": INT8,
+        "embedding": FLOAT32,
+    }
+    formats, _ = chosen(declared(tmp_path, intermediate_size=40), Precision("float32", "wint4"))
+    assert formats["down_proj"] == INT8
+
+
+def test_a_tied_embedding_follows_the_head(tmp_path: Path) -> None:
+    for quantization in ("wint8", "wint4"):
+        formats, _ = chosen(declared(tmp_path, tie_word_embeddings=True), Precision("bfloat16", quantization))
+        assert formats["embed_tokens"] == formats["embedding"] == INT8
+
+
+def test_stored_integers_stay(tmp_path: Path) -> None:
+    four = WeightFormat("int4", 32, True)
+    formats, line = chosen(declared(tmp_path), Precision("bfloat16"), {"layers": four})
+    assert formats["q_proj"] == formats["down_proj"] == four
+    assert formats["lm_head"] == formats["embedding"] == BFLOAT16
+    assert line == "8 as stored (int4, groups of 32, offsets)"
+
+
+def test_parts_stored_differently(tmp_path: Path) -> None:
+    """As llama.cpp's Q4_K_M has it: values and down projections in 6 bits."""
+    stored: dict[str, Kept] = {"v_proj": WeightFormat("int8", 16), "layers": WeightFormat("int4", 32, True)}
+    formats, line = chosen(declared(tmp_path), Precision(), stored)
+    assert formats["q_proj"] == WeightFormat("int8", 16, True)
+    assert "2 as int8, groups of 16, offsets (int4, groups of 32, offsets beside int8, groups of 16)" in line
+
+
+def test_what_cannot_be_kept_becomes_floats(tmp_path: Path) -> None:
+    stored: dict[str, Kept] = {"up_proj": "8-bit floats", "q_proj": INT8, "down_proj": "8-bit floats"}
+    formats, line = chosen(declared(tmp_path), Precision("bfloat16"), stored)
+    assert formats["q_proj"] == formats["gate_proj"] == formats["down_proj"] == BFLOAT16
+    assert "2 as bfloat16 (8-bit floats)" in line
+    assert "2 as bfloat16 (parts stored as floats)" in line
+    assert "2 as bfloat16 (parts stored as floats, 8-bit floats)" in line
+
+
+def test_stored_integers_are_not_rounded_again(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"q_proj.* is quantized already .* without --quantization wint4"):
+        chosen(declared(tmp_path), Precision("float32", "wint4"), {"q_proj": INT8})
+    assert ModelConfig.read(tmp_path).quantization is None

@@ -1,0 +1,11 @@
+"""`tokamak serve`: the engine's launcher, with the model of this repository for those who name none."""
+
+from __future__ import annotations
+
+from engine.supervisor import launch
+from tools.demo import MODEL
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until asked to stop. The exit code."""
+    return launch.main(arguments, str(MODEL))

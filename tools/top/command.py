@@ -1,0 +1,151 @@
+"""`tokamak top`: what an engine is doing, live, on one screen of a terminal.
+
+Runs in its own process; `main` is called by tools/cli.py. It maps the engine's shared memory read-only and asks nobody.
+Reading order: snapshot.py (what is read), observer.py (how), figures.py (what it comes to), screen.py (how it looks).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.live import Live
+
+from engine.errors import TokamakError
+from engine.process.run_directory import Manifest, Run, choose_run
+from tools.top.figures import WINDOW_NS, Figures, History, report
+from tools.top.observer import Observer
+from tools.top.screen import RunTitle, render
+from tools.top.snapshot import Snapshot
+
+LAYOUT_WIDTH = 80
+
+
+def _title(run: Run, manifest: Manifest) -> RunTitle:
+    config = manifest.config
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    model = config.served_model_name[0] if config.served_model_name else config.model
+    return RunTitle(run.run_id, model, f"http://{host}:{config.port}", manifest.started_at)
+
+
+def _about(run: Run, manifest: Manifest, title: RunTitle) -> dict[str, Any]:
+    """The JSON document's part about the run itself."""
+    return {
+        "run_id": run.run_id,
+        "run_dir": str(run.directory),
+        "model": manifest.config.model,
+        "served_model_name": list(manifest.config.served_model_name),
+        "url": title.url,
+        "pid": manifest.pid,
+        "started_at": manifest.started_at,
+    }
+
+
+def _look(observer: Observer, history: History, interval_s: float) -> tuple[Snapshot, Figures]:
+    """One look with rates: at a living engine, two snapshots."""
+    now = observer.snapshot()
+    derived = history.add(now)
+    if now.is_alive:
+        time.sleep(interval_s)
+        now = observer.snapshot()
+        derived = history.add(now)
+    return now, derived
+
+
+def _live(observer: Observer, title: RunTitle, interval_s: float, console: Console) -> None:
+    """Redraw until q is pressed."""
+    history = History()
+    footer = f"q quits   every {interval_s:g} s   times of the last {WINDOW_NS / 1e9:g} s, dim: since the start"
+    with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            now = observer.snapshot()
+            derived = history.add(now)
+            rates = history.generation_rates
+            width, height = console.size
+            view = render(title, now, derived, rates, width=width, height=height, now=time.time(), footer=footer)
+            live.update(view, refresh=True)
+            if _is_quit(interval_s):
+                return
+
+
+def _is_quit(timeout_s: float) -> bool:
+    """Wait for a key; whether it is q, or the terminal has gone. Any other key looks again at once."""
+    is_pressed, _, _ = select.select([sys.stdin], [], [], timeout_s)
+    if not is_pressed:
+        return False
+    keys = os.read(sys.stdin.fileno(), 64)
+    return not keys or b"q" in keys.lower()
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[None]:
+    """Keys arrive as they are pressed, and SIGTERM leaves a terminal that works."""
+    saved = termios.tcgetattr(sys.stdin)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, saved)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, is {text}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tokamak top", description="What an engine that runs, hangs or died is doing.")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--run", default="", metavar="ID", help="run id or its beginning; default: the newest, living ones first"
+    )
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="print one screen and end")
+    how.add_argument("--json", action="store_true", help="print one snapshot and what it comes to, as JSON")
+    parser.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between looks; default: %(default)g"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: shown; 1: there is nothing to show; 2: bad options."""
+    options = _parser().parse_args(argv)
+    console = Console(highlight=False)
+    try:
+        run = choose_run(options.run, options.run_dir)
+        manifest = run.manifest()
+        observer = Observer(run.run_id)
+    except TokamakError as error:
+        print(f"tokamak top: {error}", file=sys.stderr)
+        return 1
+    title = _title(run, manifest)
+    with contextlib.closing(observer), contextlib.suppress(KeyboardInterrupt):
+        if options.json:
+            now, derived = _look(observer, History(), options.interval)
+            print(orjson.dumps(report(_about(run, manifest, title), now, derived), option=orjson.OPT_INDENT_2).decode())
+        elif options.once or not (console.is_terminal and sys.stdin.isatty()):
+            history = History()
+            now, derived = _look(observer, history, options.interval)
+            rates = history.generation_rates
+            console.print(render(title, now, derived, rates, width=max(console.width, LAYOUT_WIDTH), now=time.time()))
+        else:
+            _live(observer, title, options.interval, console)
+    return 0

@@ -1,0 +1,204 @@
+"""What two looks at an engine say together: rates, shares, quantiles.
+
+Used by `tokamak top` and whoever reads its JSON. Pure functions of snapshots.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from engine.messages import WeightsState
+from engine.process.topology import role_of
+from tools.top.snapshot import Snapshot
+
+WINDOW_NS = 10_000_000_000  # distributions are over about this long
+STEP_PARTS = ("schedule", "dispatch", "run", "sample", "return")
+LATENCIES = {
+    "ttft": "time_to_first_token_seconds",
+    "tpot": "time_per_output_token_seconds",
+    "itl": "inter_token_latency_seconds",
+    "e2e": "e2e_request_latency_seconds",
+}
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Times in seconds; None where nothing was observed."""
+
+    count: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    is_recent: bool  # of the window; else since the start
+
+
+class StepPart(msgspec.Struct, frozen=True):
+    time: Distribution
+    share: float | None  # of the mean step
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What people and scripts want to know, from up to three snapshots (see `figures`). Rates are per second, shares 0 to 1;
+    None where there is nothing to tell from.
+
+    A step's parts add up to its way from the choice to the handled result. Two steps are on that way at a time, so the wait of
+    one for the other is in `dispatch`, and the sum is above the time between two results."""
+
+    interval_s: float  # of the rates; 0: there was one snapshot only
+    window_s: float  # of the recent distributions
+    engine_state: str
+    weight_version: int
+    num_running: int
+    num_waiting: int
+    num_open: int  # samples that the edge holds
+    num_kv_blocks: int
+    num_used_kv_blocks: int
+    num_cached_kv_blocks: int
+    prefix_hit_share: float | None
+    num_preemptions: int
+    num_aborted: int
+    num_resubmissions: int
+    prompt_tokens_per_s: float | None
+    generation_tokens_per_s: float | None
+    computed_tokens_per_s: float | None  # by the ranks: prefill, decode, and what is computed again
+    requests_per_s: float | None  # finished samples
+    steps_per_s: float | None
+    step_mean_s: float | None
+    step: dict[str, StepPart]
+    rank_idle_share: float | None  # of the time in which requests ran, over all ranks
+    worker_idle_share: dict[str, float | None]  # the same of each worker
+    latency: dict[str, Distribution]
+    cpu_share: dict[str, float | None]  # by actor; 1 is one processor
+    ring_records_per_s: dict[str, float | None]  # by "sender>receiver"
+
+
+def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None = None) -> Figures:
+    """Rates since `tick`, distributions since `window`; without them no rates, and distributions since the start."""
+    interval_s = (now.taken_ns - tick.taken_ns) / 1e9 if tick else 0.0
+
+    def rate(name: str) -> float | None:
+        return _rate(now.total(name), tick.total(name), interval_s) if tick else None
+
+    step = {part: _distribution(f"step_{part}_seconds", now, window) for part in STEP_PARTS}
+    step_mean_s = sum(time.mean or 0.0 for time in step.values()) or None
+    num_kv_blocks = int(now.total("num_kv_blocks"))
+    return Figures(
+        interval_s=interval_s,
+        window_s=(now.taken_ns - window.taken_ns) / 1e9 if window else 0.0,
+        engine_state=WeightsState(int(now.total("engine_state"))).name.lower(),
+        weight_version=int(now.total("weight_version")),
+        num_running=int(now.total("num_requests_running")),
+        num_waiting=int(now.total("num_requests_waiting")),
+        num_open=int(now.total("open_requests")),
+        num_kv_blocks=num_kv_blocks,
+        num_used_kv_blocks=num_kv_blocks - int(now.total("num_free_kv_blocks")),
+        num_cached_kv_blocks=int(now.total("num_cached_kv_blocks")),
+        prefix_hit_share=_share("prefix_cache_hits_total", "prefix_cache_queries_total", now, window),
+        num_preemptions=int(now.total("num_preemptions_total")),
+        num_aborted=int(now.total("requests_aborted_total")),
+        num_resubmissions=int(now.total("resubmissions_total")),
+        prompt_tokens_per_s=rate("prompt_tokens_total"),
+        generation_tokens_per_s=rate("generation_tokens_total"),
+        computed_tokens_per_s=rate("scheduled_tokens_total"),
+        requests_per_s=rate("request_success_total"),
+        steps_per_s=rate("steps_total"),
+        step_mean_s=step_mean_s,
+        step={part: StepPart(time, (time.mean or 0.0) / step_mean_s if step_mean_s else None) for part, time in step.items()},
+        rank_idle_share=_idle_share(now, window),
+        worker_idle_share={
+            actor.name: _idle_share(now, window, actor=actor.name) for actor in now.actors if role_of(actor.name) == "worker"
+        },
+        latency={key: _distribution(name, now, window) for key, name in LATENCIES.items()},
+        cpu_share=_cpu_shares(now, tick, interval_s),
+        ring_records_per_s=_ring_rates(now, tick, interval_s),
+    )
+
+
+class History:
+    """The latest snapshots: enough for the rates, the window and the sparkline."""
+
+    def __init__(self, window_ns: int = WINDOW_NS, num_rates: int = 120) -> None:
+        self.generation_rates: deque[float] = deque(maxlen=num_rates)  # tokens per second, the latest last
+        self._window_ns = window_ns
+        self._snapshots: deque[Snapshot] = deque()
+
+    def add(self, now: Snapshot) -> Figures:
+        """Take a snapshot and say what it comes to beside those before it."""
+        while self._snapshots and now.taken_ns - self._snapshots[0].taken_ns > self._window_ns:
+            self._snapshots.popleft()
+        tick = self._snapshots[-1] if self._snapshots else None
+        window = self._snapshots[0] if self._snapshots else None
+        self._snapshots.append(now)
+        result = figures(now, tick, window)
+        if result.generation_tokens_per_s is not None:
+            self.generation_rates.append(result.generation_tokens_per_s)
+        return result
+
+
+def report(run: dict[str, Any], now: Snapshot, derived: Figures) -> dict[str, Any]:
+    """The document of `tokamak top --json`: what was read, row by row, and what it comes to."""
+    return {"run": run, "derived": msgspec.to_builtins(derived), **msgspec.to_builtins(now)}
+
+
+def _rate(now: float, before: float, seconds: float) -> float | None:
+    """Per second; a counter that went back (its writer's memory was made anew) counts from 0."""
+    if seconds <= 0:
+        return None
+    return (now - before if now >= before else now) / seconds
+
+
+def _distribution(name: str, now: Snapshot, window: Snapshot | None) -> Distribution:
+    """Of the window, or since the start where the window saw nothing."""
+    whole = now.histogram(name)
+    if whole is None:
+        return Distribution(0, None, None, None, None, False)
+    earlier = window.histogram(name) if window else None
+    recent = whole.since(earlier) if earlier else None
+    chosen = recent if recent and recent.count else whole
+    p50, p90, p99 = (chosen.quantile(share) for share in (0.5, 0.9, 0.99))
+    return Distribution(chosen.count, chosen.mean, p50, p90, p99, chosen is recent)
+
+
+def _share(part: str, whole: str, now: Snapshot, window: Snapshot | None) -> float | None:
+    """One counter's growth as a share of another's, in the window or since the start."""
+    for earlier in (window, None):
+        num_whole = now.total(whole) - (earlier.total(whole) if earlier else 0)
+        if num_whole > 0:
+            return (now.total(part) - (earlier.total(part) if earlier else 0)) / num_whole
+    return None
+
+
+def _idle_share(now: Snapshot, window: Snapshot | None, **labels: str) -> float | None:
+    """Idle time between steps as a share of it and the steps, in the window or, where it saw no step, since the start."""
+    for earlier in (window, None):
+        idle_s, busy_s = (
+            now.total(name, **labels) - (earlier.total(name, **labels) if earlier else 0)
+            for name in ("worker_idle_seconds_total", "worker_busy_seconds_total")
+        )
+        if idle_s + busy_s > 0:
+            return idle_s / (idle_s + busy_s)
+    return None
+
+
+def _cpu_shares(now: Snapshot, tick: Snapshot | None, interval_s: float) -> dict[str, float | None]:
+    before = {actor.name: actor for actor in tick.actors} if tick else {}
+    shares: dict[str, float | None] = {}
+    for actor in now.actors:
+        old = before.get(actor.name)
+        is_same = old is not None and old.pid == actor.pid
+        shares[actor.name] = None
+        if old is not None and is_same and actor.cpu_seconds is not None and old.cpu_seconds is not None:
+            shares[actor.name] = _rate(actor.cpu_seconds, old.cpu_seconds, interval_s)
+    return shares
+
+
+def _ring_rates(now: Snapshot, tick: Snapshot | None, interval_s: float) -> dict[str, float | None]:
+    before = {(ring.sender, ring.receiver): ring.num_records for ring in tick.rings} if tick else {}
+    rates: dict[str, float | None] = {}
+    for ring in now.rings:
+        old = before.get((ring.sender, ring.receiver))
+        rates[f"{ring.sender}>{ring.receiver}"] = None if old is None else _rate(ring.num_records, old, interval_s)
+    return rates

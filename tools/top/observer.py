@@ -1,0 +1,85 @@
+"""Takes snapshots of an engine from outside: its counters, its rings, and its processes in /proc.
+
+Used by `tokamak top`. Everything is mapped read-only and nobody is asked, so that it works on an engine that runs, hangs or is
+dead. What was mapped stays readable when the run is cleared away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from shm.counters import ActorSnapshot, Counters, ErrorSnapshot
+from shm.inspection import rings
+from shm.process import ProcessIdentity, boot_id
+from tools.top.snapshot import Actor, ErrorEntry, Histogram, Ring, Row, Snapshot
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Observer:
+    """A look at one run. Raises SharedMemoryError where its counters are gone or are none of ours."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._counters = Counters.attach_readonly(run_id)
+
+    def snapshot(self) -> Snapshot:
+        now_ns = time.monotonic_ns()
+        read = self._counters.snapshot()
+        return Snapshot(
+            taken_ns=now_ns,
+            is_alive=self._counters.segment.owner.is_alive(),
+            rows=[_row(metric) for metric in read["metrics"]],
+            actors=[_actor(actor, now_ns) for actor in self._counters.actors()],
+            rings=[
+                Ring(ring.receiver, ring.sender, ring.capacity_bytes, ring.fill_bytes, ring.num_records, ring.num_full_waits)
+                for ring in rings(self._run_id)
+            ],
+            errors=[_error(error, time.time_ns()) for error in self._counters.errors.entries()],
+        )
+
+    def close(self) -> None:
+        self._counters.close()
+
+
+def _row(metric: dict[str, Any]) -> Row:
+    described = {key: metric[key] for key in ("name", "kind", "unit", "help", "labels")}
+    if metric["kind"] == "histogram":
+        return Row(**described, histogram=Histogram(tuple(metric["bounds"]), tuple(metric["buckets"]), metric["sum"]))
+    return Row(**described, value=metric["value"])
+
+
+def _actor(actor: ActorSnapshot, now_ns: int) -> Actor:
+    is_alive = actor.pid > 0 and ProcessIdentity(actor.pid, actor.start_ticks, boot_id()).is_alive()
+    cpu_seconds, resident_bytes = _usage(actor.pid) if is_alive else (None, None)
+    return Actor(
+        name=actor.name,
+        state=actor.state.name,
+        is_alive=is_alive,
+        epoch=actor.epoch,
+        pid=actor.pid,
+        restarts=actor.restarts,
+        step=actor.step,
+        heartbeat_age_s=max(0, now_ns - actor.heartbeat_ns) / 1e9 if actor.heartbeat_ns else None,
+        cpu_seconds=cpu_seconds,
+        resident_bytes=resident_bytes,
+    )
+
+
+def _usage(pid: int) -> tuple[float | None, int | None]:
+    """Processor seconds and resident bytes: fields 14, 15 and 24 of /proc/<pid>/stat."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None, None  # it ended meanwhile
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, int(fields[21]) * _PAGE_BYTES
+
+
+def _error(error: ErrorSnapshot, now_ns: int) -> ErrorEntry:
+    ages = ((now_ns - at_ns) / 1e9 for at_ns in (error.first_ns, error.last_ns))
+    return ErrorEntry(error.actor, error.text, error.count, *ages)

@@ -1,0 +1,114 @@
+"""One look at an engine's shared memory.
+
+Used by `tokamak top`: tools/top/observer.py takes snapshots, tools/top/figures.py says what two of them come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Counts per bucket; bucket i holds what is in (bounds[i - 1], bounds[i]], the last one what is above all bounds."""
+
+    bounds: tuple[float, ...]
+    buckets: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+    @property
+    def mean(self) -> float | None:
+        return self.sum / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which `share` (0 to 1) of the observations lie, as Prometheus' histogram_quantile takes it: linear
+        within a bucket, the highest bound for what is above. None without observations."""
+        rank = share * self.count
+        if not self.count:
+            return None
+        below, seen = 0.0, 0
+        for bound, count in zip(self.bounds, self.buckets, strict=False):
+            if count and seen + count >= rank:
+                return below + (bound - below) * max(0.0, rank - seen) / count
+            below, seen = bound, seen + count
+        return self.bounds[-1]
+
+    def since(self, earlier: Histogram) -> Histogram:
+        """What was observed after `earlier`."""
+        buckets = tuple(max(0, new - old) for new, old in zip(self.buckets, earlier.buckets, strict=True))
+        return Histogram(self.bounds, buckets, max(0.0, self.sum - earlier.sum))
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A metric of one actor, as the counters file describes it."""
+
+    name: str
+    kind: str  # "counter" | "gauge" | "histogram"
+    unit: str
+    help: str
+    labels: dict[str, str]  # with the actor's name as "actor"
+    value: float = 0
+    histogram: Histogram | None = None
+
+
+class Actor(msgspec.Struct, frozen=True):
+    name: str
+    state: str  # as its row says; a process that is gone cannot change it
+    is_alive: bool  # its process exists
+    epoch: int
+    pid: int
+    restarts: int
+    step: int
+    heartbeat_age_s: float | None  # None: it never wrote one
+    cpu_seconds: float | None  # None: no such process
+    resident_bytes: int | None
+
+
+class Ring(msgspec.Struct, frozen=True):
+    receiver: str
+    sender: str
+    capacity_bytes: int
+    fill_bytes: int
+    num_records: int  # written since the start
+    num_full_waits: int
+
+
+class ErrorEntry(msgspec.Struct, frozen=True):
+    """A distinct error of an actor."""
+
+    actor: str
+    text: str
+    count: int
+    first_age_s: float
+    last_age_s: float
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """All that shared memory says at one moment."""
+
+    taken_ns: int  # CLOCK_MONOTONIC
+    is_alive: bool  # the supervisor's process exists
+    rows: list[Row]
+    actors: list[Actor]
+    rings: list[Ring]
+    errors: list[ErrorEntry]  # the latest first
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of a counter or gauge over all actors (and labels not given)."""
+        return sum(row.value for row in self._rows(name) if labels.items() <= row.labels.items())
+
+    def histogram(self, name: str) -> Histogram | None:
+        """A histogram summed over its actors; None where nobody has it."""
+        parts = [row.histogram for row in self._rows(name) if row.histogram is not None]
+        if not parts:
+            return None
+        buckets = tuple(sum(counts) for counts in zip(*(part.buckets for part in parts), strict=True))
+        return Histogram(parts[0].bounds, buckets, sum(part.sum for part in parts))
+
+    def _rows(self, name: str) -> Iterable[Row]:
+        return (row for row in self.rows if row.name == name)

@@ -1,0 +1,1 @@
+"""Where this rank's tensors live and which ops run there. Read `device.py` first."""

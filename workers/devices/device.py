@@ -1,0 +1,58 @@
+"""The device of this rank: where tensors live, and how the host writes what a step reads.
+
+Used by the runner. Native ops need nothing but memory: their tensors are the host's arrays, and Paddle is not imported. With
+reference ops tensors are Paddle's (`paddle.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+
+from ops import _cpu
+from ops.cpu import table as native
+from ops.modules import Tensor
+from ops.table import OpTable
+from workers.devices.blas import configure_blas
+from workers.devices.cores import rank_cores
+
+
+class Device(Protocol):
+    """A place for tensors, and the ops that run there."""
+
+    ops: OpTable
+
+    def tensor(self, host: np.ndarray) -> Tensor:
+        """A tensor that stays tied to `host`: the same memory on a CPU, else a copy that `upload` refreshes."""
+
+    def upload(self, host: np.ndarray, tensor: Tensor) -> None:
+        """Make `tensor` hold what `host` holds; its address stays."""
+
+
+class HostDevice:
+    """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any."""
+
+    def __init__(self, num_threads: int, cores: list[int]) -> None:
+        _cpu.set_num_threads(num_threads, cores)
+        self.ops = native.TABLE
+
+    def tensor(self, host: np.ndarray) -> np.ndarray:
+        return host
+
+    def upload(self, host: np.ndarray, tensor: Tensor) -> None:
+        """They are the same memory."""
+
+
+def make_device(name: str, ops: str, num_threads: int, rank: int = 0, num_ranks: int = 1) -> Device:
+    """The device "cpu", "gpu" or "xpu" with the op table "native" (on a CPU alone) or "reference". Raises OptionError where the
+    installed Paddle has no such device."""
+    if ops == "native":
+        assert name == "cpu", f"there are no native ops for {name}"
+        allowed = os.sched_getaffinity(0)
+        return HostDevice(num_threads, rank_cores(rank, num_ranks, num_threads, allowed, os.cpu_count() or len(allowed)))
+    configure_blas(num_threads)
+    from workers.devices.paddle import PaddleDevice  # Paddle reads the settings of its BLAS when it is loaded
+
+    return PaddleDevice(name)

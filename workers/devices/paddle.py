@@ -1,0 +1,36 @@
+"""A Paddle place with the reference ops. The one module of the worker, besides the ops themselves, that imports Paddle; made by
+`device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors are the same memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+from paddle.utils import dlpack
+
+from engine.errors import OptionError
+from ops.paddle import reference
+
+
+class PaddleDevice:
+    """`name` is "cpu", "gpu" or "xpu"."""
+
+    def __init__(self, name: str) -> None:
+        available = {
+            "cpu": True,
+            "gpu": paddle.is_compiled_with_cuda(),
+            "xpu": paddle.is_compiled_with_xpu(),
+        }
+        if not available.get(name, False):
+            usable = ", ".join(kind for kind, is_usable in available.items() if is_usable)
+            raise OptionError(f"--device {name}: the installed Paddle {paddle.__version__} supports {usable}")
+        self._is_host = name == "cpu"
+        self.ops = reference.TABLE
+        paddle.set_device("cpu" if self._is_host else f"{name}:0")
+
+    def tensor(self, host: np.ndarray) -> paddle.Tensor:
+        return dlpack.from_dlpack(host) if self._is_host else paddle.to_tensor(host)
+
+    def upload(self, host: np.ndarray, tensor: paddle.Tensor) -> None:
+        if not self._is_host:
+            paddle.assign(host, output=tensor)

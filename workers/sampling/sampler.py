@@ -1,0 +1,91 @@
+"""From logits to tokens and log-probabilities: the native sampler (ops/cpu/native/sampling.h) over the runner's slots.
+
+Called by the runner for the rows that sample and for prompt rows whose log-probabilities are wanted. Order of the operations:
+
+    logit_bias, allowed_token_ids, bad_words, min_tokens, penalties    change the logits (and what greedy takes)
+    temperature, min_p, top_k, top_p                                   choose among them
+    inverse of the cumulative distribution, in token id order          with a number of (seed, position, sample index)
+
+Ties are broken by the lower token id; where no logit is finite, or one is NaN, the first of the largest is taken. A row's
+outcome is a function of its logits, its own tokens and its parameters: its weights are float32, added up in float64 over
+blocks of the vocabulary that start at its beginning, whatever is sampled beside it and on however many threads. The same
+definitions in plain numpy are tests/workers/sampling/reference_sampler.py.
+
+Log-probabilities and ranks are those of the raw logits, before any of it; they are computed where they are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ops import _cpu
+from workers.step.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A token of each row, and what is known of it. 0 in the rows that want no log-probabilities."""
+
+    token_ids: np.ndarray  # int32 [n]
+    logprobs: np.ndarray  # float32 [n]
+    ranks: np.ndarray  # int32 [n], from 1
+    top_token_ids: np.ndarray  # int32 [n, num_top], best first; as many of a row as it wants
+    top_logprobs: np.ndarray  # float32 [n, num_top]
+
+    @staticmethod
+    def of(token_ids: np.ndarray, num_top: int) -> Scores:
+        num_rows = len(token_ids)
+        return Scores(
+            token_ids,
+            np.zeros(num_rows, np.float32),
+            np.zeros(num_rows, np.int32),
+            np.zeros((num_rows, num_top), np.int32),
+            np.zeros((num_rows, num_top), np.float32),
+        )
+
+    def addresses(self) -> tuple[int, int, int, int, int, int]:
+        return (
+            self.token_ids.ctypes.data,
+            self.logprobs.ctypes.data,
+            self.ranks.ctypes.data,
+            self.top_token_ids.shape[1],
+            self.top_token_ids.ctypes.data,
+            self.top_logprobs.ctypes.data,
+        )
+
+
+def sample(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray, positions: np.ndarray) -> Scores:
+    """Draw the token at `positions[i]` of slot `slot_ids[i]` (both int32 [n]) from row i of `logits` (float32 [n, vocab])."""
+    num_top = max(int(slots.sampling["num_logprobs"][slot_ids].max(initial=0)), 0)
+    scores = Scores.of(np.empty(len(slot_ids), np.int32), min(num_top, logits.shape[1]))
+    slot_ids, positions = np.ascontiguousarray(slot_ids, np.int32), np.ascontiguousarray(positions, np.int32)
+    _cpu.sample(
+        _address_of(logits),
+        logits.shape[1],
+        len(slot_ids),
+        *scores.addresses(),
+        slots.sampling.ctypes.data,
+        slots.token_ids.ctypes.data,
+        slots.token_ids.shape[1],
+        slots.num_prompt_tokens.ctypes.data,
+        slot_ids.ctypes.data,
+        positions.ctypes.data,
+    )
+    return scores
+
+
+def score(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
+    """Log-probability and rank of `token_ids[i]` (int32 [n]) in row i of `logits` (float32 [n, vocab]), and its `num_top`
+    best."""
+    assert token_ids.size == 0 or 0 <= token_ids.min() <= token_ids.max() < logits.shape[1], "a token beyond the vocabulary"
+    scores = Scores.of(np.ascontiguousarray(token_ids, np.int32), min(num_top, logits.shape[1]))
+    _cpu.score(_address_of(logits), logits.shape[1], len(token_ids), *scores.addresses())
+    return scores
+
+
+def _address_of(logits: np.ndarray) -> int:
+    assert logits.dtype == np.float32, logits.dtype
+    assert logits.flags.c_contiguous
+    return int(logits.ctypes.data)

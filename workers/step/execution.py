@@ -1,0 +1,78 @@
+"""How a model is run: a plan is a model bound to its inputs and cache, replayed once a step.
+
+Made by the runner (anew for new weights). `EagerPlan` calls op by op, with any table; `TapePlan` has the native table record
+the model once and replays the record in one native call. Contents of the inputs change between replays, addresses never, and
+the numbers of rows are read from the inputs: one tape serves prefill, decode and mixed steps.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ops.cpu.array import Array, address_of
+from ops.cpu.executors import Recording
+from ops.cpu.table import make_table
+from ops.modules import KvCache, Tensor
+from ops.table import NUM_LOGIT_ROWS, OpTable
+from workers.models import Model
+from workers.step.inputs import StepInputs
+
+
+class Plan(Protocol):
+    """A bound model."""
+
+    def replay(self) -> None:
+        """Run the step that the inputs hold, up to the hidden states of the rows that are kept."""
+
+    def logits(self) -> Tensor:
+        """Logits of the kept rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
+        m >= inputs.num_logit_rows, valid until the next call of either."""
+
+
+def make_plan(name: str, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache) -> Plan:
+    """The plan "tape" (of the native table alone) or "eager"."""
+    if name == "tape" and ops.name == "native":
+        return TapePlan(model, inputs, cache)
+    return EagerPlan(model, ops, inputs, cache)
+
+
+class EagerPlan:
+    """Op by op, with whatever table the device offers."""
+
+    def __init__(self, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache) -> None:
+        self._model = model
+        self._ops = ops
+        self._inputs = inputs
+        self._cache = cache
+
+    def replay(self) -> None:
+        self._hidden = self._model.hidden(self._ops, self._inputs, self._cache)
+
+    def logits(self) -> Tensor:
+        inputs = self._inputs
+        row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
+        return self._model.logits(self._ops, self._hidden, row_ids)
+
+
+class TapePlan:
+    """The model as two lists of native ops over arenas, replayed without the GIL: `tape` makes the hidden states of the
+    rows that are kept, `head` logits of so many of them as the inputs hold at a time."""
+
+    def __init__(self, model: Model, inputs: StepInputs, cache: KvCache) -> None:
+        self._inputs = inputs
+        recording = Recording()
+        hidden = model.hidden(make_table(recording), inputs, cache)
+        self.tape = recording.finish(hidden)
+        recording = Recording()
+        rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_logit_rows)
+        self._logits = model.logits(make_table(recording), hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
+        self.head = recording.finish(self._logits)
+
+    def replay(self) -> None:
+        inputs = self._inputs
+        assert inputs.num_rows <= inputs.max_rows, f"the tape is for {inputs.max_rows} rows, the step has {inputs.num_rows}"
+        self.tape.replay()
+
+    def logits(self) -> Tensor:
+        self.head.replay()
+        return self._logits

@@ -1,0 +1,222 @@
+"""What one step reads on the device: metadata in tensors that are allocated once and never move.
+
+Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inputs`). `set_rows` writes every tensor to its
+full length, so that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step
+is run. `KeptRows` is the same of those rows that the last layer goes on with once its keys and values are stored.
+
+    sequence 0, 3 rows | sequence 1, 1 row | padding to the op table's row_tile
+    token_ids           5 7 9 | 4 | 0 0 ...
+    positions           0 1 2 | 8 | 0 0 ...
+    row_slots           2 2 2 | 6 | n n ...      n = max_num_seqs: a block table of zeros, so the dummy block
+    sequence_offsets    [0, 3, 4, 4, ...]        LoD
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ops.modules import Tensor
+from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
+from workers.devices.device import Device
+
+MAX_LOGIT_ROWS = 64  # logits in memory at a time: those of a long prompt's tokens would be gigabytes
+
+
+class Sequences:
+    """Rows of some sequences, as attention reads them, and how much of the tensors they use. Attributes without `host_` are the
+    device's."""
+
+    block_tables: Tensor
+    positions: Tensor
+    sequence_slots: Tensor
+    sequence_offsets: Tensor
+    sequence_starts: Tensor
+    context_lengths: Tensor
+    tile_slots: Tensor
+    tile_contexts: Tensor
+    tile_row_ids: Tensor
+    row_queries: Tensor
+
+    def __init__(self, device: Device, max_num_seqs: int, max_rows: int, row_tile: int) -> None:
+        self._device = device
+        self._dummy_slot = max_num_seqs
+        self._row_tile = row_tile
+        self._host: dict[str, np.ndarray] = {}
+        self.max_rows = max_rows
+        max_tiles = max(max_rows, max_rows // ROW_TILE + max_num_seqs + 1)
+        for name, num_values in (
+            ("positions", max_rows),
+            ("sequence_slots", max_num_seqs),
+            ("sequence_offsets", max_num_seqs + 1),
+            ("sequence_starts", max_num_seqs),
+            ("context_lengths", max_num_seqs),
+            ("tile_slots", max_tiles),
+            ("tile_contexts", max_tiles),
+            ("tile_row_ids", max_tiles * ROW_TILE),
+            ("row_queries", max_rows),
+        ):
+            self._add(name, num_values)
+        self.host_counts = np.zeros(3, np.int32)
+        self.num_rows = 0
+        self.num_tokens = 0
+        self.num_tiles = 0
+        self.tile_rows = 1
+        self.num_key_splits = 0
+
+    def _add(self, name: str, *shape: int) -> None:
+        self._host[name] = np.zeros(shape, np.int32)
+        setattr(self, name, self._device.tensor(self._host[name]))
+
+    def padded(self, num_rows: int) -> int:
+        """`num_rows` rounded up to a multiple of the op table's row_tile."""
+        return -(-num_rows // self._row_tile) * self._row_tile
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, by name."""
+        return ((name, getattr(self, name)) for name in self._host)
+
+    def _set_sequences(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Sequence i has the positions [starts[i], starts[i] + counts[i]) of `slots[i]`, maybe none. Returns the first row of
+        each, and the end of the last: [sequences + 1]."""
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        self.num_tokens = int(offsets[-1])
+        self.num_rows = self.padded(self.num_tokens)
+        self._set("sequence_slots", slots, self._dummy_slot)
+        self._set("sequence_offsets", offsets, self.num_tokens)
+        self._set("sequence_starts", starts)
+        self.host_counts[NUM_ROWS], self.host_counts[NUM_SEQUENCES] = self.num_rows, len(counts)
+        if self._row_tile > 1:  # a table without padded rows reads no tiles either
+            self._set("context_lengths", starts + counts)
+            self.num_key_splits = -(-int((starts + counts).max(initial=1)) // KEY_SPLIT)
+            if counts.max(initial=0) <= 1:
+                self._set_single_rows(slots, starts, counts)
+            else:
+                self._set_tiles(slots, starts, counts, offsets)
+        return offsets
+
+    def _set_single_rows(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """One row a sequence: each row is its own tile."""
+        self.tile_rows, self.num_tiles = 1, self.num_rows
+        row_ids = np.arange(self.num_rows)
+        self._set("tile_slots", slots[counts > 0], self._dummy_slot)
+        self._set("tile_contexts", starts[counts > 0] + 1, 1)
+        self._set("tile_row_ids", row_ids)
+        self._set("row_queries", row_ids)
+
+    def _set_tiles(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> None:
+        """Tiles of ROW_TILE queries of one sequence; a place without a query repeats the tile's first. The padded rows, if
+        there are any, are in one more tile, of the dummy slot."""
+        slots = np.append(slots, self._dummy_slot)
+        contexts = np.append(starts + counts, 1)
+        counts = np.append(counts, self.num_rows - self.num_tokens)
+        num_tiles = -(-counts // ROW_TILE)
+        num_tiles[-1] = 1
+        sequences = np.repeat(np.arange(len(counts)), num_tiles)
+        tile_index = np.arange(len(sequences)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        first_rows = offsets[sequences] + tile_index * ROW_TILE
+        end_rows = offsets + counts
+        row_ids = first_rows[:, None] + np.arange(ROW_TILE)
+        is_query = row_ids < end_rows[sequences, None]
+        row_queries = np.empty(self.num_rows, np.int32)
+        row_queries[row_ids[is_query]] = np.flatnonzero(is_query)
+        self.tile_rows, self.num_tiles = ROW_TILE, len(sequences)
+        self._set("tile_slots", slots[sequences], self._dummy_slot)
+        self._set("tile_contexts", contexts[sequences], 1)
+        self._set("tile_row_ids", np.where(is_query, row_ids, np.minimum(first_rows, self.num_rows - 1)[:, None]).ravel())
+        self._set("row_queries", row_queries)
+
+    def _set(self, name: str, values: np.ndarray, filler: int = 0) -> None:
+        host = self._host[name]
+        assert len(values) <= len(host), f"{name}: {len(values)} values, room for {len(host)}"
+        host[: len(values)] = values
+        host[len(values) :] = filler
+        self._upload(name)
+
+    def _upload(self, name: str) -> None:
+        self._device.upload(self._host[name], getattr(self, name))
+
+
+class KeptRows(Sequences):
+    """The last rows of each sequence of a step, as many as are wanted of it: `row_ids` tells where they are among all."""
+
+    row_ids: Tensor
+
+    def __init__(self, device: Device, max_num_seqs: int, max_rows: int, row_tile: int, block_tables: Tensor) -> None:
+        super().__init__(device, max_num_seqs, max_rows, row_tile)
+        self.block_tables = block_tables
+        self._add("row_ids", max_rows)
+
+    def padded(self, num_rows: int) -> int:
+        """As ever, but a table with padded rows is never given none: it may not know empty tensors."""
+        return super().padded(max(num_rows, self._row_tile - 1))
+
+    def set_last(self, slots: np.ndarray, ends: np.ndarray, counts: np.ndarray, end_rows: np.ndarray) -> None:
+        """Keep the last counts[i] positions of sequence i, which ends before ends[i], in the step before row end_rows[i]."""
+        starts = ends - counts
+        offsets = self._set_sequences(slots, starts, counts)
+        distances = np.arange(self.num_tokens) - offsets[1:].repeat(counts)
+        self._set("row_ids", distances + end_rows.repeat(counts))
+        if self._row_tile > 1:
+            self._set("positions", distances + ends.repeat(counts))
+
+
+class StepInputs(Sequences):
+    """All rows, and of them those that are kept."""
+
+    token_ids: Tensor
+    row_slots: Tensor
+    slot_mapping: Tensor
+    logit_row_ids: Tensor
+
+    def __init__(
+        self,
+        device: Device,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        row_tile: int = ROW_TILE,
+    ) -> None:
+        max_rows = -(-max(max_num_tokens, max_num_seqs) // ROW_TILE) * ROW_TILE
+        super().__init__(device, max_num_seqs, max_rows, row_tile)
+        self.max_logit_rows = min(MAX_LOGIT_ROWS, max_rows)
+        max_keys = -(-max_model_len // KEY_SPLIT) * KEY_SPLIT
+        self._add("token_ids", max_rows)
+        self._add("row_slots", max_rows)
+        self._add("slot_mapping", max_rows)  # the device's alone
+        self._add("logit_row_ids", self.max_logit_rows)
+        self._add("block_tables", max_num_seqs + 1, -(-max_keys // block_size))
+        self.host_block_tables = self._host["block_tables"]
+        self.num_logit_rows = 0
+        self.kept = KeptRows(device, max_num_seqs, max_rows, row_tile, self.block_tables)
+
+    def set_rows(
+        self,
+        slots: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        kept_counts: np.ndarray,
+        slot_token_ids: np.ndarray,
+    ) -> None:
+        """Sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]`, of which the last kept_counts[i] are
+        kept; its tokens are in `slot_token_ids` [slots, tokens]. Sequences without rows may be among them."""
+        offsets = self._set_sequences(slots, starts, counts)
+        row_slots = slots.repeat(counts)
+        positions = np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts)
+        self._set("row_slots", row_slots, self._dummy_slot)
+        self._set("positions", positions)
+        self._set("token_ids", slot_token_ids[row_slots, positions])
+        self.kept.set_last(slots, starts + counts, kept_counts, offsets[1:])
+
+    def set_logit_rows(self, row_ids: np.ndarray) -> None:
+        """The kept rows whose logits are wanted, in this order; `max_logit_rows` at most."""
+        self.num_logit_rows = len(row_ids)
+        self.host_counts[NUM_LOGIT_ROWS] = self.num_logit_rows
+        self._set("logit_row_ids", row_ids)
+
+    def set_block_tables_changed(self) -> None:
+        """The host's block tables were written."""
+        self._upload("block_tables")

@@ -1,0 +1,80 @@
+"""The batch slots of a rank: what is kept of each running sample between steps. Everything in it can be rebuilt from a
+SlotStart.
+
+Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, and takes part in swap, reset
+and resize; so none can be forgotten by one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.messages import SlotStart
+from workers.step.sampling_state import SAMPLING, record_of
+
+
+class Slots:
+    """`num_slots` slots of at most `max_model_len` tokens each, over `block_tables` (int32 [capacity + 1, max_blocks], the
+    step inputs' own; its last row belongs to the padded rows and is no slot)."""
+
+    def __init__(self, block_tables: np.ndarray, max_model_len: int, vocab_size: int) -> None:
+        self._capacity = len(block_tables) - 1
+        self._vocab_size = vocab_size
+        self._registered: dict[str, tuple[np.ndarray, object]] = {}
+        self.num_slots = self._capacity
+        # one place more: the token sampled after the last position, and one more that is sampled ahead of its end
+        self.token_ids = self._register("token_ids", np.zeros((self._capacity, max_model_len + 2), np.int32), 0)
+        self.num_tokens = self._register("num_tokens", np.zeros(self._capacity, np.int32), 0)
+        self.num_prompt_tokens = self._register("num_prompt_tokens", np.zeros(self._capacity, np.int32), 0)
+        self.block_tables = self._register("block_tables", block_tables[: self._capacity], 0)
+        self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self._capacity, np.bool_), False)
+        self.sampling = self._register("sampling", np.zeros(self._capacity, SAMPLING), np.zeros((), SAMPLING)[()])
+        self.token_lists = self._register("token_lists", np.full(self._capacity, None, object), None)  # `sampling` points there
+
+    def _register(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
+        assert len(array) == self._capacity, name
+        assert name not in self._registered, name
+        self._registered[name] = (array, empty)
+        return array
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Every registered array, by name."""
+        return ((name, array) for name, (array, _) in self._registered.items())
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange two slots."""
+        for array, _ in self._registered.values():
+            array[[first, second]] = array[[second, first]]
+
+    def reset(self, slot: int) -> None:
+        """Make a slot empty."""
+        for array, empty in self._registered.values():
+            array[slot] = empty
+
+    def resize(self, num_slots: int) -> None:
+        """Use the first `num_slots` slots. Those beyond become empty; no array moves."""
+        assert 0 <= num_slots <= self._capacity, f"{num_slots} slots of {self._capacity}"
+        for array, empty in self._registered.values():
+            array[num_slots:] = empty
+        self.num_slots = num_slots
+
+    def start(self, message: SlotStart) -> None:
+        """Put a sample into its slot, in place of what was there."""
+        slot = message.slot
+        assert 0 <= slot < self.num_slots, f"slot {slot} of {self.num_slots}"
+        self.reset(slot)
+        token_ids = np.frombuffer(message.token_ids, np.int32)
+        block_ids = np.frombuffer(message.block_ids, np.int32)
+        self.token_ids[slot, : len(token_ids)] = token_ids
+        self.num_tokens[slot] = len(token_ids)
+        self.num_prompt_tokens[slot] = message.num_prompt_tokens
+        self.block_tables[slot, : len(block_ids)] = block_ids
+        self.wants_prompt_logprobs[slot] = message.sampling.num_prompt_logprobs >= 0 and not message.has_prompt_logprobs
+        self.sampling[slot], self.token_lists[slot] = record_of(message.sampling, self._vocab_size)
+
+    def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """The tokens sampled for `positions` of `slots`; the same again where a step is run again."""
+        self.token_ids[slots, positions] = token_ids
+        self.num_tokens[slots] = positions + 1

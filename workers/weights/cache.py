@@ -1,0 +1,180 @@
+"""The directory of packed weights: one file for each checkpoint, precision, sharding and layout of the kernels.
+
+Used by the loader. Files are written under another name and renamed when they are complete; every writer and every user holds
+a lock (flock) on its file, which dies with the process. So a file without a lock is nobody's: a half-written one was left by a
+writer that died and is removed, a complete one may be removed to keep the directory within its limit, the least recently used
+first. Nothing waits for anything: of two that want to write the same file one does, the other goes without. What cannot be
+kept is no error; the loader then packs into memory.
+
+There is no fsync: a file that a power failure cut short is found by its checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
+
+_LOG = logging.getLogger(__name__)
+_COMPLETE, _PARTIAL = ".weights", ".partial"
+
+
+class WeightCache:
+    """`limit`: bytes of all files."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.directory = directory
+        self.limit = limit
+
+    def open(self, name: str) -> PackedFile | None:
+        """The file of that name; None where there is none. DamagedFileError where it cannot be used."""
+        path = self._path(name)
+        try:
+            file = PackedFile(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _LOG.warning("packed weights %s cannot be read: %s", path, error)
+            return None
+        _mark_used(path)
+        return file
+
+    @contextlib.contextmanager
+    def writer(self, name: str, layout: Layout, description: dict[str, Any]) -> Iterator[FileWriter | None]:
+        """A file to fill; it is complete when the block ends, and gone where the block raises. None where nothing can be kept:
+        one line in the log says why."""
+        try:
+            descriptor = self._lock(self._path(name, _PARTIAL))
+        except OSError as error:
+            _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
+            descriptor = None
+        if descriptor is None:
+            yield None
+            return
+        try:
+            writer = self._begin(descriptor, layout, description)
+            yield writer
+            if writer is not None:
+                writer.finish()
+                self._rename(name)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # the arrays that were filled still hold it
+        finally:
+            if _is_at(descriptor, self._path(name, _PARTIAL)):
+                self._path(name, _PARTIAL).unlink()
+            os.close(descriptor)
+
+    def written(self, name: str) -> PackedFile | None:
+        """The file that was just written; None where it went away again."""
+        try:
+            return PackedFile(self._path(name), is_checked=False)
+        except (OSError, DamagedFileError) as error:
+            _LOG.warning("packed weights %s cannot be mapped: %s", self._path(name), error)
+            return None
+
+    def _path(self, name: str, suffix: str = _COMPLETE) -> Path:
+        return self.directory / f"{name}{suffix}"
+
+    def _lock(self, path: Path) -> int | None:
+        """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(descriptor, path):
+                    return descriptor
+            except BlockingIOError:
+                _LOG.info("another worker is writing %s: these weights are packed into memory", path)
+                os.close(descriptor)
+                return None
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # removed between the two calls
+
+    def _rename(self, name: str) -> None:
+        try:
+            self._path(name, _PARTIAL).rename(self._path(name))
+            _mark_used(self._path(name))
+        except OSError as error:
+            _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
+
+    def _begin(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> FileWriter | None:
+        try:
+            self._remove_leftovers()
+            room = self._make_room(layout.num_bytes)
+            if room < layout.num_bytes:
+                _LOG.warning(
+                    "packed weights of %d MiB are not kept in %s: its limit of %d MiB (--weight-cache-limit) leaves %d MiB",
+                    *(layout.num_bytes >> 20, self.directory, self.limit >> 20, max(room, 0) >> 20),
+                )
+                return None
+            return FileWriter(descriptor, layout, description)
+        except OSError as error:
+            _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
+            return None
+
+    # ------------------------------------------------------------------------------------------------------ removing
+
+    def _remove_leftovers(self) -> None:
+        for path in self.directory.glob(f"*{_PARTIAL}"):
+            _remove_unused(path)
+
+    def _make_room(self, num_bytes: int) -> int:
+        """Remove what was used least recently until there are `num_bytes`; the bytes there are then."""
+        files = sorted(self._files(), key=lambda file: file[0])
+        room = self.limit - sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if room >= num_bytes:
+                break
+            if path.suffix == _COMPLETE and _remove_unused(path):
+                room += size
+        return room
+
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        """Time of the last use, bytes and path of every file."""
+        for path in self.directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if path.suffix in (_COMPLETE, _PARTIAL):
+                    yield status.st_mtime_ns, status.st_size, path
+
+
+def _mark_used(path: Path) -> None:
+    """Set its time, from a clock that tells two uses apart."""
+    now_ns = time.time_ns()
+    with contextlib.suppress(OSError):  # another user's file, or a directory that cannot be written
+        os.utime(path, ns=(now_ns, now_ns))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove a file that nobody has locked; whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(descriptor, path):
+            path.unlink()
+        return True
+    except OSError:
+        return False  # in use
+    finally:
+        os.close(descriptor)

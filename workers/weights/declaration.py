@@ -1,0 +1,69 @@
+"""What weights a model has: its modules, declared by name and shape, to be filled from a checkpoint or at random.
+
+A model declares its modules while it is made; the loader checks all of them against the checkpoint before it reads any, and
+then fills them. So a wrong checkpoint is reported whole, and costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.checkpoint.model_config import RopeConfig
+from ops.modules import Embedding, HeadNorm, Linear, Norm, Rotary
+
+
+@dataclass(slots=True)
+class Weights:
+    """The modules that one model declared, in its order."""
+
+    linears: list[Linear] = field(default_factory=list)
+    embeddings: list[Embedding] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
+    head_norms: list[HeadNorm] = field(default_factory=list)
+    rotaries: list[tuple[RopeConfig, Rotary]] = field(default_factory=list)
+
+    def linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int], has_bias: bool = False) -> Linear:
+        """Projections of the same input, computed as one: outputs one after another."""
+        module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
+        self.linears.append(module)
+        return module
+
+    def embedding(self, name: str, num_rows: int, width: int) -> Embedding:
+        module = Embedding(name, num_rows, width)
+        self.embeddings.append(module)
+        return module
+
+    def norm(self, name: str, width: int, epsilon: float) -> Norm:
+        module = Norm(name, width, epsilon)
+        self.norms.append(module)
+        return module
+
+    def head_norm(
+        self, query_name: str, key_name: str, num_heads: int, num_kv_heads: int, width: int, epsilon: float
+    ) -> HeadNorm:
+        module = HeadNorm(query_name, key_name, num_heads, num_kv_heads, width, epsilon)
+        self.head_norms.append(module)
+        return module
+
+    def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
+        """Not in any checkpoint: computed for as many positions as the engine serves."""
+        module = Rotary(head_dim)
+        self.rotaries.append((rope, module))
+        return module
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor that a checkpoint must hold, by its Hugging Face name and shape."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for embedding in self.embeddings:
+            shapes[f"{embedding.name}.weight"] = (embedding.num_rows, embedding.width)
+        for norm in self.norms:
+            shapes[f"{norm.name}.weight"] = (norm.width,)
+        for head_norm in self.head_norms:
+            shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
+        for linear in self.linears:
+            for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
+                shapes[f"{name}.weight"] = (num_outputs, linear.num_inputs)
+                if linear.has_bias:
+                    shapes[f"{name}.bias"] = (num_outputs,)
+        return shapes

@@ -1,0 +1,99 @@
+"""The tensors of a GGUF file under their Hugging Face names, decoded to [out, in].
+
+Called by the loader. llama.cpp rotates neighbouring elements of a head for Llama, where the original pairs halves, and stores
+query and key rows in an order that suits; they are put back here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from engine.checkpoint.gguf.file import BLOCKS, GgufFile, GgufTensor
+from engine.checkpoint.model_config import ModelConfig
+from ops.weight_format import QuantizedWeight, WeightFormat
+from workers.weights.formats.block_integers import INTEGERS
+from workers.weights.formats.blocks import dequantized_blocks
+from workers.weights.formats.integers import in_format
+from workers.weights.formats.module import DecodedTensor
+from workers.weights.formats.tensor import Kept, Tensor
+
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_INNER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_IN_THE_CONFIG = ("rope_freqs.weight",)
+_PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
+
+
+def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, Tensor]:
+    """By Hugging Face name; those that have none keep their own, for the loader to name."""
+    return {_plain_name(name): _decoded(tensor, config) for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG}
+
+
+def _plain_name(name: str) -> str:
+    module, _, suffix = name.rpartition(".")
+    if module in _OUTER:
+        return f"{_OUTER[module]}.{suffix}"
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
+    if match and match[2] in _INNER:
+        return f"model.layers.{match[1]}.{_INNER[match[2]]}.{suffix}"
+    return name
+
+
+def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
+    is_permuted = config.architecture == "llama" and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name)
+    num_heads = config.num_attention_heads if ".attn_q." in tensor.name else config.num_kv_heads
+    num_permuted = num_heads if is_permuted else 0
+
+    def read() -> np.ndarray:
+        values = dequantized_blocks(tensor.type_name, _blocks(tensor))
+        return _in_order(values.reshape(tensor.shape), num_permuted)
+
+    def kept() -> Kept:
+        return INTEGERS[tensor.type_name][0] if tensor.type_name in INTEGERS else None
+
+    def read_integers(format: WeightFormat) -> QuantizedWeight:
+        stored, decode = INTEGERS[tensor.type_name]
+        values, scales, offsets = decode(_blocks(tensor))
+
+        def rows(part: np.ndarray) -> np.ndarray:
+            return _in_order(part.reshape(tensor.shape[0], -1), num_permuted)
+
+        weight = QuantizedWeight(stored, rows(values), rows(scales), None if offsets is None else rows(offsets))
+        return in_format(weight, format)
+
+    def read_plain() -> np.ndarray:
+        if tensor.type_name not in _PLAIN:
+            return read()
+        dtype = _PLAIN[tensor.type_name]
+        values = np.frombuffer(tensor.file.data, dtype, math.prod(tensor.shape), tensor.begin)
+        return _in_order(values.reshape(tensor.shape), num_permuted)
+
+    return DecodedTensor(tensor.shape, read, read_plain, kept, read_integers)
+
+
+def _blocks(tensor: GgufTensor) -> np.ndarray:
+    raw = np.frombuffer(tensor.file.data, np.uint8, tensor.end - tensor.begin, tensor.begin)
+    return raw.reshape(-1, _BLOCK_BYTES[tensor.type_name])
+
+
+def _in_order(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """`num_heads`: of rows in llama.cpp's order, 0 where they are as they should be."""
+    if not num_heads:
+        return values
+    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)

@@ -1,0 +1,59 @@
+"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel write it: 4 or 8 bits, groups of inputs with a scale and a zero point.
+
+    qweight int32 [in * bits / 32, out]    scales float16 [groups, out]
+    qzeros int32 [groups, out * bits / 32]    g_idx int32 [in]
+
+A word holds neighbouring inputs (qweight) or outputs (qzeros) from its lowest bits. weight = (q - zero) * scale. Version 1
+stores zero - 1, which wraps around. With act-order, g_idx says the group of each input.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ops.weight_format import QuantizedWeight, WeightFormat
+from workers.weights.formats.integers import in_format
+from workers.weights.formats.module import DecodedTensor, QuantizedModule
+from workers.weights.formats.packing import unpacked
+from workers.weights.formats.tensor import Kept
+from workers.weights.safetensors import FLOATS
+
+
+def gptq_weight(module: QuantizedModule) -> DecodedTensor:
+    scheme = module.scheme
+    per_word, middle = 32 // scheme.num_bits, 1 << (scheme.num_bits - 1)
+    words = module.matrix("qweight", ("I32",))
+    num_inputs, num_outputs = words.shape[0] * per_word, words.shape[1]
+    num_groups = -(-num_inputs // (scheme.block[1] or num_inputs))
+    scales = module.tensor("scales", FLOATS, (num_groups, num_outputs))
+    has_zeros = scheme.has_zero_points or "qzeros" in module.tensors
+    zeros = module.tensor("qzeros", ("I32",), (num_groups, num_outputs // per_word)) if has_zeros else None
+    group_index = module.group_index("g_idx", num_inputs)
+
+    def read_zeros() -> np.ndarray:
+        """[out, groups]"""
+        if zeros is None:
+            return np.full(scales.shape[::-1], middle, np.float32)
+        stored = unpacked(zeros.read_stored(), scheme.num_bits)
+        points = (stored + np.uint8(scheme.zero_offset)) & np.uint8((1 << scheme.num_bits) - 1)
+        return points.astype(np.float32).T
+
+    def read() -> np.ndarray:
+        group = group_index()
+        values = unpacked(words.read_stored().T, scheme.num_bits).astype(np.float32)
+        values -= read_zeros()[:, group]
+        values *= scales.read().T[:, group]
+        return values
+
+    def kept() -> Kept:
+        return module.kept(num_inputs, bool((read_zeros() != middle).any()), group_index())
+
+    def read_integers(format: WeightFormat) -> QuantizedWeight:
+        values, factors = unpacked(words.read_stored().T, scheme.num_bits), np.ascontiguousarray(scales.read().T)
+        zero = 0 if scheme.num_bits == 4 else middle  # of bytes with a sign
+        offsets = (read_zeros() - np.float32(zero)) * factors if format.has_offsets else None
+        stored = WeightFormat("int8" if zero else "int4", scheme.block[1], offsets is not None)
+        values = (values ^ np.uint8(middle)).view(np.int8) if zero else values
+        return in_format(QuantizedWeight(stored, values, factors, offsets), format)
+
+    return DecodedTensor((num_outputs, num_inputs), read, read, kept, read_integers)

@@ -1,0 +1,83 @@
+"""A linear module of a quantized checkpoint: the tensors that are stored for it, and its weight as it is decoded.
+
+Used by the formats beside this file. Shapes are checked when a module is made known, values are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.checkpoint.quantization_config import WeightScheme
+from engine.errors import CheckpointError
+from ops.weight_format import QuantizedWeight, WeightFormat
+from workers.weights.formats.integers import kept_format
+from workers.weights.formats.tensor import Kept
+from workers.weights.safetensors import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTensor:
+    """A weight [out, in] that is decoded each time it is read (see `Tensor`)."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    read_plain: Callable[[], np.ndarray]
+    kept: Callable[[], Kept]
+    read_integers: Callable[[WeightFormat], QuantizedWeight]
+    is_float: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedModule:
+    """`tensors` by what follows the module's name: qweight, scales, ..."""
+
+    name: str
+    scheme: WeightScheme
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+
+    def error(self, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.name} ({self.scheme.storage}, {self.scheme.num_bits} bits): {text}")
+
+    def tensor(self, suffix: str, dtypes: Sequence[str], *shapes: tuple[int, ...]) -> StoredTensor:
+        """The stored tensor, which has one of `dtypes` and, where some are given, one of `shapes`."""
+        tensor = self.tensors.get(suffix)
+        if tensor is None:
+            raise self.error(f"{suffix} is missing; stored are {', '.join(sorted(self.tensors))}")
+        if tensor.dtype not in dtypes:
+            raise self.error(f"{suffix} has dtype {tensor.dtype}, expected {' or '.join(dtypes)}")
+        if shapes and tensor.shape not in shapes:
+            expected = " or ".join(dict.fromkeys(str(list(shape)) for shape in shapes))
+            raise self.error(f"{suffix} has shape {list(tensor.shape)}, expected {expected}")
+        return tensor
+
+    def matrix(self, suffix: str, dtypes: Sequence[str]) -> StoredTensor:
+        tensor = self.tensor(suffix, dtypes)
+        if len(tensor.shape) != 2:
+            raise self.error(f"{suffix} has shape {list(tensor.shape)}, expected two dimensions")
+        return tensor
+
+    def kept(self, num_inputs: int, has_offsets: bool, group_index: np.ndarray) -> Kept:
+        """For integers in groups of inputs, `group_index` (of each input) tells which."""
+        size = self.scheme.block[1] or num_inputs
+        if (group_index != np.arange(num_inputs) // size).any():
+            return "groups are not in the order of the inputs"
+        return kept_format(self.scheme.num_bits, size, num_inputs, has_offsets) or f"groups of {size}"
+
+    def group_index(self, suffix: str, num_inputs: int) -> Callable[[], np.ndarray]:
+        """Reads the group of each input: of the tensor `suffix` where groups are reordered, else one after another."""
+        size = self.scheme.block[1] or num_inputs
+        if not self.scheme.is_reordered:
+            return lambda: np.arange(num_inputs) // size
+        tensor = self.tensor(suffix, ("I32", "I64"), (num_inputs,))
+        num_groups = -(-num_inputs // size)
+
+        def read() -> np.ndarray:
+            index = tensor.read_stored()
+            if index.size and not 0 <= index.min() <= index.max() < num_groups:
+                raise self.error(f"{suffix} has groups from {index.min()} to {index.max()}, expected 0 to {num_groups - 1}")
+            return index
+
+        return read

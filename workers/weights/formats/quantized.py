@@ -1,0 +1,70 @@
+"""The tensors of a quantized checkpoint as those of the model it was made from: one weight in place of qweight, scales, ...
+
+Called by the loader. Which modules are quantized is seen from what is stored; a module that the configuration leaves out and
+that is stored quantized all the same is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.checkpoint.quantization_config import QuantizationConfig, Storage
+from engine.errors import CheckpointError
+from workers.weights.formats.awq import awq_weight
+from workers.weights.formats.gptq import gptq_weight
+from workers.weights.formats.module import DecodedTensor, QuantizedModule
+from workers.weights.formats.scaled import float_weight, int_weight, packed_weight
+from workers.weights.formats.tensor import Tensor
+from workers.weights.safetensors import StoredTensor
+
+_WEIGHTS: dict[Storage, Callable[[QuantizedModule], DecodedTensor]] = {
+    "awq": awq_weight,
+    "gptq": gptq_weight,
+    "packed": packed_weight,
+    "int": int_weight,
+    "float": float_weight,
+}
+_MAIN = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "int": "weight", "float": "weight"}
+_OTHERS = ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
+_OF_ACTIVATIONS = (  # quantization of what is not quantized here
+    *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+    *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"),
+)
+
+
+def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dict[str, Tensor]:
+    """`tensors` with the weights of quantized modules [out, in] in place of what is stored for them. Raises CheckpointError."""
+    by_module: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        module_name, _, suffix = name.rpartition(".")
+        by_module.setdefault(module_name, {})[suffix] = tensor
+    found: dict[str, Tensor] = {}
+    for module_name, parts in by_module.items():
+        module = _quantized_module(module_name, parts, config)
+        if module:
+            found[f"{module_name}.weight"] = _WEIGHTS[module.scheme.storage](module)
+        hidden = {*_OF_ACTIVATIONS, *(_OTHERS if module else ()), *([_MAIN[module.scheme.storage]] if module else ())}
+        found.update({f"{module_name}.{suffix}": part for suffix, part in parts.items() if suffix not in hidden})
+    return _without_empty_biases(found, config)
+
+
+def _quantized_module(name: str, parts: dict[str, StoredTensor], config: QuantizationConfig) -> QuantizedModule | None:
+    scheme = config.scheme_of(name)
+    main = parts.get(_MAIN[scheme.storage]) if scheme else None
+    if scheme is None or main is None or main.is_float:
+        return None
+    if config.is_ignored(name):
+        raise CheckpointError(f"{name} is stored quantized, but the checkpoint's list of unquantized modules has it")
+    return QuantizedModule(name, scheme, parts)
+
+
+def _without_empty_biases(tensors: dict[str, Tensor], config: QuantizationConfig) -> dict[str, Tensor]:
+    """AutoGPTQ stores biases, all zero, for modules that have none."""
+    if config.method != "gptq":
+        return tensors
+
+    def is_empty(name: str) -> bool:
+        weight = tensors.get(f"{name.removesuffix('.bias')}.weight")
+        return name.endswith(".bias") and isinstance(weight, DecodedTensor) and not tensors[name].read().any()
+
+    return {name: tensor for name, tensor in tensors.items() if not is_empty(name)}

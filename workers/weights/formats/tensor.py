@@ -1,0 +1,37 @@
+"""What the loader needs of a tensor, whatever it is stored as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from ops.weight_format import QuantizedWeight, WeightFormat
+
+Kept = WeightFormat | str | None
+"""How a weight is kept as it is stored: the format that holds its integers exactly, or why none does; None: it is floats."""
+
+
+class Tensor(Protocol):
+    """`read` gives float32; `read_plain` float32, float16 or uint16 (the bits of bfloat16), a view of the file where it is
+    stored so; `read_integers` the numbers in a format that holds what `kept` gives. All decode anew each time. `kept` reads
+    zero points and orders of groups at most."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def is_float(self) -> bool: ...
+
+    @property
+    def read(self) -> Callable[[], np.ndarray]: ...
+
+    @property
+    def read_plain(self) -> Callable[[], np.ndarray]: ...
+
+    @property
+    def kept(self) -> Callable[[], Kept]: ...
+
+    @property
+    def read_integers(self) -> Callable[[WeightFormat], QuantizedWeight]: ...

@@ -1,0 +1,223 @@
+"""From a checkpoint directory to a model with its weights, or an error that names everything that is wrong with it.
+
+Called by the runner at start and at each reload. Weights are packed for the op table once and kept in the weight cache
+(`cache.py`), from which later loads map them: those read no more of the checkpoint than its headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
+from ops.table import OpTable
+from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
+from workers.models import Model, declare_model
+from workers.weights.cache import WeightCache
+from workers.weights.declaration import Weights
+from workers.weights.formats.floats import joined
+from workers.weights.formats.integers import side_by_side
+from workers.weights.formats.tensor import Kept
+from workers.weights.packed_file import DamagedFileError, Layout, PackedFile
+from workers.weights.precision import Precision, choose_formats
+from workers.weights.random import RandomWeights
+from workers.weights.reader import Checkpoint
+from workers.weights.rotary import rotary_tables
+
+_LOG = logging.getLogger(__name__)
+_INTEGERS = ("int8", "int4")
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+CacheOutcome = Literal["hit", "miss", "damaged", "off"]
+
+
+class Stored(Protocol):
+    """Where values come from: a checkpoint or chance. Names are those of Hugging Face."""
+
+    def read_plain(self, name: str) -> np.ndarray: ...
+    def kept(self, name: str) -> Kept: ...
+    def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight: ...
+    def let_go(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`num_bytes`: of its weights as they are kept."""
+
+    model: Model
+    num_bytes: int
+    cache: CacheOutcome
+
+
+def load_model(
+    path: Path,
+    config: ModelConfig,
+    ops: OpTable,
+    num_positions: int,
+    on_progress: Progress,
+    *,
+    precision: Precision = Precision(),  # noqa: B008 - a frozen value
+    random_seed: int | None = None,
+    cache: WeightCache | None = None,
+) -> LoadedModel:
+    """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
+    is used and the weights are random. Raises CheckpointError."""
+    if ops.max_head_dim is not None and config.head_dim > ops.max_head_dim:
+        raise CheckpointError(
+            f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
+            "use --ops reference"
+        )
+    model, weights = declare_model(config)
+    outcome: CacheOutcome = "off"
+    if random_seed is not None:
+        is_narrow = precision != Precision() and ops.layout is not None
+        loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
+        loading.pack_into_memory()
+    else:
+        checkpoint = Checkpoint(path, config, weights)
+        loading = _Loading(weights, checkpoint, ops, precision, on_progress)
+        if cache is None or ops.layout is None:
+            loading.pack_into_memory()
+        else:
+            description = {"layout": ops.layout(), "checkpoint": checkpoint.identity(), "ranks": 1, "rank": 0}
+            outcome = loading.pack_with(cache, path.name, description | asdict(precision))
+    for rope, rotary in weights.rotaries:
+        tables = rotary_tables(rope, rotary.head_dim, num_positions)
+        named = zip(("cosines", "sines", "partners"), tables, strict=True)
+        ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
+    return LoadedModel(model, loading.num_bytes, outcome)
+
+
+class _Loading:
+    """One load: every module of `weights` with values of `stored`."""
+
+    def __init__(self, weights: Weights, stored: Stored, ops: OpTable, precision: Precision, on_progress: Progress) -> None:
+        self._weights = weights
+        self._stored = stored
+        self._ops = ops
+        self._precision = precision
+        self._on_progress = on_progress
+        self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
+        self._num_done = 0
+        self.num_bytes = 0
+
+    def pack_into_memory(self) -> None:
+        self._choose_formats()
+        self._pack(Memory(), self._sizes(Layout()))
+
+    def pack_with(self, cache: WeightCache, name: str, description: dict[str, Any]) -> CacheOutcome:
+        """Map the cache's file that `description` fits; where there is none, make it."""
+        key = hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
+        name = f"{name}-{key}"
+        outcome: CacheOutcome = "miss"
+        try:
+            file = cache.open(name)
+            if file is not None:
+                self._set_formats(file.description["formats"])
+                self._pack(file, self._sizes(Layout()))
+                return "hit"
+        except DamagedFileError as error:
+            _LOG.warning("packed weights %s in %s are made anew: %s", name, cache.directory, error)
+            outcome = "damaged"
+        self._choose_formats()
+        file = self._write(cache, name, description)
+        self._pack(file or Memory(), self._sizes(Layout()))
+        if file is not None:
+            file.map_all()  # only now that nothing maps it for writing: it should not count twice
+        return outcome
+
+    def _write(self, cache: WeightCache, name: str, description: dict[str, Any]) -> PackedFile | None:
+        """The file, made; None where nothing can be kept."""
+        layout = Layout()
+        sizes = self._sizes(layout)
+        with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
+            if writer is not None:
+                self._pack(writer, sizes, is_kept=False)
+        return cache.written(name) if writer is not None else None
+
+    # ------------------------------------------------------------------------------------------------------ formats
+
+    def _choose_formats(self) -> None:
+        if self._ops.layout is None:
+            return  # the table makes everything float32
+        summary = choose_formats(self._weights, self._precision, self._stored.kept)
+        if summary:
+            _LOG.info("quantized weights: %s", summary)
+
+    def _formats(self) -> list[tuple[str, int, bool]]:
+        """Of every matrix; another load of the same file need not look for them."""
+        formats = [module.format for module in self._modules if isinstance(module, (Linear, Embedding))]
+        return [(format.kind, format.group_size, format.has_offsets) for format in formats]
+
+    def _set_formats(self, formats: list[tuple[Any, int, bool]]) -> None:
+        matrices = [module for module in self._modules if isinstance(module, (Linear, Embedding))]
+        for module, format in zip(matrices, formats, strict=True):
+            module.format = WeightFormat(*format)
+
+    # ------------------------------------------------------------------------------------------------------ packing
+
+    def _sizes(self, layout: Layout) -> list[int]:
+        """Bytes of each module as it will be kept; `layout` has them afterwards."""
+        if self._ops.layout is None:
+            sizes = [4 * _num_values(module) for module in self._modules]
+            self.num_bytes = sum(sizes)
+            return sizes
+        ends = []
+        for module in self._modules:
+            self._ops.pack(module, self._sources(module), layout)
+            ends.append(layout.num_bytes)
+        self.num_bytes = layout.num_bytes
+        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def _pack(self, store: Store, sizes: list[int], is_kept: bool = True) -> None:
+        """`is_kept`: whether the modules get the arrays that `store` gives for them."""
+        for module, size in zip(self._modules, sizes, strict=True):
+            self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
+            self._stored.let_go()
+            self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
+            self._on_progress(self._num_done, self.num_bytes)
+
+    def _sources(self, module: Module) -> Mapping[str, Source]:
+        match module:
+            case Linear():
+                parts = ("weight", "bias") if module.has_bias else ("weight",)
+                return {part: partial(self._values, module, [f"{name}.{part}" for name in module.names]) for part in parts}
+            case HeadNorm():
+                names = {"queries": module.query_name, "keys": module.key_name}
+                return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
+            case Embedding() | Norm():
+                return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
+            case _:
+                raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values(self, module: Module, names: list[str]) -> Values:
+        """The tensors of a checkpoint, one after another along the outputs."""
+        format = module.format if isinstance(module, (Linear, Embedding)) else WeightFormat("float32")
+        if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
+            return side_by_side([self._stored.read_integers(name, format) for name in names], format)
+        return joined([self._stored.read_plain(name) for name in names], format)
+
+
+def _num_values(module: Module) -> int:
+    match module:
+        case Linear():
+            return module.width * (module.num_inputs + module.has_bias)
+        case Embedding():
+            return module.num_rows * module.width
+        case HeadNorm():
+            return 2 * module.width
+        case Norm():
+            return module.width
+        case _:
+            raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -1,0 +1,174 @@
+"""A file of packed weights: written piece by piece while modules are packed, checked as a whole when it is opened, then mapped
+read-only, so that everyone who serves the same weights shares its pages.
+
+Used by `cache.py`, which knows where such files lie and for how long.
+
+    0       8         12        16           24            32              40
+    +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
+    | magic | version | 0: u32  | file bytes | index bytes | its checksum  | index JSON | pad | arrays, at cache lines |
+    +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
+    {"description": ..., "checksum": of everything from the first array on, "arrays": {name: [dtype, shape, offset]}}
+
+Numbers are u64 of this machine but for the version (u32). The first bytes are written last: a file without them is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ops import _cpu
+from ops.weight_format import ALIGNMENT, Fill
+
+_MAGIC = b"TKPACKED"
+_VERSION = 1
+_HEAD = struct.Struct("=8sIIQQQ")
+_PAGE = mmap.PAGESIZE
+_MADV_POPULATE_READ = 22  # as Linux has it (5.14); Python does not name it
+_ZERO = "0" * 16
+_PIECE = 4 << 20
+
+
+class DamagedFileError(Exception):
+    """A file of packed weights that cannot be used; says why."""
+
+
+class Layout:
+    """A store that fills nothing: what is to be kept, and where in a file it comes."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name: dtype, shape, offset from the first array
+        self.num_bytes = 0
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        assert name not in self.arrays, f"{name} is kept twice"
+        self.arrays[name] = (dtype.str, shape, self.num_bytes)
+        num_bytes = int(np.prod(shape)) * dtype.itemsize
+        self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        return np.empty(shape, dtype)  # never touched
+
+
+class FileWriter:
+    """A store that fills the arrays of `layout` in a new file, in the order of the layout; whoever opened `descriptor` closes
+    it. Raises OSError where there is no room.
+
+    The file is written in pieces of whole huge pages: a page cache that knows large folios then keeps it in such, and whoever
+    maps it has it mapped by huge pages."""
+
+    def __init__(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> None:
+        self._descriptor = descriptor
+        self._layout = layout
+        self._description = description
+        self._begin = -(-(_HEAD.size + len(self._index(_ZERO))) // _PAGE) * _PAGE
+        self.num_bytes = self._begin + layout.num_bytes
+        os.ftruncate(descriptor, 0)
+        os.posix_fallocate(descriptor, 0, self.num_bytes)  # an error now, not in the middle
+        self._piece = np.empty(_PIECE, np.uint8)  # what comes at `_num_written`
+        self._num_gathered = self._num_written = 0
+        self._append(np.zeros(self._begin, np.uint8))
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        kept, expected, offset = self._layout.arrays[name]
+        assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
+        padding = self._begin + offset - (self._num_written + self._num_gathered)
+        assert 0 <= padding < ALIGNMENT, f"{name} comes out of order"
+        array = np.empty(shape, dtype)
+        fill(array)
+        self._append(np.zeros(padding, np.uint8))
+        self._append(array.reshape(-1).view(np.uint8))
+        return array
+
+    def finish(self) -> None:
+        """Make the file valid."""
+        self._append(np.zeros(self.num_bytes - self._num_written - self._num_gathered, np.uint8))
+        self._flush()
+        self._memory = mmap.mmap(self._descriptor, self.num_bytes, access=mmap.ACCESS_READ)  # keeps the lock as well
+        index = self._index(f"{_checksum(self._memory, self._begin):016x}")
+        os.pwrite(self._descriptor, index, _HEAD.size)
+        os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), _checksum(index)), 0)
+
+    def _append(self, values: np.ndarray) -> None:
+        while len(values):
+            part = values[: _PIECE - self._num_gathered]
+            self._piece[self._num_gathered : self._num_gathered + len(part)] = part
+            self._num_gathered += len(part)
+            values = values[len(part) :]
+            if self._num_gathered == _PIECE:
+                self._flush()
+
+    def _flush(self) -> None:
+        rest = memoryview(self._piece)[: self._num_gathered]
+        while rest:
+            num_written = os.pwrite(self._descriptor, rest, self._num_written)
+            self._num_written += num_written
+            rest = rest[num_written:]
+        self._num_gathered = 0
+
+    def _index(self, checksum: str) -> bytes:
+        content = {"description": self._description, "checksum": checksum, "arrays": self._layout.arrays}
+        return json.dumps(content).encode()
+
+
+class PackedFile:
+    """A store of a file that is complete: nothing is filled. While arrays of it live the file is locked (shared), which says
+    that it is in use. Raises DamagedFileError, and OSError where it cannot be opened."""
+
+    def __init__(self, path: Path, is_checked: bool = True) -> None:
+        """`is_checked`: whether all of it is read and compared with its checksum."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            size = os.fstat(descriptor).st_size
+            if size < _HEAD.size:
+                raise DamagedFileError(f"it has {size} bytes, too few for its head")
+            self._memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)  # keeps the descriptor, and with it the lock
+        finally:
+            os.close(descriptor)
+        self.num_bytes = size
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            self._memory.madvise(mmap.MADV_HUGEPAGE)  # also has them read into such
+        index = self._index()
+        self.description: dict[str, Any] = index["description"]
+        self._arrays: dict[str, list[Any]] = index["arrays"]
+        if is_checked and _checksum(self._memory, self._begin) != int(index["checksum"], 16):
+            raise DamagedFileError("its contents do not have the checksum they were written with")
+
+    def map_all(self) -> None:
+        """Every page now rather than when it is first read."""
+        with contextlib.suppress(OSError):  # not known to older kernels: then they come one by one
+            self._memory.madvise(_MADV_POPULATE_READ)
+
+    def _index(self) -> dict[str, Any]:
+        magic, version, _, size, index_bytes, checksum = _HEAD.unpack_from(self._memory)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise DamagedFileError("it does not begin as such a file does")
+        if size != self.num_bytes or index_bytes > size - _HEAD.size:
+            raise DamagedFileError(f"it has {self.num_bytes} bytes, {size} were written")
+        if _checksum(self._memory, _HEAD.size, index_bytes) != checksum:
+            raise DamagedFileError("its index does not have the checksum it was written with")
+        self._begin = -(-(_HEAD.size + index_bytes) // _PAGE) * _PAGE
+        index: dict[str, Any] = json.loads(self._memory[_HEAD.size : _HEAD.size + index_bytes])
+        return index
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+        kept, expected, offset = self._arrays.get(name, ("", [], 0))
+        if (kept, tuple(expected)) != (dtype.str, shape):
+            raise DamagedFileError(f"{name} should be {dtype.str} {list(shape)}, it holds {kept} {expected}")
+        return _array(self._memory, kept, shape, self._begin + offset)
+
+
+def _array(memory: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
+    return np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
+
+
+def _checksum(memory: mmap.mmap | bytes, begin: int = 0, num_bytes: int = -1) -> int:
+    values = np.frombuffer(memory, np.uint8, num_bytes, begin)
+    return _cpu.checksum(values.ctypes.data, len(values))

@@ -1,0 +1,91 @@
+"""In which format each matrix is kept: what the options ask for, and what the checkpoint stores. A pure decision, called by the
+loader before it packs.
+
+- A linear that is stored as integers keeps them. Parts that lie in one matrix (q, k, v; gate, up) and are stored differently
+  get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not in the order
+  of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
+- Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
+  inputs (32 where 64 does not divide them; else as wint8), the head to 8 bits as for wint8.
+- Embeddings are floats of the dtype; those that are the head too are kept as the head is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.errors import CheckpointError
+from ops.modules import Linear
+from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
+from workers.weights.declaration import Weights
+from workers.weights.formats.integers import common_format
+from workers.weights.formats.tensor import Kept
+
+_WINT8 = WeightFormat("int8")
+_WINT4_GROUPS = (64, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What was asked for, as in EngineConfig."""
+
+    dtype: str = "float32"
+    quantization: str = "none"
+
+    @property
+    def float_format(self) -> WeightFormat:
+        return BFLOAT16 if self.dtype == "bfloat16" else FLOAT32
+
+
+def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str], Kept]) -> str:
+    """Set the format of each linear and embedding. `kept` says how a tensor of the checkpoint can be kept as it is stored. What
+    became of stored integers, as one line; empty where there are none. Raises CheckpointError where they should be rounded."""
+    embeddings = {embedding.name for embedding in weights.embeddings}
+    outcomes: Counter[str] = Counter()
+    formats = {}
+    for linear in weights.linears:
+        stored = [kept(f"{name}.weight") for name in linear.names]
+        is_head = linear.name == "lm_head" or linear.name in embeddings
+        if all(part is None for part in stored):
+            linear.format = _rounded(linear, is_head, precision)
+        elif precision.quantization != "none":
+            raise CheckpointError(
+                f"{linear.name} is quantized already and is kept as it is: start without --quantization "
+                f"{precision.quantization} for such a checkpoint"
+            )
+        else:
+            linear.format, outcome = _stored(stored, precision)
+            outcomes[outcome] += 1
+        formats[linear.name] = linear.format
+    for embedding in weights.embeddings:
+        embedding.format = formats.get(embedding.name, precision.float_format)
+    return "; ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+
+
+def _rounded(linear: Linear, is_head: bool, precision: Precision) -> WeightFormat:
+    if precision.quantization == "none":
+        return precision.float_format
+    fitting = [size for size in _WINT4_GROUPS if linear.num_inputs % size == 0]
+    if precision.quantization == "wint8" or is_head or not fitting:
+        return _WINT8
+    return WeightFormat("int4", fitting[0])
+
+
+def _stored(parts: list[Kept], precision: Precision) -> tuple[WeightFormat, str]:
+    """The format, and a few words for the log."""
+    floats = precision.float_format
+    formats = [part for part in parts if isinstance(part, WeightFormat)]
+    if len(formats) < len(parts):
+        reasons = dict.fromkeys(part or "parts stored as floats" for part in parts if not isinstance(part, WeightFormat))
+        return floats, f"as {floats.kind} ({', '.join(reasons)})"
+    format = common_format(formats)
+    if all(part == format for part in formats):
+        return format, f"as stored ({shown(format)})"
+    different = dict.fromkeys(shown(part) for part in formats)
+    return format, f"as {shown(format)} ({' beside '.join(different)})"
+
+
+def shown(format: WeightFormat) -> str:
+    groups = f", groups of {format.group_size}" if format.group_size else ""
+    return f"{format.kind}{groups}{', offsets' if format.has_offsets else ''}"

@@ -1,0 +1,212 @@
+"""The files of a checkpoint, checked against the model that is to be filled from them.
+
+Used by the loader, at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards)
+in either layout:
+
+- Hugging Face: linear weights [out, in], names `model.layers.0.self_attn.q_proj.weight`.
+- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj`
+  holds q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
+
+Quantized weights and those of a GGUF file are decoded by `workers/weights/formats`.
+
+One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence
+is, in this order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers
+wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.checkpoint.gguf.file import LINK_NAME, GgufFile
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from ops.modules import Linear
+from ops.weight_format import QuantizedWeight, WeightFormat
+from workers.weights.declaration import Weights
+from workers.weights.formats.gguf import gguf_tensors
+from workers.weights.formats.quantized import decoded
+from workers.weights.formats.tensor import Kept, Tensor
+from workers.weights.safetensors import SafetensorsFile
+
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_")
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stored tensor, or some columns of a fused one."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    columns: np.ndarray | None = None
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        return values if self.columns is None else values[..., self.columns]
+
+
+class Checkpoint:
+    """The files of a checkpoint, checked against what a model declared. Any declared tensor can be read by its Hugging Face
+    name, linear weights as [out, in]."""
+
+    def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
+        self._path = path
+        self._gguf = GgufFile(path / LINK_NAME) if (path / LINK_NAME).is_symlink() else None
+        self._files = [] if self._gguf else list(_open_files(path))
+        self._has_paddle_names = False
+        self._parts = dict(self._name_parts(config))
+        self._is_linear = {f"{name}.weight" for linear in weights.linears for name in linear.names}
+        self._is_linear -= {f"{embedding.name}.weight" for embedding in weights.embeddings}  # tied: stored as an embedding
+        self.is_paddle_layout = self._find_layout(config, weights.linears)
+        self._check(weights.shapes(), config)
+
+    def read(self, name: str) -> np.ndarray:
+        """float32."""
+        part = self._parts[name]
+        return self._turned(name, part.of(part.tensor.read()))
+
+    def read_plain(self, name: str) -> np.ndarray:
+        """float32, float16, or uint16, the bits of bfloat16: as it is stored, so that large tensors need no copy."""
+        part = self._parts[name]
+        return self._turned(name, part.of(part.tensor.read_plain()))
+
+    def kept(self, name: str) -> Kept:
+        return self._parts[name].tensor.kept()
+
+    def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight:
+        """In a format that holds exactly what `kept` gives."""
+        return self._parts[name].tensor.read_integers(format)
+
+    def let_go(self) -> None:
+        """Count the pages that were read so far no longer as this process's memory."""
+        for file in self._mapped():
+            file.data.madvise(mmap.MADV_DONTNEED)
+
+    def identity(self) -> list[tuple[str, int, int, str]]:
+        """What tells this state of the checkpoint from any other: name, bytes, time (ns) and hash of the header of each file,
+        and config.json as a whole."""
+        found = []
+        for file in self._mapped():
+            status = file.path.stat()
+            header = hashlib.sha256(memoryview(file.data)[: file.data_begin]).hexdigest()
+            found.append((file.path.name, status.st_size, status.st_mtime_ns, header))
+        config = (self._path / "config.json").read_bytes()
+        return [*found, ("config.json", len(config), 0, hashlib.sha256(config).hexdigest())]
+
+    def _mapped(self) -> Sequence[SafetensorsFile | GgufFile]:
+        return [self._gguf] if self._gguf else self._files
+
+    def _turned(self, name: str, values: np.ndarray) -> np.ndarray:
+        return values.T if self.is_paddle_layout and name in self._is_linear else values
+
+    def _name_parts(self, config: ModelConfig) -> Iterator[tuple[str, _Part]]:
+        """Stored tensors under their Hugging Face names, fused ones as their parts."""
+        for name, tensor in self._tensors(config).items():
+            plain_name = re.sub(r"^ernie\.", "model.", name)
+            self._has_paddle_names |= plain_name != name
+            fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
+            self._has_paddle_names |= bool(fused)
+            for part_name, columns in fused.items():
+                yield part_name, _Part(tensor, (*tensor.shape[:-1], len(columns)), columns)
+            if not fused:
+                yield plain_name, _Part(tensor, tensor.shape)
+
+    def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
+        """All tensors of all files, quantized ones decoded when they are read."""
+        if self._gguf:
+            return gguf_tensors(self._gguf, config)
+        stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
+        if config.quantization is None:
+            return stored
+        try:
+            return decoded(stored, config.quantization)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._path}: {error}") from error
+
+    def _find_layout(self, config: ModelConfig, linears: list[Linear]) -> bool:
+        if config.quantization or self._gguf:
+            return False  # no quantized format has it
+        num_plain, num_transposed = 0, 0
+        for linear in linears:
+            for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
+                part = self._parts.get(f"{name}.weight")
+                if part is None or f"{name}.weight" not in self._is_linear or num_outputs == linear.num_inputs:
+                    continue
+                num_plain += part.shape == (num_outputs, linear.num_inputs)
+                num_transposed += part.shape == (linear.num_inputs, num_outputs)
+        if num_plain != num_transposed:
+            return num_transposed > num_plain
+        formats = {file.metadata.get("format") for file in self._files} & {"pd", "pt"}
+        if len(formats) == 1:
+            return formats == {"pd"}
+        return self._has_paddle_names or not config.is_transformers
+
+    def _check(self, shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> None:
+        problems = []
+        for name, shape in shapes.items():
+            is_transposed = self.is_paddle_layout and name in self._is_linear
+            expected = shape[::-1] if is_transposed else shape
+            part = self._parts.get(name)
+            if part is None:
+                problems.append(f"{name} {list(expected)} is missing")
+            elif part.shape != expected:
+                problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
+            elif not part.tensor.is_float:
+                problems.append(f"{name} is quantized, which config.json does not say")
+        tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        unexpected = [
+            name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)
+        ]
+        problems += [f"{name} {list(self._parts[name].shape)} is not expected" for name in sorted(unexpected)]
+        if problems:
+            listed = problems[:_MAX_LISTED]
+            if len(problems) > len(listed):
+                listed.append(f"and {len(problems) - len(listed)} more")
+            raise CheckpointError(
+                f"{self._path} does not hold the weights of the {config.architecture} model in its config.json: "
+                + "; ".join(listed)
+            )
+
+
+def _open_files(path: Path) -> Iterator[SafetensorsFile]:
+    index_path = path / "model.safetensors.index.json"
+    if index_path.is_file():
+        try:
+            names = sorted(set(json.loads(index_path.read_bytes())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index_path} cannot be read: {error!r}") from error
+        paths = [path / name for name in names]
+    else:
+        paths = [path / "model.safetensors"]
+        if not paths[0].is_file():
+            paths = sorted(path.glob("*.safetensors"))
+    if not paths:
+        raise CheckpointError(f"{path} has no safetensors file; other formats are not read (--load-format dummy needs none)")
+    return map(SafetensorsFile, paths)
+
+
+def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:
+    """The separate projections within a fused Paddle tensor of `width` columns: name -> its columns."""
+    match = re.fullmatch(r"(.*\.)(qkv_proj|up_gate_proj)\.(weight|bias)", name)
+    if match is None:
+        return {}
+    prefix, kind, suffix = match.groups()
+    columns = np.arange(width)
+    if kind == "up_gate_proj":
+        gate, up = np.array_split(columns, 2)
+        return {f"{prefix}gate_proj.{suffix}": gate, f"{prefix}up_proj.{suffix}": up}
+    heads, kv_heads = config.num_attention_heads, config.num_kv_heads
+    if heads == kv_heads and width % (3 * heads) == 0:
+        q, k, v = columns.reshape(heads, 3, -1).transpose(1, 0, 2).reshape(3, -1)
+    else:
+        keys = width * kv_heads // (heads + 2 * kv_heads)
+        q, k, v = np.split(columns, [width - 2 * keys, width - keys])
+    return {f"{prefix}{part}_proj.{suffix}": indexes for part, indexes in (("q", q), ("k", k), ("v", v))}

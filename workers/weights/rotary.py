@@ -1,0 +1,103 @@
+"""Rotary position embedding tables: per position and rotated element, a cosine and a signed sine. Pure numpy.
+
+Used by the loader. Rope types, with the same numbers as transformers gives:
+
+- default: Su et al. 2021, "RoFormer".
+- linear: frequencies divided by `factor` (Chen et al. 2023, "Position Interpolation").
+- dynamic: NTK-aware scaling whose base grows with the length beyond `max_position_embeddings`. Implementations that take the
+  base from the longest sequence of the moment give a token other keys when its neighbours change. Here position p always has
+  the base of a sequence of p + 1 tokens: what generation token by token gives there, and the same however prompts are cut or
+  recomputed.
+- yarn: Peng et al. 2023, "YaRN": high frequencies kept, low ones interpolated, a ramp between, and attention scaled.
+- llama3: the wavelength bands of Llama 3.1.
+
+GGUF files hold the outcome of the latter as a factor for each frequency, which goes with any type.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.checkpoint.model_config import RopeConfig
+
+
+def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cosines and signed sines, float32 [num_positions, head_dim], and partners, int32 [head_dim]: the rotated x is
+    `x * cosines + x[partners] * sines`. Angles are rounded to float32 as the published models' code does."""
+    positions = np.arange(num_positions, dtype=np.float32)[:, None]
+    angles = (positions * _frequencies(rope, num_positions)).astype(np.float64)
+    first = np.arange(rope.rotary_dim // 2) * 2 if rope.is_interleaved else np.arange(rope.rotary_dim // 2)
+    second = first + (1 if rope.is_interleaved else rope.rotary_dim // 2)
+    cosines, sines = np.ones((num_positions, head_dim)), np.zeros((num_positions, head_dim))
+    partners = np.arange(head_dim, dtype=np.int32)
+    cosines[:, first] = cosines[:, second] = np.cos(angles) * attention_scale(rope)
+    sines[:, second] = np.sin(angles) * attention_scale(rope)
+    sines[:, first] = -sines[:, second]
+    partners[first], partners[second] = second, first
+    return cosines.astype(np.float32), sines.astype(np.float32), partners
+
+
+def attention_scale(rope: RopeConfig) -> float:
+    """What cosines and sines are multiplied by; not 1 only with yarn."""
+    if rope.rope_type != "yarn":
+        return 1.0
+    if rope.attention_factor:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return _yarn_mscale(rope.factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _frequencies(rope: RopeConfig, num_positions: int) -> np.ndarray:
+    """float32 [rotary_dim / 2], or [num_positions, rotary_dim / 2] where they depend on the position."""
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.rope_type == "linear":
+        plain = plain / rope.factor
+    elif rope.rope_type == "dynamic":
+        plain = _dynamic(rope, exponents, num_positions)
+    elif rope.rope_type == "yarn":
+        plain = _yarn(rope, plain)
+    elif rope.rope_type == "llama3":
+        plain = _llama3(rope, plain)
+    if rope.frequency_factors:
+        plain = plain / np.array(rope.frequency_factors)
+    return plain.astype(np.float32)
+
+
+def _dynamic(rope: RopeConfig, exponents: np.ndarray, num_positions: int) -> np.ndarray:
+    lengths = np.maximum(np.arange(1, num_positions + 1, dtype=np.float64), rope.max_position_embeddings)
+    growth = rope.factor * lengths / rope.max_position_embeddings - (rope.factor - 1)
+    theta = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return 1.0 / theta[:, None] ** exponents
+
+
+def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
+    def dimension_of(num_rotations: float) -> float:
+        """The pair that makes so many rotations within the original length."""
+        wavelength = rope.original_max_position_embeddings / (num_rotations * 2 * math.pi)
+        return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero
+    interpolated_share = np.clip((np.arange(rope.rotary_dim // 2) - low) / (high - low), 0, 1)
+    return plain / rope.factor * interpolated_share + plain * (1 - interpolated_share)
+
+
+def _llama3(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
+    length, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    wavelengths = 2 * math.pi / plain
+    smooth = (length / wavelengths - low) / (high - low)
+    between = (1 - smooth) * plain / rope.factor + smooth * plain
+    long_or_between = np.where(wavelengths > length / low, plain / rope.factor, between)
+    return np.where(wavelengths < length / high, plain, long_or_between)

@@ -1,0 +1,128 @@
+"""One `.safetensors` file, mapped read-only: its header checked, its tensors as float32 arrays.
+
+Used by the loader. The format (https://huggingface.co/docs/safetensors):
+
+    0        8                8 + n                          end of file
+    +--------+----------------+--------------------------------------+
+    | n: u64 | n bytes of JSON | data                                 |
+    +--------+----------------+--------------------------------------+
+    {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end)}, ..., "__metadata__": {"format": "pt"}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.checkpoint.files import map_file
+from engine.errors import CheckpointError
+from ops.weight_format import QuantizedWeight, WeightFormat
+
+_PREFIX_BYTES = 8
+_MAX_HEADER_BYTES = 100 << 20
+_DTYPES = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "F64": np.dtype("<f8"),
+    "BF16": np.dtype("<u2"),
+    "U16": np.dtype("<u2"),  # bfloat16 as Paddle writes it from numpy
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype("u1"),
+}
+FLOATS = ("F32", "F16", "F64", "BF16", "U16")
+_BFLOAT16 = ("BF16", "U16")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's entry in a file; [begin, end) are bytes of the file."""
+
+    file: SafetensorsFile
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers are weights as they are; others belong to a quantized format."""
+        return self.dtype in FLOATS
+
+    def read_stored(self) -> np.ndarray:
+        """The numbers as they are stored, a view of the mapping; 8-bit and brain floats as unsigned integers."""
+        return np.frombuffer(self.file.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)
+
+    def read(self) -> np.ndarray:
+        """The values as float32; a view of the mapping where they are stored so."""
+        raw = self.read_stored()
+        if self.dtype in _BFLOAT16:
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float32, copy=False)
+
+    def read_plain(self) -> np.ndarray:
+        """The values as float32, float16 or the bits of bfloat16; a view of the mapping where they are stored so."""
+        return self.read() if self.dtype == "F64" else self.read_stored()
+
+    def kept(self) -> None:
+        """Plain numbers are of no quantized format."""
+
+    def read_integers(self, format: WeightFormat) -> QuantizedWeight:
+        raise AssertionError(f"{self.name} has dtype {self.dtype} and cannot be kept as {format}")
+
+
+class SafetensorsFile:
+    """A mapped file. `tensors` by name, `metadata` as its writer left it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = map_file(path)
+        header, data_begin = self._header()
+        metadata = header.pop("__metadata__", {})
+        self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
+        self.data_begin = data_begin
+        self.tensors = {name: self._entry(name, entry, data_begin) for name, entry in header.items()}
+
+    def _header(self) -> tuple[dict[str, Any], int]:
+        if len(self.data) < _PREFIX_BYTES:
+            raise self._damaged(f"it has {len(self.data)} bytes, too few for a header")
+        num_bytes = int.from_bytes(self.data[:_PREFIX_BYTES], "little")
+        end = _PREFIX_BYTES + num_bytes
+        if num_bytes > _MAX_HEADER_BYTES or end > len(self.data):
+            raise self._damaged(f"its header should take {num_bytes} bytes, the file has {len(self.data)}")
+        try:
+            header = json.loads(self.data[_PREFIX_BYTES:end])
+        except ValueError as error:
+            raise self._damaged(f"its header is no JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise self._damaged("its header is no JSON object")
+        return header, end
+
+    def _entry(self, name: str, entry: Any, data_begin: int) -> StoredTensor:
+        try:
+            dtype, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
+            begin, end = (data_begin + int(offset) for offset in entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"the header entry of {name} is malformed") from error
+        if dtype not in _DTYPES:
+            raise CheckpointError(f"{self.path}: {name} has dtype {dtype}; readable are {', '.join(_DTYPES)}")
+        if end > len(self.data):
+            raise self._damaged(f"{name} should end at byte {end}, the file has {len(self.data)}")
+        if min(shape, default=1) < 0 or end - begin != math.prod(shape) * _DTYPES[dtype].itemsize or begin < data_begin:
+            raise self._damaged(f"{name} has {end - begin} bytes for {dtype} {list(shape)}")
+        return StoredTensor(self, name, dtype, shape, begin, end)
+
+    def _damaged(self, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is truncated or damaged: {text}; fetch it again")
