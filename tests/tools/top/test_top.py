@@ -30,7 +30,7 @@ from tools.top.command import main
 
 ACTORS = ("supervisor", "api0", "tokenizer0", "scheduler", "cache", "worker0")
 RUN_ID = new_run_id()
-TOP = [sys.executable, "-c", "import sys; from tools.top import main; sys.exit(main(sys.argv[1:]))"]
+TOP = [sys.executable, "-c", "import sys; from tools.top.command import main; sys.exit(main(sys.argv[1:]))"]
 
 KILLED_ENGINE = """
 import os, signal, sys
