@@ -25,7 +25,7 @@ KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position
 NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS = range(3)  # what `Inputs.counts` holds
 
 
-class Sequences(Protocol):
+class AttentionMetadata(Protocol):
     """Rows of some sequences, as attention reads them. The tensors have fixed addresses and their full sizes; the counts say
     how much of them is in use. `workers/step/inputs.py` makes them."""
 
@@ -46,13 +46,13 @@ class Sequences(Protocol):
     host_counts: np.ndarray  # int32 [3]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS of this step; of fixed address too
 
 
-class KeptRows(Sequences, Protocol):
+class KeptRows(AttentionMetadata, Protocol):
     """Rows that the last layer goes on with once its keys and values are stored: the others' hidden states nobody asks for."""
 
     row_ids: Tensor  # int32 [max_rows]: which of the step's rows they are
 
 
-class Inputs(Sequences, Protocol):
+class Inputs(AttentionMetadata, Protocol):
     """What ops read of a step: all its rows."""
 
     token_ids: Tensor  # int32 [max_rows]

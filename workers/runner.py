@@ -63,7 +63,7 @@ class _Rows:
         return self.starts + self.counts
 
 
-class Runner:
+class ModelRunner:
     """Weights, slots and inputs of one rank over its KV arena."""
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, arena: memoryview, rank: int = 0) -> None:

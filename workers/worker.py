@@ -37,7 +37,7 @@ from shm.broadcast import BroadcastReader
 from shm.counters import State
 
 if TYPE_CHECKING:
-    from workers.runner import Runner
+    from workers.runner import ModelRunner
 
 _PROGRESS_PARTS = 20
 _MIB = 1 << 20
@@ -149,13 +149,13 @@ class WorkerActor(Actor):
 
     # ------------------------------------------------------------------------------------------------------- loading
 
-    def _make_runner(self) -> Runner:
+    def _make_runner(self) -> ModelRunner:
         config = self.context.config
-        from workers.runner import Runner
+        from workers.runner import ModelRunner
 
         self.context.row.beat(time.monotonic_ns())
         self._arena = self.context.arena()
-        return Runner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index)
+        return ModelRunner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index)
 
     def _load(self, path: str, version: int) -> None:
         """Load weights; CheckpointError leaves the present ones."""

@@ -3,16 +3,16 @@
 One process. It owns every queue, batch slot and block table; a rank holds nothing that cannot be made again from what is
 here. Read `SchedulerActor.step` first. The parts, one noun each:
 
-    intake.py     Request -> Sample, or 400 / 429         policy.py     what runs in the next step: pure decisions
-    sequence.py   a Sample: its tokens and what it holds  dispatch.py   Steps to the ranks, steps in flight
-    queues.py     samples in their order                  results.py    what came of a step
-    roster.py     all samples, slots, the block pool      delivery.py   outputs to the tokenizers
-    blocks.py     the pool and its prefix index           kv_events.py  changes of the index, to the cache messenger
-    aborts.py     samples that end early                  commands.py   operators' orders
-    ranks.py      which ranks are there                   weights.py    the state machine of the weights
-    meter.py      what is counted
+    admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
+    sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
+    queues.py        sequences in their order               results.py         what came of a step
+    batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
+    block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
+    aborts.py        sequences that end early               weight_updates.py  operators' orders
+    ranks.py         which ranks are there                  weight_state.py    the state machine of the weights
+    stats.py         what is counted
 
-    tokenizers --Request, Abort--> intake -> waiting -> running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
+    tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.topology import CACHE, SCHEDULER, index_of, role_of
 from engine.scheduler.aborts import Aborts
-from engine.scheduler.admission import Intake
-from engine.scheduler.batch_state import Roster
+from engine.scheduler.admission import AdmissionControl
+from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.delivery import RETRY_INTERVAL_NS, Delivery
 from engine.scheduler.dispatch import Dispatcher
-from engine.scheduler.policy import Limits, choose
+from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of
 from engine.scheduler.sequence import start_bytes
-from engine.scheduler.stats import Meter
-from engine.scheduler.weight_state import Weights
-from engine.scheduler.weight_updates import Commands
+from engine.scheduler.stats import SchedulerStats
+from engine.scheduler.weight_state import WeightState
+from engine.scheduler.weight_updates import WeightUpdates
 from shm.broadcast import BroadcastWriter
 
 STEP_BYTES = 256  # of a Step besides its starts, and what each row adds
@@ -78,40 +78,40 @@ class SchedulerActor(Actor):
         )
         pool = BlockPool(config.num_kv_blocks)
         self.block_events = BlockEvents(context.outbox(CACHE), pool, config.block_size)
-        self.roster = Roster(self.limits, pool, self.block_events.stored)
-        self.intake = Intake(config, self.limits)
+        self.batch = BatchState(self.limits, pool, self.block_events.stored)
+        self.admission = AdmissionControl(config, self.limits)
         self.delivery = Delivery(context)
         self.dispatcher = Dispatcher(writer, context.epoch)
-        self.results = Results(context, self.roster)
-        self.aborts = Aborts(context, self.roster)
-        self.weights = Weights(*context.weights_in_use())
+        self.results = Results(context, self.batch)
+        self.aborts = Aborts(context, self.batch)
+        self.weights = WeightState(*context.weights_in_use())
         self.ranks = Ranks(config.num_ranks, self.weights.path, self.weights.version)
-        self.commands = Commands(
-            context, self.weights, self.roster, self.dispatcher, self.ranks, self.aborts, self.block_events
+        self.weight_updates = WeightUpdates(
+            context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events
         )
-        self.meter = Meter(context, self.roster, self.weights)
+        self.stats = SchedulerStats(context, self.batch, self.weights)
         self._preemptions = context.counter("num_preemptions_total")
         self._rejections = context.counter("requests_rejected_total")
         self._dropped = context.counter("messages_dropped_total")
         self._dispatched_again = context.counter("steps_dispatched_again_total")
 
     def on_start(self) -> None:
-        longest = start_bytes(self.intake.max_positions)
+        longest = start_bytes(self.admission.max_positions)
         if longest > self.limits.max_start_bytes:
             raise StartError(
                 f"the broadcast ring takes starts of {self.limits.max_start_bytes} bytes, the longest request needs {longest}; "
                 "lower --max-model-len"
             )
-        self.weights.go_on(self.meter.last_state)
-        self.meter.show()
+        self.weights.go_on(self.stats.last_state)
+        self.stats.show()
 
     def step(self) -> int:
         """One turn: orders and deadlines, then steps while there is room for one, then whatever can be sent."""
-        num_done = self.aborts.expire(time.monotonic_ns()) + self.commands.advance() + self.dispatcher.flush()
-        while self.commands.can_dispatch and self.ranks.are_complete and self.dispatcher.has_room and self._dispatch():
+        num_done = self.aborts.expire(time.monotonic_ns()) + self.weight_updates.advance() + self.dispatcher.flush()
+        while self.weight_updates.can_dispatch and self.ranks.are_complete and self.dispatcher.has_room and self._dispatch():
             num_done += 1
         num_done += self.delivery.flush() + self.block_events.flush()
-        self.meter.show()
+        self.stats.show()
         return num_done
 
     def deadline_ns(self) -> int:
@@ -132,14 +132,14 @@ class SchedulerActor(Actor):
             case Hello():
                 self._on_hello(sender, message)
             case WeightsChanged():
-                self.commands.rank_answered(message)
+                self.weight_updates.rank_answered(message)
             case BlocksMoved():
                 self._dropped.add(1)  # no tiers yet, so nothing was asked for
             case _:
                 raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
 
     def on_command(self, command: Command) -> Reply | None:
-        return self.commands.take(command)
+        return self.weight_updates.handle(command)
 
     def on_peer(self, name: str, epoch: int) -> None:
         match role_of(name):
@@ -153,68 +153,68 @@ class SchedulerActor(Actor):
     def _dispatch(self) -> bool:
         """Choose and send the next step. False where there is nothing to do now."""
         begin_ns = time.monotonic_ns()
-        roster = self.roster
-        plan = choose(roster.running, roster.waiting, roster.leaders, roster.pool, self.limits, roster.num_leaving)
-        if plan.preempted is not None:
-            roster.preempt(plan.preempted)
+        batch = self.batch
+        output = schedule(batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving)
+        if output.preempted is not None:
+            batch.preempt(output.preempted)
             self._preemptions.add(1)
-        if plan.admitted:
-            roster.admit(plan.admitted)
-            for admission in plan.admitted:
-                self.meter.admitted(admission.sample, begin_ns)
-        if plan.rows:
-            flight = self.dispatcher.dispatch(plan.rows, roster, time.monotonic_ns())
-            self.meter.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
-        return bool(plan.rows) or plan.preempted is not None
+        if output.admitted:
+            batch.admit(output.admitted)
+            for admission in output.admitted:
+                self.stats.admitted(admission.sequence, begin_ns)
+        if output.rows:
+            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns())
+            self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
+        return bool(output.rows) or output.preempted is not None
 
     def _on_result(self, result: StepResult) -> None:
-        step = self.dispatcher.take(result.step_id) if result.rank == 0 else None
+        step = self.dispatcher.complete(result.step_id) if result.rank == 0 else None
         if step is None:
             self._dropped.add(1)
             return
         now_ns = time.monotonic_ns()
         self.results.apply(step, result, now_ns)
-        self.meter.returned(result, time.monotonic_ns())
+        self.stats.returned(result, time.monotonic_ns())
 
     def _on_request(self, request: Request) -> None:
-        known = self.roster.samples.get(request.request_id)
+        known = self.batch.sequences.get(request.request_id)
         is_stale = known is not None and known.request.attempt >= request.attempt
         if is_stale or request.api_epoch < self.context.peer_epoch(request.api):
             self._dropped.add(1)
             return
         if known is not None:
-            self.roster.finish(known)
+            self.batch.finish(known)
         stream = self.delivery.stream(request.tokenizer)
-        num_waiting = 0 if request.attempt else self.roster.num_waiting  # what was begun is not refused any more
+        num_waiting = 0 if request.attempt else self.batch.num_waiting  # what was begun is not refused any more
         try:
-            sample = self.intake.take(request, stream, num_waiting, self.context.peer_epoch(request.tokenizer))
+            sequence = self.admission.accept(request, stream, num_waiting, self.context.peer_epoch(request.tokenizer))
         except RequestError as error:
             self._rejections.add(1)
             stream.reject(rejection(request, error))
             return
-        finish_reason = finish_reason_of(sample)
+        finish_reason = finish_reason_of(sequence)
         if finish_reason:  # its last token was delivered, its end was not
-            stream.add(ending_output(sample, finish_reason))
+            stream.add(ending_output(sequence, finish_reason))
             return
-        self.roster.add(sample, is_newcomer=known is None)
-        self.aborts.watch(sample)
+        self.batch.add(sequence, is_newcomer=known is None)
+        self.aborts.watch(sequence)
 
     def _on_abort(self, abort: Abort) -> None:
-        sample = self.roster.samples.get(abort.request_id)
-        if sample is None or sample.request.attempt > abort.attempt:
+        sequence = self.batch.sequences.get(abort.request_id)
+        if sequence is None or sequence.request.attempt > abort.attempt:
             return
-        if abort.reason == "stop":  # the tokenizer found a stop string: the sample is complete
-            self.results.end(sample, time.monotonic_ns())
+        if abort.reason == "stop":  # the tokenizer found a stop string: the sequence is complete
+            self.results.end(sequence, time.monotonic_ns())
         else:
-            self.aborts.drop(sample)
+            self.aborts.drop(sequence)
 
     def _on_hello(self, sender: str, hello: Hello) -> None:
         if sender == CACHE:
             self.block_events.draw_anew()
         elif hello.epoch >= self.context.peer_epoch(sender) and self.ranks.greet(index_of(sender), hello):
             self._dispatched_again.add(self.dispatcher.give_up_flight())
-            self.roster.forget_flight()
-            self.commands.rank_came_back(index_of(sender))
+            self.batch.rollback_in_flight()
+            self.weight_updates.rank_came_back(index_of(sender))
 
 
 def rejection(request: Request, error: RequestError) -> Rejected:

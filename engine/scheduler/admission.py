@@ -1,4 +1,4 @@
-"""The way into the scheduler: a `Request` becomes a `Sample`, or is rejected for a reason that its user can act on.
+"""The way into the scheduler: a `Request` becomes a `Sequence`, or is rejected for a reason that its user can act on.
 
 Used by the scheduler process alone. What passes here can run to its end with the engine to itself; nothing that passes can
 fail for want of room later.
@@ -15,14 +15,14 @@ from engine.errors import RequestError
 from engine.messages import Request
 from engine.scheduler.delivery import Stream
 from engine.scheduler.policy import Limits
-from engine.scheduler.sequence import Sample, start_bytes
+from engine.scheduler.sequence import Sequence, start_bytes
 
 RETRY_AFTER_S = 1
 LOGPROB_BYTES = 16  # of one (token, log-probability) pair in an Output
 
 
-class Intake:
-    """Turns requests into samples; counts them to keep first-come order."""
+class AdmissionControl:
+    """Turns requests into sequences; counts them to keep first-come order."""
 
     def __init__(self, config: EngineConfig, limits: Limits) -> None:
         self._config = config
@@ -30,8 +30,8 @@ class Intake:
         self._num_taken = 0
         self.max_positions = min(config.max_model_len, config.num_kv_blocks * config.block_size)
 
-    def take(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sample:
-        """The sample of a new request. Raises RequestError: 429 where too many wait, 400 where it can never run."""
+    def accept(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sequence:
+        """The sequence of a new request. Raises RequestError: 429 where too many wait, 400 where it can never run."""
         self._check_queue(num_waiting)
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling
@@ -46,7 +46,7 @@ class Intake:
                 f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids or bad_words"
             )
         self._num_taken += 1
-        return Sample(
+        return Sequence(
             request=request,
             reader=stream,
             token_ids=prompt + array("i", request.resume_token_ids),
@@ -61,8 +61,8 @@ class Intake:
     def _check_queue(self, num_waiting: int) -> None:
         if num_waiting >= self._config.max_waiting:
             raise RequestError(
-                f"{num_waiting} samples are waiting, the limit is {self._config.max_waiting}; try again later or start with a "
-                "larger --max-waiting",
+                f"{num_waiting} sequences are waiting, the limit is {self._config.max_waiting}; try again later or start with "
+                "a larger --max-waiting",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,

@@ -1,7 +1,7 @@
-"""Every sample that the scheduler knows: who waits, who runs, and the slots and blocks that each holds.
+"""Every sequence that the scheduler knows: who waits, who runs, and the slots and blocks that each holds.
 
 Used by the scheduler process alone; the plans of `policy.py` and the results of steps are carried out here. A slot and the
-blocks of a sample that ended or was preempted are given back when the last step in flight that has a row of it is over: until
+blocks of a sequence that ended or was preempted are given back when the last step in flight that has a row of it is over: until
 then a rank may still write to them.
 """
 
@@ -11,21 +11,21 @@ from collections.abc import Callable
 
 from engine.scheduler.block_pool import ROOT, BlockPool, CachedBlock, hash_blocks
 from engine.scheduler.policy import Admission, Limits
-from engine.scheduler.queues import SampleQueue, WaitingQueue
-from engine.scheduler.sequence import Sample, SampleState
+from engine.scheduler.queues import SequenceQueue, WaitingQueue
+from engine.scheduler.sequence import Sequence, SequenceState
 
 
-class Roster:
-    """The samples by id, the two queues, free slots, the block pool and the leaders of groups."""
+class BatchState:
+    """The sequences by id, the two queues, free slots, the block pool and the leaders of groups."""
 
     def __init__(self, limits: Limits, pool: BlockPool, on_stored: Callable[[list[CachedBlock]], None]) -> None:
         self.limits = limits
         self.pool = pool
-        self.samples: dict[str, Sample] = {}
-        self.running = SampleQueue()
+        self.sequences: dict[str, Sequence] = {}
+        self.running = SequenceQueue()
         self.waiting = WaitingQueue()
-        self.leaders: dict[str, Sample] = {}
-        self._leaving: set[Sample] = set()  # LEAVING or FINISHED, with steps in flight
+        self.leaders: dict[str, Sequence] = {}
+        self._leaving: set[Sequence] = set()  # LEAVING or FINISHED, with steps in flight
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._on_stored = on_stored
 
@@ -37,114 +37,118 @@ class Roster:
     @property
     def num_waiting(self) -> int:
         """Everything that waits: in order, held at the intake, or on its way back from a preemption."""
-        return self.waiting.num_waiting + sum(sample.state is SampleState.LEAVING for sample in self._leaving)
+        return self.waiting.num_waiting + sum(sequence.state is SequenceState.LEAVING for sequence in self._leaving)
 
-    def add(self, sample: Sample, is_newcomer: bool = True) -> None:
-        """A sample from the intake; one that replaces an earlier attempt is no newcomer."""
-        assert sample.request.request_id not in self.samples
-        self.samples[sample.request.request_id] = sample
+    def add(self, sequence: Sequence, is_newcomer: bool = True) -> None:
+        """A sequence from the intake; one that replaces an earlier attempt is no newcomer."""
+        assert sequence.request.request_id not in self.sequences
+        self.sequences[sequence.request.request_id] = sequence
         if is_newcomer:
-            self.waiting.add_newcomer(sample)
+            self.waiting.add_newcomer(sequence)
         else:
-            self.waiting.push(sample)
+            self.waiting.push(sequence)
 
     def admit(self, admissions: list[Admission]) -> None:
-        """Give waiting samples their slots and the blocks of all their tokens."""
+        """Give waiting sequences their slots and the blocks of all their tokens."""
         for admission in admissions:  # before anything is allocated, which might evict what was found
             self.pool.acquire(admission.block_ids)
         for admission in admissions:
             self._admit(admission)
 
     def _admit(self, admission: Admission) -> None:
-        sample = admission.sample
-        self.waiting.remove(sample)
+        sequence = admission.sequence
+        self.waiting.remove(sequence)
         num_hit_tokens = len(admission.block_ids) * self.limits.block_size
-        num_blocks = -(-sample.num_tokens // self.limits.block_size)
-        sample.block_ids = admission.block_ids + self.pool.allocate(num_blocks - len(admission.block_ids))
-        sample.num_computed = sample.num_confirmed = num_hit_tokens
-        sample.num_indexed_blocks = len(admission.block_ids)
-        sample.generation = self.pool.generation
-        sample.slot = self._free_slots.pop()
-        sample.state = SampleState.RUNNING
-        self.running.push(sample)
-        if sample.num_cached_tokens < 0:
-            sample.num_cached_tokens = min(num_hit_tokens, sample.num_prompt_tokens)
-        leader = self.leaders.get(sample.request.group_id)
-        if sample.request.group_id and (leader is None or leader.state is not SampleState.RUNNING):
-            self.leaders[sample.request.group_id] = sample
+        num_blocks = -(-sequence.num_tokens // self.limits.block_size)
+        sequence.block_ids = admission.block_ids + self.pool.allocate(num_blocks - len(admission.block_ids))
+        sequence.num_computed = sequence.num_confirmed = num_hit_tokens
+        sequence.num_indexed_blocks = len(admission.block_ids)
+        sequence.generation = self.pool.generation
+        sequence.slot = self._free_slots.pop()
+        sequence.state = SequenceState.RUNNING
+        self.running.push(sequence)
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
+        leader = self.leaders.get(sequence.request.group_id)
+        if sequence.request.group_id and (leader is None or leader.state is not SequenceState.RUNNING):
+            self.leaders[sequence.request.group_id] = sequence
 
-    def grow(self, sample: Sample, num_tokens: int) -> int:
+    def grow(self, sequence: Sequence, num_tokens: int) -> int:
         """Make the block table hold `num_tokens` positions; the index of the first new block."""
-        first = len(sample.block_ids)
+        first = len(sequence.block_ids)
         num_new_blocks = -(-num_tokens // self.limits.block_size) - first
         if num_new_blocks > 0:
-            sample.block_ids += self.pool.allocate(num_new_blocks)
+            sequence.block_ids += self.pool.allocate(num_new_blocks)
         return first
 
-    def preempt(self, sample: Sample) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Back to waiting, everything to be computed again."""
-        self.running.remove(sample)
-        self._leave(sample, SampleState.LEAVING)
+        self.running.remove(sequence)
+        self._leave(sequence, SequenceState.LEAVING)
 
-    def finish(self, sample: Sample) -> None:
-        """The sample has ended, for whatever reason: nobody knows it any more."""
-        if self.samples.get(sample.request.request_id) is sample:
-            del self.samples[sample.request.request_id]
-        if self.leaders.get(sample.request.group_id) is sample:
-            del self.leaders[sample.request.group_id]
-        if sample.state is SampleState.WAITING:
-            self.waiting.remove(sample)
-            sample.state = SampleState.FINISHED
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence has ended, for whatever reason: nobody knows it any more."""
+        if self.sequences.get(sequence.request.request_id) is sequence:
+            del self.sequences[sequence.request.request_id]
+        if self.leaders.get(sequence.request.group_id) is sequence:
+            del self.leaders[sequence.request.group_id]
+        if sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence)
+            sequence.state = SequenceState.FINISHED
             return
-        if sample.state is SampleState.RUNNING:
-            self.running.remove(sample)
-        self._leave(sample, SampleState.FINISHED)
+        if sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+        self._leave(sequence, SequenceState.FINISHED)
 
-    def landed(self, sample: Sample) -> None:
-        """No step in flight has the sample any more: what a leaving one holds is free."""
-        if sample not in self._leaving:
+    def landed(self, sequence: Sequence) -> None:
+        """No step in flight has the sequence any more: what a leaving one holds is free."""
+        if sequence not in self._leaving:
             return
-        self._leaving.remove(sample)
-        self._free_slots.append(sample.slot)
-        self.pool.release(sample.forget_blocks())
-        if sample.state is SampleState.LEAVING:
-            sample.state = SampleState.WAITING
-            self.waiting.push(sample)
+        self._leaving.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        self.pool.release(sequence.forget_blocks())
+        if sequence.state is SequenceState.LEAVING:
+            sequence.state = SequenceState.WAITING
+            self.waiting.push(sequence)
 
-    def share_blocks(self, sample: Sample) -> None:
+    def share_blocks(self, sequence: Sequence) -> None:
         """Put the blocks into the prefix index that results have confirmed to be full and computed. Nothing that a step in
         flight still writes, and nothing that was computed with other weights, gets in."""
         limits = self.limits
-        num_full = sample.num_confirmed // limits.block_size
-        if num_full <= sample.num_indexed_blocks or not limits.has_prefix_cache or sample.generation != self.pool.generation:
+        num_full = sequence.num_confirmed // limits.block_size
+        if (
+            num_full <= sequence.num_indexed_blocks
+            or not limits.has_prefix_cache
+            or sequence.generation != self.pool.generation
+        ):
             return
-        hash_blocks(sample.token_ids, limits.block_size, sample.block_keys, num_full * limits.block_size)
+        hash_blocks(sequence.token_ids, limits.block_size, sequence.block_keys, num_full * limits.block_size)
         stored: list[CachedBlock] = []
-        for index in range(sample.num_indexed_blocks, num_full):
-            parent = sample.block_keys[index - 1] if index else ROOT
-            tokens = sample.token_ids[index * limits.block_size : (index + 1) * limits.block_size].tobytes()
-            entry = CachedBlock(sample.block_ids[index], sample.block_keys[index], parent, tokens)
+        for index in range(sequence.num_indexed_blocks, num_full):
+            parent = sequence.block_keys[index - 1] if index else ROOT
+            tokens = sequence.token_ids[index * limits.block_size : (index + 1) * limits.block_size].tobytes()
+            entry = CachedBlock(sequence.block_ids[index], sequence.block_keys[index], parent, tokens)
             if self.pool.insert(entry):
                 stored.append(entry)
-        sample.num_indexed_blocks = num_full
+        sequence.num_indexed_blocks = num_full
         if stored:
             self._on_stored(stored)
 
-    def forget_flight(self) -> None:
-        """The steps in flight are lost with a rank: running samples start again from what results have confirmed."""
-        for sample in self.running:
-            sample.forget_flight()
-        for sample in list(self._leaving):
-            sample.forget_flight()
-            self.landed(sample)
+    def rollback_in_flight(self) -> None:
+        """The steps in flight are lost with a rank: running sequences start again from what results have confirmed."""
+        for sequence in self.running:
+            sequence.rollback_in_flight()
+        for sequence in list(self._leaving):
+            sequence.rollback_in_flight()
+            self.landed(sequence)
 
     def preempt_all(self) -> None:
         """Everything that runs goes back to waiting."""
-        for sample in list(self.running):
-            self.preempt(sample)
+        for sequence in list(self.running):
+            self.preempt(sequence)
 
-    def _leave(self, sample: Sample, state: SampleState) -> None:
-        sample.state = state
-        self._leaving.add(sample)
-        if not sample.num_in_flight:
-            self.landed(sample)
+    def _leave(self, sequence: Sequence, state: SequenceState) -> None:
+        sequence.state = state
+        self._leaving.add(sequence)
+        if not sequence.num_in_flight:
+            self.landed(sequence)

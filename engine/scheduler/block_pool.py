@@ -4,7 +4,7 @@ Used by the scheduler process alone, which owns every block table. Nothing here 
 
 A block is in exactly one of three places:
 
-    used       num_references > 0: in the block table of one or more samples
+    used       num_references > 0: in the block table of one or more sequences
     cached     no references, but in the prefix index: evicted in LRU order when `vacant` runs out
     vacant     no references and nothing worth keeping
 

@@ -1,7 +1,7 @@
 """What the scheduler tells each tokenizer, in order, without ever waiting for one.
 
 Used by the scheduler process alone. Outputs gather while a turn lasts and leave as one record per tokenizer. What a full ring
-refuses waits in that stream's backlog; as long as it does the stream is slow, its samples are given no more tokens, and so
+refuses waits in that stream's backlog; as long as it does the stream is slow, its sequences are given no more tokens, and so
 the backlog cannot grow beyond what is already under way.
 """
 

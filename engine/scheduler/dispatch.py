@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from engine.messages import ClearWeights, LoadWeights, SlotStart, Step, encode
-from engine.scheduler.batch_state import Roster
+from engine.scheduler.batch_state import BatchState
 from engine.scheduler.policy import Row
-from engine.scheduler.sequence import Sample
+from engine.scheduler.sequence import Sequence
 from shm.broadcast import BroadcastWriter
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -51,11 +51,11 @@ class Dispatcher:
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def dispatch(self, rows: list[Row], roster: Roster, now_ns: int) -> StepInFlight:
-        """Grow the block tables, advance the samples, and send the rows as a step."""
+    def dispatch(self, rows: list[Row], batch: BatchState, now_ns: int) -> StepInFlight:
+        """Grow the block tables, advance the sequences, and send the rows as a step."""
         rows.sort(key=_slot)
         flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
-        step = build_step(flight.step_id, rows, roster, now_ns)
+        step = build_step(flight.step_id, rows, batch, now_ns)
         self._next_step_id += 1
         self._flight.append(flight)
         self.send(step)
@@ -74,7 +74,7 @@ class Dispatcher:
             num_sent += 1
         return num_sent
 
-    def take(self, step_id: int) -> StepInFlight | None:
+    def complete(self, step_id: int) -> StepInFlight | None:
         """The step that a result belongs to, which is then in flight no more; None where it was given up or is another
         scheduler's. Results come in the order of the steps."""
         if not self._flight or self._flight[0].step_id != step_id:
@@ -89,30 +89,30 @@ class Dispatcher:
         return num_lost
 
 
-def build_step(step_id: int, rows: list[Row], roster: Roster, now_ns: int) -> Step:
-    """The `Step` of these rows (in slot order), after which their samples count as computed so far."""
+def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int) -> Step:
+    """The `Step` of these rows (in slot order), after which their sequences count as computed so far."""
     starts: list[SlotStart] = []
     columns = [array("i") for _ in range(6)]
     slots, start, num_tokens, block_slots, block_indexes, block_ids = columns
     is_sampling = bytearray()
     for row in rows:
-        sample = row.sample
+        sequence = row.sequence
         end = row.start + row.num_tokens
-        first_new = roster.grow(sample, end)
-        if not sample.is_started:
-            starts.append(_slot_start(sample))
+        first_new = batch.grow(sequence, end)
+        if not sequence.is_started:
+            starts.append(_slot_start(sequence))
         else:
-            for index in range(first_new, len(sample.block_ids)):
-                block_slots.append(sample.slot)
+            for index in range(first_new, len(sequence.block_ids)):
+                block_slots.append(sequence.slot)
                 block_indexes.append(index)
-                block_ids.append(sample.block_ids[index])
-        slots.append(sample.slot)
+                block_ids.append(sequence.block_ids[index])
+        slots.append(sequence.slot)
         start.append(row.start)
         num_tokens.append(row.num_tokens)
         is_sampling.append(row.is_sampling)
-        sample.num_computed = end
-        sample.num_unknown += row.is_sampling
-        sample.num_in_flight += 1
+        sequence.num_computed = end
+        sequence.num_unknown += row.is_sampling
+        sequence.num_in_flight += 1
     slots_, start_, num_tokens_, block_slots_, block_indexes_, block_ids_ = (column.tobytes() for column in columns)
     return Step(
         step_id,
@@ -128,18 +128,18 @@ def build_step(step_id: int, rows: list[Row], roster: Roster, now_ns: int) -> St
     )
 
 
-def _slot_start(sample: Sample) -> SlotStart:
-    sample.is_started = True
+def _slot_start(sequence: Sequence) -> SlotStart:
+    sequence.is_started = True
     return SlotStart(
-        sample.slot,
-        sample.request.request_id,
-        sample.token_ids.tobytes(),
-        sample.num_prompt_tokens,
-        sample.request.sampling,
-        array("i", sample.block_ids).tobytes(),
-        sample.has_prompt_logprobs,
+        sequence.slot,
+        sequence.request.request_id,
+        sequence.token_ids.tobytes(),
+        sequence.num_prompt_tokens,
+        sequence.request.sampling,
+        array("i", sequence.block_ids).tobytes(),
+        sequence.has_prompt_logprobs,
     )
 
 
 def _slot(row: Row) -> int:
-    return row.sample.slot
+    return row.sequence.slot

@@ -1,15 +1,15 @@
-"""Which samples run how many tokens in the next step, who is admitted, and who gives way. Decisions only: nothing is changed
+"""Which sequences run how many tokens in the next step, who is admitted, and who gives way. Decisions only: nothing is changed
 here.
 
-Called by the scheduler once a step. The rule is one: `num_computed` chases `num_tokens`, in the samples' order, under a
+Called by the scheduler once a step. The rule is one: `num_computed` chases `num_tokens`, in the sequences' order, under a
 budget of tokens and blocks.
 
-- Running samples go first. Where one lacks a block, the last in order is preempted (which may be that one itself), what is
+- Running sequences go first. Where one lacks a block, the last in order is preempted (which may be that one itself), what is
   free is kept for the one that lacks it, and later steps find the blocks that came free. One victim a step, and none while
   blocks are on their way back anyway: nobody is thrown out in vain.
-- Waiting samples are admitted in order while tokens, slots and blocks last; the first that does not fit ends the admission,
-  so that nothing small overtakes it for ever. An admitted sample gets the blocks of all its tokens at once, and each running
-  sample is left one block to grow into: what was let in is not thrown out by the next step.
+- Waiting sequences are admitted in order while tokens, slots and blocks last; the first that does not fit ends the admission,
+  so that nothing small overtakes it for ever. An admitted sequence gets the blocks of all its tokens at once, and each running
+  sequence is left one block to grow into: what was let in is not thrown out by the next step.
 - Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Samples whose reader is slow get nothing until it has caught up.
 """
@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.scheduler.block_pool import BlockPool, hash_blocks
-from engine.scheduler.queues import SampleQueue
-from engine.scheduler.sequence import Sample
+from engine.scheduler.queues import SequenceQueue
+from engine.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,9 +38,9 @@ class Limits:
 
 @dataclass(slots=True)
 class Row:
-    """One sample's part of a step: positions [start, start + num_tokens)."""
+    """One sequence's part of a step: positions [start, start + num_tokens)."""
 
-    sample: Sample
+    sequence: Sequence
     start: int
     num_tokens: int
     is_sampling: bool
@@ -48,46 +48,46 @@ class Row:
 
 @dataclass(slots=True)
 class Admission:
-    """A waiting sample that gets a slot, and the cached blocks that it starts with."""
+    """A waiting sequence that gets a slot, and the cached blocks that it starts with."""
 
-    sample: Sample
+    sequence: Sequence
     block_ids: list[int]
 
 
 @dataclass(slots=True)
-class Plan:
+class SchedulerOutput:
     """What to do, in this order: preempt, admit, then compute the rows."""
 
-    preempted: Sample | None = None
+    preempted: Sequence | None = None
     admitted: list[Admission] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
 
-def choose(
-    running: SampleQueue,
-    waiting: Iterable[Sample],
-    leaders: Mapping[str, Sample],
+def schedule(
+    running: SequenceQueue,
+    waiting: Iterable[Sequence],
+    leaders: Mapping[str, Sequence],
     pool: BlockPool,
     limits: Limits,
     num_leaving: int = 0,
-) -> Plan:
-    """Plan the next step. `leaders` holds the sample of each group that was admitted first; `num_leaving` samples no longer
-    run but hold their slots and blocks until the steps in flight are back."""
-    planner = _Planner(pool, limits)
-    if planner.run(running, can_preempt=not num_leaving) and planner.num_tokens:
-        planner.admit(waiting, leaders, len(running), limits.max_running - len(running) - num_leaving)
-    return planner.plan
+) -> SchedulerOutput:
+    """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
+    sequences no longer run but hold their slots and blocks until the steps in flight are back."""
+    scheduling = _Scheduling(pool, limits)
+    if scheduling.run(running, can_preempt=not num_leaving) and scheduling.num_tokens:
+        scheduling.admit(waiting, leaders, len(running), limits.max_running - len(running) - num_leaving)
+    return scheduling.output
 
 
-def next_row(sample: Sample, num_computed: int, budget: int) -> Row | None:
+def next_row(sequence: Sequence, num_computed: int, budget: int) -> Row | None:
     """The rule: as many of the tokens after `num_computed` as the budget allows, sampling where that reaches the last one."""
-    num_tokens = sample.num_tokens
-    is_last = num_tokens >= sample.max_total_tokens
-    if is_last and num_computed >= sample.num_prompt_tokens:
-        return None  # what is under way reaches the sample's end
+    num_tokens = sequence.num_tokens
+    is_last = num_tokens >= sequence.max_total_tokens
+    if is_last and num_computed >= sequence.num_prompt_tokens:
+        return None  # what is under way reaches the sequence's end
     num_due = num_tokens - num_computed
     count = num_due if num_due <= budget else budget
-    return Row(sample, num_computed, count, count == num_due and not is_last) if count > 0 else None
+    return Row(sequence, num_computed, count, count == num_due and not is_last) if count > 0 else None
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -95,19 +95,19 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def find_prefix(sample: Sample, pool: BlockPool, limits: Limits) -> list[int]:
-    """The cached blocks that the sample starts with. At least its last token is always left to compute."""
-    if not limits.has_prefix_cache or sample.wants_prompt_logprobs:
+def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int]:
+    """The cached blocks that the sequence starts with. At least its last token is always left to compute."""
+    if not limits.has_prefix_cache or sequence.wants_prompt_logprobs:
         return []
-    hash_blocks(sample.token_ids, limits.block_size, sample.block_keys, len(sample.token_ids))
-    return pool.match(sample.block_keys[: (len(sample.token_ids) - 1) // limits.block_size])
+    hash_blocks(sequence.token_ids, limits.block_size, sequence.block_keys, len(sequence.token_ids))
+    return pool.match(sequence.block_keys[: (len(sequence.token_ids) - 1) // limits.block_size])
 
 
-class _Planner:
-    """A plan in the making, and what is left for it."""
+class _Scheduling:
+    """A `SchedulerOutput` in the making, and what is left for it."""
 
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
-        self.plan = Plan()
+        self.output = SchedulerOutput()
         self.num_tokens = limits.max_tokens
         self._num_blocks = pool.num_free
         self._num_start_bytes = limits.max_start_bytes
@@ -115,23 +115,23 @@ class _Planner:
         self._pool = pool
         self._limits = limits
 
-    def run(self, running: SampleQueue, can_preempt: bool) -> bool:
+    def run(self, running: SequenceQueue, can_preempt: bool) -> bool:
         """Rows for what runs. False where blocks ran short."""
         has_blocks = True
         block_size = self._limits.block_size
-        for sample in running:
-            if self.num_tokens <= 0 or sample is self.plan.preempted:
+        for sequence in running:
+            if self.num_tokens <= 0 or sequence is self.output.preempted:
                 break
-            if sample.reader.is_slow or not (sample.is_started or self._can_start(sample)):
+            if sequence.reader.is_slow or not (sequence.is_started or self._can_start(sequence)):
                 continue
-            row = next_row(sample, sample.num_computed, self._budget(sample))
+            row = next_row(sequence, sequence.num_computed, self._budget(sequence))
             if row is None:
                 continue
-            num_new_blocks = num_blocks_for(row.start + row.num_tokens, block_size) - len(sample.block_ids)
+            num_new_blocks = num_blocks_for(row.start + row.num_tokens, block_size) - len(sequence.block_ids)
             if num_new_blocks > 0:
                 if num_new_blocks > self._num_blocks:
                     if has_blocks and can_preempt:
-                        self.plan.preempted = running[-1]
+                        self.output.preempted = running[-1]
                     has_blocks = False
                     self._num_blocks = 0
                     continue
@@ -139,50 +139,50 @@ class _Planner:
             self._take(row)
         return has_blocks
 
-    def admit(self, waiting: Iterable[Sample], leaders: Mapping[str, Sample], num_running: int, num_slots: int) -> None:
+    def admit(self, waiting: Iterable[Sequence], leaders: Mapping[str, Sequence], num_running: int, num_slots: int) -> None:
         """Admissions and their first rows."""
         new_groups: set[str] = set()
-        for sample in waiting:
+        for sequence in waiting:
             if num_slots <= 0 or self.num_tokens <= 0 or self._num_blocks <= num_running:
                 return
-            group_id = sample.request.group_id
-            if sample.reader.is_slow or (group_id and self._should_follow(sample, leaders.get(group_id), new_groups)):
+            group_id = sequence.request.group_id
+            if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
                 continue
-            block_ids = find_prefix(sample, self._pool, self._limits)
-            num_new_blocks = num_blocks_for(sample.num_tokens, self._limits.block_size) - len(block_ids)
+            block_ids = find_prefix(sequence, self._pool, self._limits)
+            num_new_blocks = num_blocks_for(sequence.num_tokens, self._limits.block_size) - len(block_ids)
             num_taken = num_new_blocks + self._pool.num_unused(block_ids)
-            budget = self._budget(sample)
-            if num_taken + num_running > self._num_blocks or not budget or not self._can_start(sample):
+            budget = self._budget(sequence)
+            if num_taken + num_running > self._num_blocks or not budget or not self._can_start(sequence):
                 return
-            row = next_row(sample, len(block_ids) * self._limits.block_size, budget)
-            assert row is not None, "a waiting sample always has something to compute"
+            row = next_row(sequence, len(block_ids) * self._limits.block_size, budget)
+            assert row is not None, "a waiting sequence always has something to compute"
             self._take(row)
             self._num_blocks -= num_taken
             num_slots -= 1
             num_running += 1
             new_groups.add(group_id)
-            self.plan.admitted.append(Admission(sample, block_ids))
+            self.output.admitted.append(Admission(sequence, block_ids))
 
     def _take(self, row: Row) -> None:
         self.num_tokens -= row.num_tokens
-        if not row.sample.is_started:
-            self._num_start_bytes -= row.sample.num_start_bytes
-        if row.sample.wants_prompt_logprobs:
-            self._num_result_bytes -= row.num_tokens * row.sample.num_result_bytes
-        self.plan.rows.append(row)
+        if not row.sequence.is_started:
+            self._num_start_bytes -= row.sequence.num_start_bytes
+        if row.sequence.wants_prompt_logprobs:
+            self._num_result_bytes -= row.num_tokens * row.sequence.num_result_bytes
+        self.output.rows.append(row)
 
-    def _budget(self, sample: Sample) -> int:
-        """How many of the tokens left the sample may have: the log-probabilities of its prompt must fit the result."""
-        if not sample.wants_prompt_logprobs:
+    def _budget(self, sequence: Sequence) -> int:
+        """How many of the tokens left the sequence may have: the log-probabilities of its prompt must fit the result."""
+        if not sequence.wants_prompt_logprobs:
             return self.num_tokens
-        return min(self.num_tokens, self._num_result_bytes // sample.num_result_bytes)
+        return min(self.num_tokens, self._num_result_bytes // sequence.num_result_bytes)
 
-    def _can_start(self, sample: Sample) -> bool:
+    def _can_start(self, sequence: Sequence) -> bool:
         """Its SlotStart still fits the step's record; the intake has seen to it that it fits one alone."""
-        return sample.num_start_bytes <= self._num_start_bytes
+        return sequence.num_start_bytes <= self._num_start_bytes
 
-    def _should_follow(self, sample: Sample, leader: Sample | None, new_groups: set[str]) -> bool:
+    def _should_follow(self, sequence: Sequence, leader: Sequence | None, new_groups: set[str]) -> bool:
         """Better wait until another of the group has computed the prompt that they share."""
-        is_computing = leader.is_computing_prompt if leader is not None else sample.request.group_id in new_groups
-        can_share = self._limits.has_prefix_cache and sample.num_prompt_tokens > self._limits.block_size
-        return is_computing and can_share and not sample.wants_prompt_logprobs
+        is_computing = leader.is_computing_prompt if leader is not None else sequence.request.group_id in new_groups
+        can_share = self._limits.has_prefix_cache and sequence.num_prompt_tokens > self._limits.block_size
+        return is_computing and can_share and not sequence.wants_prompt_logprobs

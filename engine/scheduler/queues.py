@@ -1,6 +1,6 @@
 """Samples in their order: by priority, then by arrival, then by intake.
 
-Used by the scheduler process for what waits and for what runs. Because the order is total and a preempted sample keeps its
+Used by the scheduler process for what waits and for what runs. Because the order is total and a preempted sequence keeps its
 place in it, it comes back before everything that arrived later, and the first of all is never preempted: something always
 gets on.
 """
@@ -11,59 +11,59 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from engine.scheduler.sequence import Sample
+from engine.scheduler.sequence import Sequence
 
 _rank = attrgetter("rank")
 
 
-class SampleQueue:
+class SequenceQueue:
     """Samples sorted by `rank`."""
 
     def __init__(self) -> None:
-        self._samples: list[Sample] = []
+        self._sequences: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Sample]:
-        return iter(self._samples)
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self._samples[index]
+    def __getitem__(self, index: int) -> Sequence:
+        return self._sequences[index]
 
-    def push(self, sample: Sample) -> None:
-        insort(self._samples, sample, key=_rank)
+    def push(self, sequence: Sequence) -> None:
+        insort(self._sequences, sequence, key=_rank)
 
-    def remove(self, sample: Sample) -> None:
-        index = bisect_left(self._samples, sample.rank, key=_rank)
-        assert self._samples[index : index + 1] == [sample], f"{sample.request.request_id} is not queued"
-        del self._samples[index]
+    def remove(self, sequence: Sequence) -> None:
+        index = bisect_left(self._sequences, sequence.rank, key=_rank)
+        assert self._sequences[index : index + 1] == [sequence], f"{sequence.request.request_id} is not queued"
+        del self._sequences[index]
 
 
-class WaitingQueue(SampleQueue):
+class WaitingQueue(SequenceQueue):
     """What waits for a slot; while the intake is held, newcomers stand aside, counted but not to be admitted."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_held = False
-        self._newcomers: dict[str, Sample] = {}
+        self._newcomers: dict[str, Sequence] = {}
 
     @property
     def num_waiting(self) -> int:
-        return len(self._samples) + len(self._newcomers)
+        return len(self._sequences) + len(self._newcomers)
 
-    def add_newcomer(self, sample: Sample) -> None:
-        """A sample from the intake."""
+    def add_newcomer(self, sequence: Sequence) -> None:
+        """A sequence from the intake."""
         if self.is_held:
-            self._newcomers[sample.request.request_id] = sample
+            self._newcomers[sequence.request.request_id] = sequence
         else:
-            self.push(sample)
+            self.push(sequence)
 
-    def remove(self, sample: Sample) -> None:
-        if self._newcomers.get(sample.request.request_id) is sample:
-            del self._newcomers[sample.request.request_id]
+    def remove(self, sequence: Sequence) -> None:
+        if self._newcomers.get(sequence.request.request_id) is sequence:
+            del self._newcomers[sequence.request.request_id]
         else:
-            super().remove(sample)
+            super().remove(sequence)
 
     def hold(self) -> None:
         """From now on newcomers stand aside."""
@@ -72,6 +72,6 @@ class WaitingQueue(SampleQueue):
     def let_in(self) -> None:
         """Newcomers take their place in the order."""
         self.is_held = False
-        for sample in self._newcomers.values():
-            self.push(sample)
+        for sequence in self._newcomers.values():
+            self.push(sequence)
         self._newcomers.clear()

@@ -1,6 +1,6 @@
-"""What came of a step: samples get on, outputs go to their readers, samples end.
+"""What came of a step: sequences get on, outputs go to their readers, sequences end.
 
-Used by the scheduler process alone. Whether a sample ends is decided here and nowhere else, from its tokens and its
+Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
 parameters; what a step in flight computes beyond that end is dropped.
 """
 
@@ -10,41 +10,41 @@ from array import array
 
 from engine.messages import Output, StepResult, TokenLogprobs
 from engine.process.context import ActorContext
-from engine.scheduler.batch_state import Roster
+from engine.scheduler.batch_state import BatchState
 from engine.scheduler.dispatch import StepInFlight
-from engine.scheduler.sequence import Sample, SampleState
+from engine.scheduler.sequence import Sequence, SequenceState
 
 
-def finish_reason_of(sample: Sample) -> str:
+def finish_reason_of(sequence: Sequence) -> str:
     """ "stop" or "length"; "" while there is more to come. Stop tokens count only after `min_tokens` others."""
-    num_outputs = sample.num_output_tokens
-    sampling = sample.request.sampling
-    if num_outputs > sampling.min_tokens and sample.token_ids[-1] in sampling.stop_token_ids:
+    num_outputs = sequence.num_output_tokens
+    sampling = sequence.request.sampling
+    if num_outputs > sampling.min_tokens and sequence.token_ids[-1] in sampling.stop_token_ids:
         return "stop"
-    is_full = len(sample.token_ids) >= sample.max_total_tokens
-    is_prompt_done = num_outputs > 0 or sample.num_confirmed >= sample.num_prompt_tokens
+    is_full = len(sequence.token_ids) >= sequence.max_total_tokens
+    is_prompt_done = num_outputs > 0 or sequence.num_confirmed >= sequence.num_prompt_tokens
     return "length" if is_full and is_prompt_done else ""
 
 
-def ending_output(sample: Sample, finish_reason: str) -> Output:
-    """The last word about a sample that ends without another token."""
-    stop_token_id = sample.token_ids[-1] if finish_reason == "stop" else -1
+def ending_output(sequence: Sequence, finish_reason: str) -> Output:
+    """The last word about a sequence that ends without another token."""
+    stop_token_id = sequence.token_ids[-1] if finish_reason == "stop" else -1
     return Output(
-        sample.request.request_id,
-        sample.request.attempt,
+        sequence.request.request_id,
+        sequence.request.attempt,
         [],
         finish_reason,
         stop_token_id,
-        sample.num_prompt_tokens,
-        max(0, sample.num_cached_tokens),
+        sequence.num_prompt_tokens,
+        max(0, sequence.num_cached_tokens),
     )
 
 
 class Results:
-    """Applies step results to the roster."""
+    """Applies step results to the batch."""
 
-    def __init__(self, context: ActorContext, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, context: ActorContext, batch: BatchState) -> None:
+        self._batch = batch
         self._prefill_time = context.histogram("request_prefill_time_seconds")
         self._decode_time = context.histogram("request_decode_time_seconds")
         self._inference_time = context.histogram("request_inference_time_seconds")
@@ -54,46 +54,46 @@ class Results:
         columns = _Columns(result)
         assert len(columns.token_ids) == len(step.rows), f"step {step.step_id}: {len(columns.token_ids)} results"
         for index, row in enumerate(step.rows):
-            sample = row.sample
-            sample.num_in_flight -= 1
-            if sample.state is not SampleState.FINISHED:
-                sample.num_confirmed = row.start + row.num_tokens
-                if index in result.prompt_rows and not sample.has_prompt_logprobs:
-                    sample.prompt_logprobs.append(result.prompt_rows[index])
+            sequence = row.sequence
+            sequence.num_in_flight -= 1
+            if sequence.state is not SequenceState.FINISHED:
+                sequence.num_confirmed = row.start + row.num_tokens
+                if index in result.prompt_rows and not sequence.has_prompt_logprobs:
+                    sequence.prompt_logprobs.append(result.prompt_rows[index])
                 if row.is_sampling:
-                    sample.num_unknown -= 1
-                    sample.token_ids.append(columns.token_ids[index])
-                self._roster.share_blocks(sample)
-                if row.is_sampling or sample.max_total_tokens == sample.num_prompt_tokens:
-                    self._hand_on(sample, row.is_sampling, columns, index, now_ns)
-            if not sample.num_in_flight:
-                self._roster.landed(sample)
+                    sequence.num_unknown -= 1
+                    sequence.token_ids.append(columns.token_ids[index])
+                self._batch.share_blocks(sequence)
+                if row.is_sampling or sequence.max_total_tokens == sequence.num_prompt_tokens:
+                    self._hand_on(sequence, row.is_sampling, columns, index, now_ns)
+            if not sequence.num_in_flight:
+                self._batch.landed(sequence)
 
-    def end(self, sample: Sample, now_ns: int) -> None:
-        """The sample is complete."""
-        if sample.first_token_ns:
-            self._decode_time.observe((now_ns - sample.first_token_ns) / 1e9)
-            self._inference_time.observe((now_ns - sample.first_scheduled_ns) / 1e9)
-        self._roster.finish(sample)
+    def end(self, sequence: Sequence, now_ns: int) -> None:
+        """The sequence is complete."""
+        if sequence.first_token_ns:
+            self._decode_time.observe((now_ns - sequence.first_token_ns) / 1e9)
+            self._inference_time.observe((now_ns - sequence.first_scheduled_ns) / 1e9)
+        self._batch.finish(sequence)
 
-    def _hand_on(self, sample: Sample, is_sampling: bool, columns: _Columns, index: int, now_ns: int) -> None:
-        """The Output of a row, and the end of its sample where that is it."""
-        finish_reason = finish_reason_of(sample)
+    def _hand_on(self, sequence: Sequence, is_sampling: bool, columns: _Columns, index: int, now_ns: int) -> None:
+        """The Output of a row, and the end of its sequence where that is it."""
+        finish_reason = finish_reason_of(sequence)
         if not is_sampling and not finish_reason:
             return
-        output = ending_output(sample, finish_reason)
+        output = ending_output(sequence, finish_reason)
         output.weight_version = columns.weight_version
         if is_sampling:
             output.token_ids = [columns.token_ids[index]]
             output.logprobs = [columns.logprobs_of(index)]
-        if sample.wants_prompt_logprobs:
-            output.prompt_logprobs = take_prompt_logprobs(sample)
-        sample.reader.add(output)
-        if not sample.first_token_ns:
-            sample.first_token_ns = now_ns
-            self._prefill_time.observe((now_ns - sample.first_scheduled_ns) / 1e9)
+        if sequence.wants_prompt_logprobs:
+            output.prompt_logprobs = take_prompt_logprobs(sequence)
+        sequence.reader.add(output)
+        if not sequence.first_token_ns:
+            sequence.first_token_ns = now_ns
+            self._prefill_time.observe((now_ns - sequence.first_scheduled_ns) / 1e9)
         if finish_reason:
-            self.end(sample, now_ns)
+            self.end(sequence, now_ns)
 
 
 class _Columns:
@@ -116,17 +116,17 @@ class _Columns:
         return TokenLogprobs(self.token_ids[index], self._logprobs[index], self._ranks[index], top_ids, top_logprobs)
 
 
-def take_prompt_logprobs(sample: Sample) -> list[TokenLogprobs]:
+def take_prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs]:
     """Log-probabilities of all prompt tokens but the first, put together from the chunks; they are delivered once."""
     entries: list[TokenLogprobs] = []
-    for chunk in sample.prompt_logprobs:
+    for chunk in sequence.prompt_logprobs:
         logprobs, ranks = array("f", chunk.token_logprobs), array("i", chunk.token_ranks)
         top_ids, top_logprobs = array("i", chunk.top_token_ids).tolist(), array("f", chunk.top_logprobs).tolist()
         for offset in range(len(logprobs)):
             tops = slice(offset * chunk.num_top, (offset + 1) * chunk.num_top)
-            token_id = sample.token_ids[chunk.start + offset]
+            token_id = sequence.token_ids[chunk.start + offset]
             entries.append(TokenLogprobs(token_id, logprobs[offset], ranks[offset], top_ids[tops], top_logprobs[tops]))
-    assert len(entries) == sample.num_prompt_tokens - 1, f"{len(entries)} of {sample.num_prompt_tokens - 1} prompt logprobs"
-    sample.prompt_logprobs.clear()
-    sample.has_prompt_logprobs = True
+    assert len(entries) == sequence.num_prompt_tokens - 1, f"{len(entries)} of {sequence.num_prompt_tokens - 1} prompt logprobs"
+    sequence.prompt_logprobs.clear()
+    sequence.has_prompt_logprobs = True
     return entries

@@ -1,7 +1,7 @@
-"""A sample on its way through the scheduler: its tokens, how far they are computed, and what it holds.
+"""A sequence on its way through the scheduler: its tokens, how far they are computed, and what it holds.
 
 Used by the scheduler process alone. Tokens that a dispatched step will sample, but whose result is not back yet, are counted
-without being known ("one step ahead"); three positions tell how far a sample is:
+without being known ("one step ahead"); three positions tell how far a sequence is:
 
     0 <= num_confirmed <= num_computed <= num_tokens <= max_total_tokens
          results back     dispatched      known tokens and num_unknown sampled ones under way
@@ -30,7 +30,7 @@ def start_bytes(num_tokens: int, num_sampling_bytes: int = 0) -> int:
     return START_BYTES + START_BYTES_PER_TOKEN * num_tokens + num_sampling_bytes
 
 
-class SampleState(Enum):
+class SequenceState(Enum):
     WAITING = "waiting"  # holds nothing
     RUNNING = "running"  # holds a slot and blocks, gets tokens
     LEAVING = "leaving"  # preempted: back to waiting once no step in flight has it
@@ -38,7 +38,7 @@ class SampleState(Enum):
 
 
 class Reader(Protocol):
-    """Where a sample's outputs go."""
+    """Where a sequence's outputs go."""
 
     @property
     def is_slow(self) -> bool:
@@ -49,18 +49,18 @@ class Reader(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
-    """One sample of a request; `token_ids` is its prompt, then all outputs known so far."""
+class Sequence:
+    """One sequence of a request; `token_ids` is its prompt, then all outputs known so far."""
 
     request: Request
     reader: Reader
     token_ids: array[int]
     num_prompt_tokens: int
-    max_total_tokens: int  # the sample ends here, whatever it samples
+    max_total_tokens: int  # the sequence ends here, whatever it samples
     rank: tuple[int, int, int]  # priority, arrival, order of intake: lower runs first, the highest is preempted first
     num_sampling_bytes: int = 0  # its sampling parameters, encoded
     tokenizer_epoch: int = 0
-    state: SampleState = SampleState.WAITING
+    state: SequenceState = SequenceState.WAITING
 
     num_computed: int = 0
     num_confirmed: int = 0
@@ -106,9 +106,9 @@ class Sample:
     @property
     def is_computing_prompt(self) -> bool:
         """It runs, and the KV of its prompt is not yet there for others to share."""
-        return self.state is SampleState.RUNNING and self.num_confirmed < self.num_prompt_tokens
+        return self.state is SequenceState.RUNNING and self.num_confirmed < self.num_prompt_tokens
 
-    def forget_flight(self) -> None:
+    def rollback_in_flight(self) -> None:
         """Back to what results have confirmed: the steps in flight are lost, and so is the worker's memory of the slot."""
         self.num_in_flight = 0
         self.num_unknown = 0

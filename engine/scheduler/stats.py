@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from engine.messages import StepResult, WeightsState
 from engine.process.context import ActorContext
-from engine.scheduler.batch_state import Roster
-from engine.scheduler.sequence import Sample
-from engine.scheduler.weight_state import Weights
+from engine.scheduler.batch_state import BatchState
+from engine.scheduler.sequence import Sequence
+from engine.scheduler.weight_state import WeightState
 
 
-class Meter:
+class SchedulerStats:
     """The scheduler's cells."""
 
-    def __init__(self, context: ActorContext, roster: Roster, weights: Weights) -> None:
-        self._roster = roster
+    def __init__(self, context: ActorContext, batch: BatchState, weights: WeightState) -> None:
+        self._batch = batch
         self._weights = weights
         cell = context.counter
         self._running = cell("num_requests_running")
@@ -38,22 +38,22 @@ class Meter:
         self._run = context.histogram("step_run_seconds")
         self._sample = context.histogram("step_sample_seconds")
         self._return = context.histogram("step_return_seconds")
-        cell("num_kv_blocks").set(roster.pool.num_blocks)
+        cell("num_kv_blocks").set(batch.pool.num_blocks)
 
     @property
     def last_state(self) -> WeightsState:
         """What the gauge says: after a restart, the state in which the predecessor died."""
         return WeightsState(int(self._state.value))
 
-    def admitted(self, sample: Sample, now_ns: int) -> None:
-        """A sample got its slot, perhaps for the first time."""
-        if sample.first_scheduled_ns:
+    def admitted(self, sequence: Sequence, now_ns: int) -> None:
+        """A sequence got its slot, perhaps for the first time."""
+        if sequence.first_scheduled_ns:
             return
-        sample.first_scheduled_ns = now_ns
-        self._queue_time.observe(max(0, now_ns - sample.request.arrival_ns) / 1e9)
-        if self._roster.limits.has_prefix_cache:
-            self._queries.add(sample.num_prompt_tokens)
-            self._hits.add(sample.num_cached_tokens)
+        sequence.first_scheduled_ns = now_ns
+        self._queue_time.observe(max(0, now_ns - sequence.request.arrival_ns) / 1e9)
+        if self._batch.limits.has_prefix_cache:
+            self._queries.add(sequence.num_prompt_tokens)
+            self._hits.add(sequence.num_cached_tokens)
 
     def dispatched(self, num_tokens: int, duration_ns: int) -> None:
         """A step was chosen and sent."""
@@ -71,13 +71,13 @@ class Meter:
 
     def show(self) -> None:
         """The gauges as things are now."""
-        roster, pool = self._roster, self._roster.pool
+        batch, pool = self._batch, self._batch.pool
         num_free = pool.num_free
-        self._running.set(len(roster.running))
-        self._waiting.set(roster.num_waiting)
+        self._running.set(len(batch.running))
+        self._waiting.set(batch.num_waiting)
         self._usage.set(1 - num_free / pool.num_blocks)
         self._free_blocks.set(num_free)
         self._cached_blocks.set(pool.num_cached)
-        self._slow_streams.set(sum(sample.reader.is_slow for sample in roster.running))
+        self._slow_streams.set(sum(sequence.reader.is_slow for sequence in batch.running))
         self._version.set(0 if self._weights.state is WeightsState.CLEARED else self._weights.version)
         self._state.set(self._weights.state)

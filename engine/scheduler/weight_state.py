@@ -33,7 +33,7 @@ def conflict(message: str) -> RequestError:
 
 
 @dataclass(slots=True)
-class Weights:
+class WeightState:
     """Path and version of the weights in use (while cleared: of those to come back to), and the state."""
 
     path: str

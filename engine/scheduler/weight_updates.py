@@ -1,11 +1,11 @@
 """Operators' orders at the scheduler: pause, resume, reload, clear, reset the prefix cache, abort. Behaviour B12.
 
-Used by the scheduler process alone. An order about the weights is a `Change` in two phases: first the samples come to rest,
+Used by the scheduler process alone. An order about the weights is a `Change` in two phases: first the sequences come to rest,
 as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only then is
 its Reply sent. One change at a time; another order meanwhile is a 409.
 
-The scheduler's `Weights` are the truth that all ranks are held to: a rank that shows up with others (it died in the middle of a
-change, or its scheduler did) is made to load those in use before the next step.
+The scheduler's `WeightState` are the truth that all ranks are held to: a rank that shows up with others (it died in the middle
+of a change, or its scheduler did) is made to load those in use before the next step.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from engine.messages import (
 )
 from engine.process.context import ActorContext
 from engine.scheduler.aborts import Aborts
-from engine.scheduler.batch_state import Roster
+from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.ranks import Ranks
-from engine.scheduler.weight_state import Weights, conflict
+from engine.scheduler.weight_state import WeightState, conflict
 
 Details = dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]  # of a Reply
 
@@ -45,7 +45,7 @@ LEVELS = ("pause", "sleep")
 
 
 class Phase(Enum):
-    RESTING = "waiting for the samples to come to rest"
+    RESTING = "waiting for the sequences to come to rest"
     TELLING = "waiting for the ranks"
 
 
@@ -63,14 +63,14 @@ class Change:
     errors: list[str] = field(default_factory=list)
 
 
-class Commands:
+class WeightUpdates:
     """Takes orders and carries out the one about the weights that is under way."""
 
     def __init__(
         self,
         context: ActorContext,
-        weights: Weights,
-        roster: Roster,
+        weights: WeightState,
+        batch: BatchState,
         dispatcher: Dispatcher,
         ranks: Ranks,
         aborts: Aborts,
@@ -78,7 +78,7 @@ class Commands:
     ) -> None:
         self._context = context
         self._weights = weights
-        self._roster = roster
+        self._batch = batch
         self._dispatcher = dispatcher
         self._ranks = ranks
         self._aborts = aborts
@@ -97,10 +97,10 @@ class Commands:
     def _is_normal(self) -> bool:
         return self._weights.state is WeightsState.NORMAL
 
-    def take(self, command: Command) -> Reply | None:
+    def handle(self, command: Command) -> Reply | None:
         """Answer an order, or begin it: then None, and its Reply is sent when it is done."""
         try:
-            return self._take(command.command_id, command.order)
+            return self._begin_order(command.command_id, command.order)
         except RequestError as error:
             return Reply(command.command_id, error.status, error.message)
 
@@ -112,7 +112,7 @@ class Commands:
             return self._repair()
         if change.phase is Phase.TELLING or not self._is_at_rest(change):
             return 0
-        self._roster.waiting.let_in()
+        self._batch.waiting.let_in()
         if change.tell is None:
             self._end(change, 200, "paused")
             return 1
@@ -130,7 +130,7 @@ class Commands:
             if not answer.error:  # told by a scheduler that died: what it computes now is not what is in use
                 self._ranks.changed(answer.rank, answer.path, answer.version)
                 self._dispatcher.give_up_flight()
-                self._roster.forget_flight()
+                self._batch.rollback_in_flight()
             return
         change.unanswered.discard(answer.rank)
         if answer.error:
@@ -157,13 +157,13 @@ class Commands:
 
     # ------------------------------------------------------------------------------------------------- taking orders
 
-    def _take(self, command_id: str, order: Order) -> Reply | None:
+    def _begin_order(self, command_id: str, order: Order) -> Reply | None:
         match order:
             case AbortRequest(request_id):
                 num_aborted = self._aborts.abort_request(request_id)
                 if not num_aborted:
                     raise RequestError(f"no running or waiting request has the id {request_id!r}", status=404)
-                return Reply(command_id, 200, f"{num_aborted} samples aborted", {"num_aborted": num_aborted})
+                return Reply(command_id, 200, f"{num_aborted} sequences aborted", {"num_aborted": num_aborted})
             case ResetPrefixCache():
                 self._clear_prefix_cache()
                 return Reply(command_id, 200, "the prefix cache is empty")
@@ -223,7 +223,7 @@ class Commands:
     # --------------------------------------------------------------------------------------------- carrying them out
 
     def _begin(self, change: Change, was_normal: bool) -> None:
-        """Bring the samples to rest as the mode says; where the engine did not run, there is nothing to wait for."""
+        """Bring the sequences to rest as the mode says; where the engine did not run, there is nothing to wait for."""
         if change.mode == "wait" and not was_normal:
             change.mode = "keep"
         self._change = change
@@ -231,16 +231,16 @@ class Commands:
             case "abort":
                 self._aborts.abort_all()
             case "wait":
-                self._roster.waiting.hold()
+                self._batch.waiting.hold()
             case "requeue":
-                self._roster.preempt_all()
+                self._batch.preempt_all()
 
     def _is_at_rest(self, change: Change) -> bool:
         """Nothing runs on the ranks, or will, and all of them would hear what they are told."""
-        roster = self._roster
-        if self._dispatcher.num_in_flight or self._dispatcher.has_unsent or roster.num_leaving:
+        batch = self._batch
+        if self._dispatcher.num_in_flight or self._dispatcher.has_unsent or batch.num_leaving:
             return False
-        if change.mode == "wait" and (len(roster.running) or len(roster.waiting)):
+        if change.mode == "wait" and (len(batch.running) or len(batch.waiting)):
             return False
         return change.tell is None or self._ranks.are_complete
 
@@ -278,7 +278,7 @@ class Commands:
         return {"state": self._weights.state.name, "weight_version": self._weights.version, "path": self._weights.path}
 
     def _clear_prefix_cache(self) -> None:
-        self._roster.pool.clear()
+        self._batch.pool.clear()
         self._block_events.cleared()
 
     # -------------------------------------------------------------------------------------------------------- repair

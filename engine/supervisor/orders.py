@@ -52,7 +52,7 @@ class Orders:
         self._forwarded: set[str] = set()  # command ids that the scheduler has
         self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
 
-    def take(self, command: Command) -> None:
+    def handle(self, command: Command) -> None:
         """Carry out or forward one order."""
         match command.order:
             case ListActors():

@@ -133,7 +133,7 @@ class Supervisor:
             self.stop(caught.name)
         self._take_events()
         for command in self._server.commands():
-            self._orders.take(command)
+            self._orders.handle(command)
         for child in [child for child in self.children.values() if child.pidfd in ready]:
             self._bury(child)
         self._watch(now_ns)

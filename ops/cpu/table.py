@@ -17,7 +17,7 @@ from ops.cpu.executors import Executor, Immediate
 from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack
 from ops.cpu.work import Work, attention_work, gather_work, linear_work, rotation_work
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
-from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable, Sequences
+from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")  # as `Activation` in native/kernels.h
@@ -41,7 +41,7 @@ class CpuOps:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def _rows(self, inputs: Sequences) -> Rows:
+    def _rows(self, inputs: AttentionMetadata) -> Rows:
         return self._executor.rows(inputs.host_counts, NUM_ROWS, inputs.max_rows)
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Inputs:
@@ -64,7 +64,7 @@ class CpuOps:
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
         return self._take_rows(x, row_ids, rows_of(row_ids))
 
-    def keep_rows(self, inputs: Inputs, queries: Tensor, x: Tensor) -> tuple[Sequences, Array, Array]:
+    def keep_rows(self, inputs: Inputs, queries: Tensor, x: Tensor) -> tuple[AttentionMetadata, Array, Array]:
         kept = inputs.kept
         rows = self._rows(kept)
         return kept, self._take_rows(queries, kept.row_ids, rows), self._take_rows(x, kept.row_ids, rows)
@@ -156,7 +156,7 @@ class CpuOps:
         )
         return queries
 
-    def attention(self, inputs: Sequences, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
+    def attention(self, inputs: AttentionMetadata, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
         group = shape.num_heads // shape.num_kv_heads
         assert group <= _cpu.MAX_GROUP, f"{group} queries share a key, the native ops take {_cpu.MAX_GROUP}"
         y = self._executor.allocate(rows_of(queries), shape.queries_width)

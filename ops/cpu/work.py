@@ -13,7 +13,7 @@ import numpy as np
 
 from ops.cpu.array import Array
 from ops.modules import AttentionShape, LayerCache, Linear
-from ops.table import NUM_SEQUENCES, Sequences
+from ops.table import NUM_SEQUENCES, AttentionMetadata
 from ops.weight_format import FLOAT32, WeightFormat
 
 
@@ -62,7 +62,7 @@ def _slot_bytes(cache: LayerCache) -> int:
     return bytes_of(cache.keys, cache.values) // (len(cache.keys) * cache.block_size)
 
 
-def attention_work(y: Array, queries: Array, inputs: Sequences, shape: AttentionShape, cache: LayerCache) -> Work:
+def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: AttentionShape, cache: LayerCache) -> Work:
     """Every sequence's keys and values once, and two products for each query and key that it sees."""
     num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
     starts = np.asarray(inputs.sequence_starts[:num_sequences], np.int64)

@@ -28,7 +28,7 @@ import paddle
 from paddle.nn import functional
 
 from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary
-from ops.table import KEY_SPLIT, ROW_TILE, Inputs, OpTable, Sequences
+from ops.table import KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable
 from ops.weight_format import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -86,7 +86,7 @@ def clear_block(cache: KvCache, block: int) -> None:
 class AttentionStep:
     """What attention needs of a step, the same for every layer: T tiles of Q queries, S splits of KEY_SPLIT keys."""
 
-    inputs: Sequences
+    inputs: AttentionMetadata
     block_size: int
     key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
     query_positions: paddle.Tensor  # int32 [T, Q, 1]
@@ -103,7 +103,7 @@ def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
     return _attention_step(inputs, size)
 
 
-def _attention_step(inputs: Sequences, size: int) -> AttentionStep:
+def _attention_step(inputs: AttentionMetadata, size: int) -> AttentionStep:
     tables = inputs.block_tables
     tiles, num_keys = inputs.num_tiles, inputs.num_key_splits * KEY_SPLIT
     num_blocks = -(-num_keys // size)

@@ -92,8 +92,9 @@ def test_rotation_and_store(k: OpTable, kv_dtype: str, rotary_dim: int, is_inter
     cache = step.cache(k, 1, 8, kv_dtype)
     before_keys, before_values = contents(k, cache.layers[0], 1, 8)
     relative, of_largest = LOSSES[kv_dtype]
-    rotary = Rotary(RopeConfig("default", 100.0, rotary_dim, is_interleaved, 320), 8)
-    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), rotary_tables(rotary.rope, 8, 320), strict=True)))
+    rotary = Rotary(8)
+    tables = rotary_tables(RopeConfig("default", 100.0, rotary_dim, is_interleaved, 320), 8, 320)
+    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), tables, strict=True)))
     qkv = random(step.inputs.num_rows, 32)
     k.begin(step.inputs, cache)
     queries = k.rotate_and_store(

@@ -140,8 +140,9 @@ def run_attention(
     cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
     norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)
     pack(k, norm, queries=random(shape.head_dim, seed=8), keys=random(shape.head_dim, seed=9))
-    rotary = Rotary(_rope(shape.head_dim), shape.head_dim)
-    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), rotary_tables(rotary.rope, shape.head_dim, 320), strict=True)))
+    rotary = Rotary(shape.head_dim)
+    tables = rotary_tables(_rope(shape.head_dim), shape.head_dim, 320)
+    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), tables, strict=True)))
     inputs_of_slot = random(24, 320, shape.queries_width + 2 * shape.keys_width, seed=10)
     outputs = []
     for sequences in steps:
@@ -166,8 +167,8 @@ def _rope(head_dim: int):  # type: ignore[no-untyped-def]
 def test_two_threads() -> None:
     """The same with two BLAS threads, in a process of their own."""
     program = (
-        "from workers.blas import configure_blas; configure_blas(2)\n"
-        "from ops.reference import TABLE as k\n"
+        "from workers.devices.blas import configure_blas; configure_blas(2)\n"
+        "from ops.paddle.reference import TABLE as k\n"
         "from tests.ops.test_invariance import *\n"
         "for inputs, outputs in [(64, 192), (256, 1024), (1024, 512)]:\n"
         "    assert_row_alone(linear_of(k, inputs, outputs), random(NUM_ROWS, inputs), 16)\n"

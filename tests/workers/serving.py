@@ -14,7 +14,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import SamplingParams, SlotStart, Step, StepResult
 from tests.paths import GOLDEN
-from workers.runner import Runner
+from workers.runner import ModelRunner
 from workers.step.kv_cache import kv_cache_bytes
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5")
@@ -24,7 +24,7 @@ def int32(values: Iterable[int]) -> bytes:
     return np.array(list(values), np.int32).tobytes()
 
 
-def make_runner(path: Path, *, load: bool = True, **options: Any) -> Runner:
+def make_runner(path: Path, *, load: bool = True, **options: Any) -> ModelRunner:
     """A runner over an arena of its own, with the weights of `path`."""
     model = ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32, **options}
@@ -33,7 +33,7 @@ def make_runner(path: Path, *, load: bool = True, **options: Any) -> Runner:
     config = EngineConfig(
         model=str(path), served_model_name=("test",), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings
     )
-    runner = Runner(config, model, memoryview(bytearray(num_bytes)))
+    runner = ModelRunner(config, model, memoryview(bytearray(num_bytes)))
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner
@@ -74,7 +74,7 @@ class Sample:
 class Serving:
     """Runs samples on a runner: at most `budget` tokens a step, prompts cut into chunks of at most `chunk`."""
 
-    def __init__(self, runner: Runner, *, budget: int = 512, chunk: int = 512, block_size: int = 16) -> None:
+    def __init__(self, runner: ModelRunner, *, budget: int = 512, chunk: int = 512, block_size: int = 16) -> None:
         self.runner = runner
         self.budget = budget
         self.chunk = chunk

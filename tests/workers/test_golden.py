@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
-from workers.runner import Runner
+from workers.runner import ModelRunner
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -27,19 +27,19 @@ BACKENDS = {
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def runner(architecture: str, request: pytest.FixtureRequest) -> Runner:
+def runner(architecture: str, request: pytest.FixtureRequest) -> ModelRunner:
     return make_runner(GOLDEN / architecture, **BACKENDS[request.param])
 
 
-def one_by_one(runner: Runner, samples: list[Sample]) -> None:
+def one_by_one(runner: ModelRunner, samples: list[Sample]) -> None:
     serving = Serving(runner)
     for sample in samples:
         serving.place(sample, 0)
         serving.run([sample])
 
 
-def in_chunks(size: int) -> Callable[[Runner, list[Sample]], None]:
-    def way(runner: Runner, samples: list[Sample]) -> None:
+def in_chunks(size: int) -> Callable[[ModelRunner, list[Sample]], None]:
+    def way(runner: ModelRunner, samples: list[Sample]) -> None:
         serving = Serving(runner, chunk=size)
         for sample in samples:
             serving.place(sample, 7)
@@ -48,7 +48,7 @@ def in_chunks(size: int) -> Callable[[Runner, list[Sample]], None]:
     return way
 
 
-def together(runner: Runner, samples: list[Sample]) -> None:
+def together(runner: ModelRunner, samples: list[Sample]) -> None:
     """Thirty-one at once (the longest prompts fill most of a step), mixed with prompts that are still computed."""
     serving = Serving(runner, budget=200, chunk=100)
     copies = [Sample(sample.prompt, sample.sampling) for sample in samples for _ in range(5)]
@@ -60,7 +60,7 @@ def together(runner: Runner, samples: list[Sample]) -> None:
         assert copy.answer() == samples[index // 5].answer()
 
 
-def with_cached_prefix(runner: Runner, samples: list[Sample]) -> None:
+def with_cached_prefix(runner: ModelRunner, samples: list[Sample]) -> None:
     """The blocks of an earlier, equal prompt are used again. Prompt log-probabilities exist for the rest alone, so that they
     are taken from the earlier one, which must have computed them anyway."""
     for sample in samples:
@@ -75,7 +75,7 @@ def with_cached_prefix(runner: Runner, samples: list[Sample]) -> None:
             assert sample.prompt_logprobs.setdefault(position, value) == value
 
 
-def with_preemption(runner: Runner, samples: list[Sample]) -> None:
+def with_preemption(runner: ModelRunner, samples: list[Sample]) -> None:
     """Each sample loses its blocks after 9 outputs and computes everything again, elsewhere, in other pieces."""
     serving = Serving(runner)
     for slot, sample in enumerate(samples):
@@ -89,7 +89,7 @@ def with_preemption(runner: Runner, samples: list[Sample]) -> None:
     again.run(samples)
 
 
-def steps_run_twice(runner: Runner, samples: list[Sample]) -> None:
+def steps_run_twice(runner: ModelRunner, samples: list[Sample]) -> None:
     """Every step is dispatched again, as after a crash that lost its result."""
     serving = Serving(runner, chunk=64)
     run = runner.run
@@ -106,7 +106,7 @@ def steps_run_twice(runner: Runner, samples: list[Sample]) -> None:
     serving.run(samples)
 
 
-WAYS: dict[str, Callable[[Runner, list[Sample]], None]] = {
+WAYS: dict[str, Callable[[ModelRunner, list[Sample]], None]] = {
     "chunks of 16": in_chunks(16),
     "chunks of 5": in_chunks(5),
     "together": together,
@@ -117,7 +117,7 @@ WAYS: dict[str, Callable[[Runner, list[Sample]], None]] = {
 
 
 @pytest.fixture(scope="module")
-def plain(runner: Runner, architecture: str) -> list[Sample]:
+def plain(runner: ModelRunner, architecture: str) -> list[Sample]:
     samples = golden_samples(architecture)
     one_by_one(runner, samples)
     return samples
@@ -147,7 +147,7 @@ def test_native_plans_and_threads_agree(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_bits(way: str, runner: Runner, architecture: str, plain: list[Sample]) -> None:
+def test_same_bits(way: str, runner: ModelRunner, architecture: str, plain: list[Sample]) -> None:
     samples = golden_samples(architecture)
     WAYS[way](runner, samples)
     for sample, expected in zip(samples, plain, strict=True):

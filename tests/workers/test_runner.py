@@ -12,7 +12,7 @@ from engine.errors import CheckpointError
 from engine.messages import SamplingParams, Step
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, make_runner
-from workers.runner import Runner
+from workers.runner import ModelRunner
 
 PROMPT = [5, 9, 3, 30, 22, 8, 17]
 
@@ -21,7 +21,7 @@ def quiet(num_done: int, num_bytes: int) -> None:
     """No progress."""
 
 
-def answer(runner: Runner, chunk: int = 4) -> tuple[object, ...]:
+def answer(runner: ModelRunner, chunk: int = 4) -> tuple[object, ...]:
     sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2), 8)
     serving = Serving(runner, chunk=chunk)
     serving.place(sample, 2)
@@ -44,7 +44,7 @@ def second(tmp_path: Path) -> Path:
     return tmp_path / "second"
 
 
-def runner_of(path: Path, **options: Any) -> Runner:
+def runner_of(path: Path, **options: Any) -> ModelRunner:
     return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
 
 

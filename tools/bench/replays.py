@@ -19,7 +19,7 @@ from engine.messages import SamplingParams, SlotStart, Step
 from ops.cpu.executors import OpProfile, Tape
 from ops.weight_format import WeightFormat
 from shm.segment import MemoryFile
-from workers.runner import Runner
+from workers.runner import ModelRunner
 from workers.step.execution import TapePlan
 
 
@@ -71,7 +71,7 @@ class Replays:
         self._config = config
         self._model = ModelConfig.read(config.model)
         self._arena = MemoryFile.create("bench", config.kv_cache_bytes)
-        self._runner = Runner(config, self._model, self._arena.buffer)
+        self._runner = ModelRunner(config, self._model, self._arena.buffer)
         self._runner.load(config.model, 1, lambda num_done, num_bytes: None)
         plan = self._runner.weights.plan
         assert isinstance(plan, TapePlan), f"{type(plan).__name__} has no tape"

@@ -12,7 +12,7 @@ from workers.models.qwen2 import Qwen2
 from workers.models.qwen3 import Qwen3
 from workers.weights.declaration import Weights
 
-Model = Llama  # what every model offers: `hidden` and `logits`
+Model = Llama  # what every model offers: `forward` and `logits`
 MODELS: dict[str, type[Model]] = {"llama": Llama, "qwen2": Qwen2, "qwen3": Qwen3, "ernie4_5": Ernie4_5}
 
 

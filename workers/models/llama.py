@@ -54,25 +54,25 @@ class Llama:
             self.embedding.tied = self.head
         self.rotary = weights.rotary(config.rope, config.head_dim)
 
-    def hidden(self, k: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
+    def forward(self, ops: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
         """The last hidden states of the rows that this step keeps, normalized [kept, hidden]; keys and values of all its rows
         are in the cache."""
-        step = k.begin(inputs, cache)
-        angles = k.rotary_angles(inputs, self.rotary)
-        residual = k.embedding(inputs, self.embedding)
-        h = k.rms_norm(residual, self.layers[0].input_norm)
+        step = ops.begin(inputs, cache)
+        angles = ops.rotary_angles(inputs, self.rotary)
+        residual = ops.embedding(inputs, self.embedding)
+        h = ops.rms_norm(residual, self.layers[0].input_norm)
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
             if index:
-                h, residual = k.add_rms_norm(h, residual, layer.input_norm)
-            qkv = k.linear(h, layer.qkv)
-            queries = k.rotate_and_store(inputs, qkv, angles, layer.head_norm, layer.shape, layer_cache)
+                h, residual = ops.add_rms_norm(h, residual, layer.input_norm)
+            qkv = ops.linear(h, layer.qkv)
+            queries = ops.rotate_and_store(inputs, qkv, angles, layer.head_norm, layer.shape, layer_cache)
             if layer is self.layers[-1]:
-                step, queries, residual = k.keep_rows(step, queries, residual)
-            h = k.linear(k.attention(step, queries, layer.shape, layer_cache), layer.output)
-            h, residual = k.add_rms_norm(h, residual, layer.inner_norm)
-            h = k.linear(k.activate_and_multiply(k.linear(h, layer.gate_up), self.config.activation), layer.down)
-        return k.add_rms_norm(h, residual, self.norm)[0]
+                step, queries, residual = ops.keep_rows(step, queries, residual)
+            h = ops.linear(ops.attention(step, queries, layer.shape, layer_cache), layer.output)
+            h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
+            h = ops.linear(ops.activate_and_multiply(ops.linear(h, layer.gate_up), self.config.activation), layer.down)
+        return ops.add_rms_norm(h, residual, self.norm)[0]
 
-    def logits(self, k: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
+    def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab]."""
-        return k.linear(k.take_rows(hidden, row_ids), self.head)
+        return ops.linear(ops.take_rows(hidden, row_ids), self.head)

@@ -46,7 +46,7 @@ class EagerPlan:
         self._cache = cache
 
     def replay(self) -> None:
-        self._hidden = self._model.hidden(self._ops, self._inputs, self._cache)
+        self._hidden = self._model.forward(self._ops, self._inputs, self._cache)
 
     def logits(self) -> Tensor:
         inputs = self._inputs
@@ -61,7 +61,7 @@ class TapePlan:
     def __init__(self, model: Model, inputs: StepInputs, cache: KvCache) -> None:
         self._inputs = inputs
         recording = Recording()
-        hidden = model.hidden(make_table(recording), inputs, cache)
+        hidden = model.forward(make_table(recording), inputs, cache)
         self.tape = recording.finish(hidden)
         recording = Recording()
         rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_logit_rows)

@@ -24,7 +24,7 @@ from workers.devices.device import Device
 MAX_LOGIT_ROWS = 64  # logits in memory at a time: those of a long prompt's tokens would be gigabytes
 
 
-class Sequences:
+class AttentionMetadata:
     """Rows of some sequences, as attention reads them, and how much of the tensors they use. Attributes without `host_` are the
     device's."""
 
@@ -139,7 +139,7 @@ class Sequences:
         self._device.upload(self._host[name], getattr(self, name))
 
 
-class KeptRows(Sequences):
+class KeptRows(AttentionMetadata):
     """The last rows of each sequence of a step, as many as are wanted of it: `row_ids` tells where they are among all."""
 
     row_ids: Tensor
@@ -163,7 +163,7 @@ class KeptRows(Sequences):
             self._set("positions", distances + ends.repeat(counts))
 
 
-class StepInputs(Sequences):
+class StepInputs(AttentionMetadata):
     """All rows, and of them those that are kept."""
 
     token_ids: Tensor

@@ -415,11 +415,11 @@ class Simulation:
 
     def check_idle(self) -> None:
         """F6 and the books: nothing is held when nothing runs."""
-        roster = self.scheduler.roster
-        assert (len(roster.running), roster.num_waiting, roster.num_leaving) == (0, 0, 0)
-        assert roster.pool.num_free == self.config.num_kv_blocks
-        assert not roster.samples
-        assert not roster.leaders
+        batch = self.scheduler.batch
+        assert (len(batch.running), batch.num_waiting, batch.num_leaving) == (0, 0, 0)
+        assert batch.pool.num_free == self.config.num_kv_blocks
+        assert not batch.sequences
+        assert not batch.leaders
         assert (self.metric("num_requests_running"), self.metric("num_requests_waiting")) == (0, 0)
 
     def _take(self, message: Message) -> None:

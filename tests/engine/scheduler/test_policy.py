@@ -9,71 +9,74 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler.batch_state import Roster
+from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.dispatch import build_step
-from engine.scheduler.policy import Limits, Plan, Row, choose, next_row
-from engine.scheduler.sequence import Sample, SampleState, start_bytes
-from tests.engine.scheduler.samples import ListReader, make_limits, make_sample
+from engine.scheduler.policy import Limits, Row, SchedulerOutput, next_row, schedule
+from engine.scheduler.sequence import Sequence, SequenceState, start_bytes
+from tests.engine.scheduler.sequences import ListReader, make_limits, make_sample
 
 
 @dataclass
 class World:
-    """A roster, and a rank that samples 0 for ever; two steps in flight."""
+    """A batch, and a rank that samples 0 for ever; two steps in flight."""
 
     limits: Limits
     num_blocks: int
     flights: deque[list[Row]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.roster = Roster(self.limits, BlockPool(self.num_blocks), lambda entries: None)
+        self.batch = BatchState(self.limits, BlockPool(self.num_blocks), lambda entries: None)
         self.num_preemptions = 0
 
-    def add(self, *samples: Sample) -> None:
-        for sample in samples:
-            self.roster.add(sample)
+    def add(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self.batch.add(sequence)
 
-    def plan(self) -> Plan:
-        roster = self.roster
-        return choose(roster.running, roster.waiting, roster.leaders, roster.pool, self.limits, roster.num_leaving)
+    def plan(self) -> SchedulerOutput:
+        batch = self.batch
+        return schedule(batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving)
 
-    def dispatch(self) -> Plan:
-        """Plan a step and put it in flight."""
+    def dispatch(self) -> SchedulerOutput:
+        """SchedulerOutput a step and put it in flight."""
         plan = self.plan()
         if plan.preempted is not None:
             self.num_preemptions += 1
-            self.roster.preempt(plan.preempted)
-        self.roster.admit(plan.admitted)
+            self.batch.preempt(plan.preempted)
+        self.batch.admit(plan.admitted)
         self.check(plan)
         if plan.rows:
-            build_step(1, plan.rows, self.roster, 0)
+            build_step(1, plan.rows, self.batch, 0)
             self.flights.append(plan.rows)
         return plan
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: SchedulerOutput) -> None:
         assert sum(row.num_tokens for row in plan.rows) <= self.limits.max_tokens
-        assert len(self.roster.running) + self.roster.num_leaving <= self.limits.max_running
-        assert len({row.sample.slot for row in plan.rows}) == len(plan.rows)
+        assert len(self.batch.running) + self.batch.num_leaving <= self.limits.max_running
+        assert len({row.sequence.slot for row in plan.rows}) == len(plan.rows)
         for row in plan.rows:
-            assert row.sample.state is SampleState.RUNNING
-            assert row.start == row.sample.num_computed
+            assert row.sequence.state is SequenceState.RUNNING
+            assert row.start == row.sequence.num_computed
             assert row.num_tokens > 0
 
     def land(self) -> None:
         """The result of the oldest step in flight."""
         for row in self.flights.popleft():
-            sample = row.sample
-            sample.num_in_flight -= 1
-            if sample.state is not SampleState.FINISHED:
-                sample.num_confirmed = row.start + row.num_tokens
+            sequence = row.sequence
+            sequence.num_in_flight -= 1
+            if sequence.state is not SequenceState.FINISHED:
+                sequence.num_confirmed = row.start + row.num_tokens
                 if row.is_sampling:
-                    sample.num_unknown -= 1
-                    sample.token_ids.append(0)
-                self.roster.share_blocks(sample)
-                if len(sample.token_ids) == sample.max_total_tokens and sample.num_confirmed >= sample.num_prompt_tokens:
-                    self.roster.finish(sample)
-            if not sample.num_in_flight:
-                self.roster.landed(sample)
+                    sequence.num_unknown -= 1
+                    sequence.token_ids.append(0)
+                self.batch.share_blocks(sequence)
+                if (
+                    len(sequence.token_ids) == sequence.max_total_tokens
+                    and sequence.num_confirmed >= sequence.num_prompt_tokens
+                ):
+                    self.batch.finish(sequence)
+            if not sequence.num_in_flight:
+                self.batch.landed(sequence)
 
     def run_to_the_end(self, max_steps: int = 5000) -> None:
         for _ in range(max_steps):
@@ -84,30 +87,30 @@ class World:
             if not self.flights:
                 break
             self.land()
-        assert not self.roster.samples, f"{len(self.roster.samples)} samples never end"
-        assert self.roster.pool.num_free == self.num_blocks
-        assert self.roster.num_leaving == 0
+        assert not self.batch.sequences, f"{len(self.batch.sequences)} sequences never end"
+        assert self.batch.pool.num_free == self.num_blocks
+        assert self.batch.num_leaving == 0
 
 
-def row_of(plan: Plan, sample: Sample) -> tuple[int, int, bool] | None:
-    return next(((row.start, row.num_tokens, row.is_sampling) for row in plan.rows if row.sample is sample), None)
+def row_of(plan: SchedulerOutput, sequence: Sequence) -> tuple[int, int, bool] | None:
+    return next(((row.start, row.num_tokens, row.is_sampling) for row in plan.rows if row.sequence is sequence), None)
 
 
 def test_a_long_prompt_is_cut_to_the_budget_and_samples_at_its_end() -> None:
     world = World(make_limits(max_tokens=16), 64)
-    sample = make_sample("a", list(range(40)))
-    world.add(sample)
-    cuts = [row_of(world.dispatch(), sample) for _ in range(3)]
+    sequence = make_sample("a", list(range(40)))
+    world.add(sequence)
+    cuts = [row_of(world.dispatch(), sequence) for _ in range(3)]
     assert cuts == [(0, 16, False), (16, 16, False), (32, 8, True)]
 
 
 def test_one_ahead_counts_the_token_that_is_not_known_yet() -> None:
     world = World(make_limits(), 64)
-    sample = make_sample("a", [1, 2, 3], max_tokens=3)
-    world.add(sample)
-    assert row_of(world.dispatch(), sample) == (0, 3, True)
-    assert row_of(world.dispatch(), sample) == (3, 1, True)
-    assert row_of(world.dispatch(), sample) == (4, 1, True)
+    sequence = make_sample("a", [1, 2, 3], max_tokens=3)
+    world.add(sequence)
+    assert row_of(world.dispatch(), sequence) == (0, 3, True)
+    assert row_of(world.dispatch(), sequence) == (3, 1, True)
+    assert row_of(world.dispatch(), sequence) == (4, 1, True)
     assert world.dispatch().rows == []  # never past max_tokens, though no result is back
 
 
@@ -132,7 +135,7 @@ def test_priority_then_arrival() -> None:
         make_sample("urgent", [1], priority=-1, arrival_ns=99, order=2),
     )
     world.add(late, early, urgent)
-    assert [row.sample for row in world.dispatch().rows] == [urgent, early]
+    assert [row.sequence for row in world.dispatch().rows] == [urgent, early]
 
 
 def test_what_does_not_fit_is_not_overtaken() -> None:
@@ -141,32 +144,32 @@ def test_what_does_not_fit_is_not_overtaken() -> None:
     world.add(make_sample("now", [1] * 4, order=-1))
     world.dispatch()
     world.add(big, small)
-    assert [row.sample.request.request_id for row in world.dispatch().rows] == ["now"]
+    assert [row.sequence.request.request_id for row in world.dispatch().rows] == ["now"]
 
 
 def test_the_last_in_order_gives_way_and_returns_to_its_place() -> None:
     world = World(make_limits(max_tokens=64, max_running=3, has_prefix_cache=False), 6)
-    samples = [make_sample(name, [1] * 7, max_tokens=9, order=order) for order, name in enumerate("ab")]
-    world.add(*samples)
+    sequences = [make_sample(name, [1] * 7, max_tokens=9, order=order) for order, name in enumerate("ab")]
+    world.add(*sequences)
     for _ in range(100):
         plan = world.dispatch()
         if plan.preempted is not None:
             break
         world.land()
-    assert plan.preempted is samples[1]
-    assert row_of(plan, samples[1]) is None
+    assert plan.preempted is sequences[1]
+    assert row_of(plan, sequences[1]) is None
     world.run_to_the_end()
 
 
 def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
     world = World(make_limits(max_tokens=64, has_prefix_cache=False), 6)
-    samples = [make_sample(name, [1] * 7, max_tokens=9, order=order) for order, name in enumerate("ab")]
-    world.add(*samples)
+    sequences = [make_sample(name, [1] * 7, max_tokens=9, order=order) for order, name in enumerate("ab")]
+    world.add(*sequences)
     while world.num_preemptions == 0:
         world.dispatch()
         if len(world.flights) == 3:
             world.land()
-    assert world.roster.num_leaving == 1
+    assert world.batch.num_leaving == 1
     assert world.plan().preempted is None
 
 
@@ -188,9 +191,9 @@ def test_prompt_logprobs_need_the_prompt_computed() -> None:
     world.add(make_sample("a", list(range(8)), max_tokens=1))
     world.dispatch()
     world.land()
-    sample = make_sample("b", list(range(8)), num_prompt_logprobs=0)
-    world.add(sample)
-    assert row_of(world.dispatch(), sample) == (0, 8, True)
+    sequence = make_sample("b", list(range(8)), num_prompt_logprobs=0)
+    world.add(sequence)
+    assert row_of(world.dispatch(), sequence) == (0, 8, True)
 
 
 def test_prompt_logprobs_fit_the_record_of_a_result() -> None:
@@ -200,10 +203,10 @@ def test_prompt_logprobs_fit_the_record_of_a_result() -> None:
     plain = make_sample("c", [1] * 20, order=2)
     world.add(greedy, other, plain)
     plans = [world.dispatch(), world.dispatch()]
-    assert [[(row.sample, row.num_tokens) for row in plan.rows] for plan in plans] == [[(greedy, 10)], [(greedy, 10)]]
+    assert [[(row.sequence, row.num_tokens) for row in plan.rows] for plan in plans] == [[(greedy, 10)], [(greedy, 10)]]
     world.land()
     world.land()
-    assert [(row.sample, row.num_tokens) for row in world.dispatch().rows] == [
+    assert [(row.sequence, row.num_tokens) for row in world.dispatch().rows] == [
         (greedy, 1),
         (other, 9),
         (plain, 20),
@@ -215,11 +218,11 @@ def test_siblings_wait_for_the_prompt_they_share() -> None:
     siblings = [make_sample(f"s{index}", list(range(20)), order=index, group_id="g") for index in range(3)]
     other = make_sample("other", [7], order=9)
     world.add(*siblings, other)
-    assert [row.sample for row in world.dispatch().rows] == [siblings[0]]
+    assert [row.sequence for row in world.dispatch().rows] == [siblings[0]]
     plan = world.dispatch()
-    assert [row.sample for row in plan.rows] == [siblings[0], other]
+    assert [row.sequence for row in plan.rows] == [siblings[0], other]
     world.land()
-    assert siblings[1] not in [row.sample for row in world.dispatch().rows]
+    assert siblings[1] not in [row.sequence for row in world.dispatch().rows]
     world.land()
     plan = world.dispatch()
     assert row_of(plan, siblings[1]) == (16, 4, True)
@@ -238,11 +241,11 @@ def test_a_slow_reader_gets_no_tokens() -> None:
     slow, fast, newcomer = (make_sample(name, [1, 2], order=order) for order, name in enumerate(["slow", "fast", "new"]))
     world.add(slow, fast)
     world.dispatch()
-    for sample in (slow, newcomer):
-        assert isinstance(sample.reader, ListReader)
-        sample.reader.is_slow = True
+    for sequence in (slow, newcomer):
+        assert isinstance(sequence.reader, ListReader)
+        sequence.reader.is_slow = True
     world.add(newcomer)
-    assert [row.sample for row in world.dispatch().rows] == [fast]
+    assert [row.sequence for row in world.dispatch().rows] == [fast]
 
 
 def test_starts_are_spread_over_steps_that_fit_a_record() -> None:
@@ -251,17 +254,17 @@ def test_starts_are_spread_over_steps_that_fit_a_record() -> None:
     world.add(*(make_sample(f"s{order}", [1], order=order) for order in range(5)))
     assert [len(world.dispatch().admitted) for _ in range(3)] == [2, 2, 1]
     world.flights.clear()
-    world.roster.forget_flight()  # a rank came back: all are started again
+    world.batch.rollback_in_flight()  # a rank came back: all are started again
     assert [sum(not row.start for row in world.dispatch().rows) for _ in range(3)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_the_end_is_known_ahead(max_tokens: int) -> None:
-    sample = make_sample("a", [1, 2, 3], max_tokens=max_tokens)
-    row = next_row(sample, 0, 16)
-    assert row == Row(sample, 0, 3, max_tokens == 1)
-    sample.num_unknown = max_tokens
-    assert next_row(sample, 3, 16) is None
+    sequence = make_sample("a", [1, 2, 3], max_tokens=max_tokens)
+    row = next_row(sequence, 0, 16)
+    assert row == Row(sequence, 0, 3, max_tokens == 1)
+    sequence.num_unknown = max_tokens
+    assert next_row(sequence, 3, 16) is None
 
 
 PROMPTS = st.lists(

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.queues import SampleQueue, WaitingQueue
-from engine.scheduler.sequence import Sample
-from tests.engine.scheduler.samples import make_sample
+from engine.scheduler.queues import SequenceQueue, WaitingQueue
+from engine.scheduler.sequence import Sequence
+from tests.engine.scheduler.sequences import make_sample
 
 RANKS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=20)
 
 
-def names(queue: SampleQueue) -> list[str]:
-    return [sample.request.request_id for sample in queue]
+def names(queue: SequenceQueue) -> list[str]:
+    return [sequence.request.request_id for sequence in queue]
 
 
-def samples_of(ranks: list[tuple[int, int]]) -> list[Sample]:
+def samples_of(ranks: list[tuple[int, int]]) -> list[Sequence]:
     return [
         make_sample(f"s{order}", [1], priority=priority, arrival_ns=arrival_ns, order=order)
         for order, (priority, arrival_ns) in enumerate(ranks)
@@ -26,29 +26,29 @@ def samples_of(ranks: list[tuple[int, int]]) -> list[Sample]:
 
 @given(RANKS)
 def test_total_order_whatever_is_taken_out(ranks: list[tuple[int, int]]) -> None:
-    samples = samples_of(ranks)
-    queue = SampleQueue()
-    for sample in samples:
-        queue.push(sample)
-    for sample in samples[::3]:
-        queue.remove(sample)
-    for sample in samples[::6]:
-        queue.push(sample)  # as a preempted one: to its old place
-    left = [sample for index, sample in enumerate(samples) if index % 3 or index % 6 == 0]
-    assert names(queue) == [sample.request.request_id for sample in sorted(left, key=lambda sample: sample.rank)]
+    sequences = samples_of(ranks)
+    queue = SequenceQueue()
+    for sequence in sequences:
+        queue.push(sequence)
+    for sequence in sequences[::3]:
+        queue.remove(sequence)
+    for sequence in sequences[::6]:
+        queue.push(sequence)  # as a preempted one: to its old place
+    left = [sequence for index, sequence in enumerate(sequences) if index % 3 or index % 6 == 0]
+    assert names(queue) == [sequence.request.request_id for sequence in sorted(left, key=lambda sequence: sequence.rank)]
     assert len(queue) == len(left)
 
 
 def test_lower_priority_first_then_first_come() -> None:
-    queue = SampleQueue()
-    for sample in samples_of([(1, 0), (0, 7), (0, 5), (-1, 9)]):
-        queue.push(sample)
+    queue = SequenceQueue()
+    for sequence in samples_of([(1, 0), (0, 7), (0, 5), (-1, 9)]):
+        queue.push(sequence)
     assert names(queue) == ["s3", "s2", "s1", "s0"]
     assert queue[-1].request.request_id == "s0"
 
 
 def test_removing_a_stranger_is_our_bug() -> None:
-    queue = SampleQueue()
+    queue = SequenceQueue()
     with pytest.raises(AssertionError, match="not queued"):
         queue.remove(make_sample("a", [1]))
 

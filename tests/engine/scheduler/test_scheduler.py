@@ -283,10 +283,10 @@ def test_an_abort_frees_within_two_steps(simulation: Simulation) -> None:
     """F6."""
     stays, goes = simulation.submit([1] * 20, max_tokens=60), simulation.submit([2] * 20, max_tokens=60)
     simulation.start(stays, goes, num_tokens=3)
-    num_free = simulation.scheduler.roster.pool.num_free
+    num_free = simulation.scheduler.batch.pool.num_free
     steps = len(simulation.rank.steps)
     simulation.abort(goes)
-    simulation.run_until(lambda: simulation.scheduler.roster.pool.num_free > num_free + 3, "blocks are free")
+    simulation.run_until(lambda: simulation.scheduler.batch.pool.num_free > num_free + 3, "blocks are free")
     assert len(simulation.rank.steps) - steps <= 3
     simulation.finish(stays)
     simulation.check(stays)
@@ -332,7 +332,7 @@ def test_a_dead_api_takes_its_requests_along(simulation: Simulation) -> None:
     stays, goes = simulation.submit([1], max_tokens=250), simulation.submit([2], max_tokens=250, api="api1")
     simulation.start(stays, goes)
     simulation.begin_epoch("api1", 2)
-    simulation.run_until(lambda: goes.request.request_id not in simulation.scheduler.roster.samples, "it is gone")
+    simulation.run_until(lambda: goes.request.request_id not in simulation.scheduler.batch.sequences, "it is gone")
     orphan = simulation.submit([3], api="api1")  # of the old epoch, on its way when its api died
     simulation.finish(stays)
     simulation.check(stays)
@@ -376,11 +376,11 @@ def test_streams_survive_scheduler_restarts(simulation: Simulation) -> None:
 
 
 def test_streams_survive_a_tokenizer_restart(simulation: Simulation) -> None:
-    """Its samples are dropped at once, and go on as another attempt."""
+    """Its sequences are dropped at once, and go on as another attempt."""
     streams = submit_all(simulation, count=6, max_tokens=60)
     simulation.start(streams[0], num_tokens=5)
     simulation.begin_epoch("tokenizer0", 2)
-    simulation.run_until(lambda: not simulation.scheduler.roster.samples, "all are dropped")
+    simulation.run_until(lambda: not simulation.scheduler.batch.sequences, "all are dropped")
     for stream in streams:
         if not stream.is_over:
             simulation.resubmit(stream)
@@ -440,7 +440,7 @@ def test_nothing_said_to_a_new_tokenizer_is_lost_with_the_old(directory: Path) -
         complete.finish_reason = ""
         simulation.resubmit(complete)
         simulation.loop.turn()
-        simulation.run_until(lambda: not simulation.scheduler.roster.samples, "the old one's samples are dropped")
+        simulation.run_until(lambda: not simulation.scheduler.batch.sequences, "the old one's sequences are dropped")
         simulation.is_reading["tokenizer0"] = True
         simulation.finish(complete)
         for stream in others:
@@ -453,7 +453,7 @@ def test_a_stop_string_is_no_abort(simulation: Simulation) -> None:
     stream = simulation.submit([1, 2, 3], max_tokens=200)
     simulation.start(stream)
     simulation.abort(stream, "stop")
-    simulation.run_until(lambda: not simulation.scheduler.roster.samples, "it is over")
+    simulation.run_until(lambda: not simulation.scheduler.batch.sequences, "it is over")
     simulation.run_until(lambda: simulation.scheduler.dispatcher.num_in_flight == 0, "no step in flight")
     simulation.turn()
     simulation.check_idle()
@@ -529,7 +529,7 @@ def test_the_messenger_sees_the_index(directory: Path) -> None:
         simulation.turn()
         assert isinstance(simulation.cache_messages[0], BlocksCleared)
         assert any(isinstance(message, BlocksRemoved) for message in simulation.cache_messages)
-        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.roster.pool.entries()}
+        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.entries()}
         assert replay(simulation.cache_messages) == index
         simulation.cache_messages.clear()
         simulation.send("cache", Hello("cache", 2))  # it was started again
@@ -544,6 +544,6 @@ def test_a_messenger_that_does_not_read_gets_the_index_later(directory: Path) ->
             submit_all(simulation, count=4, seed=seed, max_tokens=8)
             simulation.finish()
         simulation.is_reading["cache"] = True
-        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.roster.pool.entries()}
+        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.entries()}
         simulation.run_until(lambda: simulation.turn() == 0, "nothing is left to say")
         assert replay(simulation.cache_messages) == index

@@ -8,17 +8,17 @@ import pytest
 
 from engine.errors import RequestError
 from engine.messages import WeightsState
-from engine.scheduler.weight_state import Weights
+from engine.scheduler.weight_state import WeightState
 
 NORMAL, PAUSED, CLEARED, LOADING = WeightsState
 
-TRANSITIONS: dict[str, Callable[[Weights], None]] = {
-    "pause": Weights.pause,
-    "resume": Weights.resume,
-    "clear": Weights.clear,
-    "begin_load": Weights.begin_load,
+TRANSITIONS: dict[str, Callable[[WeightState], None]] = {
+    "pause": WeightState.pause,
+    "resume": WeightState.resume,
+    "clear": WeightState.clear,
+    "begin_load": WeightState.begin_load,
     "finish_load": lambda weights: weights.finish_load("/new", 2),
-    "fail_load": Weights.fail_load,
+    "fail_load": WeightState.fail_load,
 }
 LEGAL = {
     (NORMAL, "pause"): PAUSED,
@@ -32,8 +32,8 @@ LEGAL = {
 }
 
 
-def weights_in(state: WeightsState) -> Weights:
-    weights = Weights("/old", 1)
+def weights_in(state: WeightsState) -> WeightState:
+    weights = WeightState("/old", 1)
     ways = {NORMAL: [], PAUSED: ["pause"], CLEARED: ["pause", "clear"], LOADING: ["begin_load"]}
     for name in ways[state]:
         TRANSITIONS[name](weights)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.messages import SamplingParams, SlotStart
 from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner
-from workers.runner import Runner
+from workers.runner import ModelRunner
 from workers.step.slots import Slots
 
 NUM_SLOTS = 5
@@ -108,7 +108,7 @@ def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
 
 
 @cache
-def runner() -> Runner:
+def runner() -> ModelRunner:
     return make_runner(GOLDEN / "qwen3", max_model_len=64, max_num_seqs=6, num_kv_blocks=40)
 
 

@@ -21,7 +21,7 @@ from ops.cpu.packing import PackedWeight
 from ops.cpu.table import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, make_runner
-from workers.runner import Runner
+from workers.runner import ModelRunner
 from workers.weights.cache import WeightCache
 from workers.weights.loader import LoadedModel, load_model
 from workers.weights.precision import Precision
@@ -339,14 +339,14 @@ for name in ("model", "other"):
 
 
 class TestRunner:
-    def answer(self, runner: Runner) -> tuple[object, ...]:
+    def answer(self, runner: ModelRunner) -> tuple[object, ...]:
         sample = Sample([5, 9, 3, 30], SamplingParams(temperature=0.0, num_logprobs=3), 8)
         serving = Serving(runner)
         serving.place(sample, 0)
         serving.run([sample])
         return sample.answer()
 
-    def runner(self, path: Path, **options: Any) -> Runner:
+    def runner(self, path: Path, **options: Any) -> ModelRunner:
         return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
 
     def test_same_answers(self, model: Path, directory: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
+from ops.cpu.table import TABLE as NATIVE
 from ops.paddle.reference import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from workers.models import declare_model
@@ -199,3 +200,9 @@ def test_progress(tmp_path: Path) -> None:
     loaded = load_model(tmp_path, config, TABLE, 16, lambda num_done, total: seen.append((num_done, total)))
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == loaded.num_bytes
+
+
+def test_heads_wider_than_the_table_takes(tmp_path: Path) -> None:
+    model = write_config(tmp_path, {**TINY, "head_dim": 2 * NATIVE.max_head_dim})
+    with pytest.raises(CheckpointError, match=rf"heads have {2 * NATIVE.max_head_dim} elements, the native ops take"):
+        load_model(tmp_path, model, NATIVE, 16, lambda done, total: None, random_seed=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.messages import Output, Request, SamplingParams
 from engine.scheduler.policy import Limits
-from engine.scheduler.sequence import Sample
+from engine.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ def make_sample(
     order: int = 0,
     group_id: str = "",
     num_prompt_logprobs: int = -1,
-) -> Sample:
+) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens, num_prompt_logprobs=num_prompt_logprobs)
     tokens = array("i", prompt)
     request = Request(
@@ -50,4 +50,4 @@ def make_sample(
         priority=priority,
         arrival_ns=arrival_ns,
     )
-    return Sample(request, ListReader(), tokens, len(prompt), len(prompt) + max_tokens, (priority, arrival_ns, order))
+    return Sequence(request, ListReader(), tokens, len(prompt), len(prompt) + max_tokens, (priority, arrival_ns, order))
