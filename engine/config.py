@@ -62,3 +62,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     kv_events_endpoint: str = ""  # ZeroMQ endpoint of the KV events; empty: ipc:// in the run directory
     log_level: str = "info"
+
+    @property
+    def url(self) -> str:
+        """Where programs on this machine reach the engine over HTTP."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return http_url(host, self.port)
+
+
+def http_url(host: str, port: int) -> str:
+    """`http://host:port`, an IPv6 address in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

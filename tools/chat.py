@@ -19,7 +19,7 @@ import msgspec
 import orjson
 
 from engine.errors import OptionError, TokamakError
-from tools.target import DEFAULT_URL, Target, error_text
+from tools.target import Target, add_target_arguments, error_text, find_target
 
 HELP = """/clear        forget the conversation
 /system TEXT  set the system prompt and forget the conversation
@@ -217,10 +217,9 @@ class Terminal:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tokamak chat", description="A conversation with a server that speaks OpenAI's API.")
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this and end; piped input is added to it")
-    parser.add_argument("--url", "--base-url", default=DEFAULT_URL, help="default: %(default)s")
+    add_target_arguments(parser)
     parser.add_argument("--model", default="", help="default: the first of /v1/models")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    parser.add_argument("--api-key", default="", metavar="KEY")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="default: up to the model's limit")
     parser.add_argument("--temperature", type=float, metavar="T", help="default: the server's")
     parser.add_argument("--seed", type=int, metavar="N")
@@ -238,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     given = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     try:
-        target = Target.parse(options.url, options.api_key)
+        target = find_target(options)
         question = _question(options.prompt)
         if not question and not sys.stdin.isatty():
             raise OptionError("there is no PROMPT and nothing was piped in")

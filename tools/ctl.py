@@ -64,7 +64,7 @@ def show_actors(run: Run, options: argparse.Namespace) -> int:
         return 0
     config = run.manifest().config
     state = "runs" if snapshot.is_alive else "is dead; what it left:"
-    print(f"engine {run.run_id} {state}  {config.served_model_name[0]}  http://{config.host}:{config.port}  {run.directory}")
+    print(f"engine {run.run_id} {state}  {config.served_model_name[0]}  {config.url}  {run.directory}")
     rows = [("ACTOR", "PID", "STATE", "EPOCH", "RESTARTS", "BEAT", "STEPS", "CPU", "MEMORY")]
     for actor in snapshot.actors:
         rows.append(

@@ -1,16 +1,19 @@
-"""The HTTP server that a client tool talks to, taken from its URL, and how its errors read.
+"""The HTTP server that a client tool talks to, taken from its URL or from the engine that runs here, and how its errors read.
 
 Used by `tokamak chat` and `tokamak bench serve`; works against any server that speaks OpenAI's API.
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.errors import OptionError
+from engine.errors import OptionError, TokamakError
+from engine.process.run_directory import choose_run, find_runs
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -49,6 +52,34 @@ class Target:
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
         return headers
+
+
+def add_target_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """--url, --run, --run-dir and --api-key, for `find_target`."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--url", "--base-url", default="", help=f"default: the newest engine that runs here, else {DEFAULT_URL}")
+    which.add_argument("--run", default="", metavar="ID", help="the engine of this run id or its beginning")
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the engine of the run in this directory")
+    parser.add_argument("--api-key", default="", metavar="KEY", help="default: the engine's own, where it is this user's")
+
+
+def find_target(options: argparse.Namespace) -> Target:
+    """The server that the options of `add_target_arguments` mean. OptionError for a URL that is none; TokamakError where the
+    engine that is asked for does not run."""
+    if options.url:
+        return Target.parse(options.url, options.api_key)
+    if options.run or options.run_dir:
+        run = choose_run(options.run, options.run_dir)
+        if not run.is_alive():
+            raise TokamakError(
+                f"engine {run.run_id} does not run any more; start it again, or name another with --run or --url"
+            )
+    else:
+        run = next((run for run in find_runs() if run.is_alive()), None)
+        if run is None:
+            return Target.parse(DEFAULT_URL, options.api_key)
+    config = run.manifest().config
+    return Target.parse(config.url, options.api_key or next(iter(config.api_key), ""))
 
 
 class _Error(msgspec.Struct):

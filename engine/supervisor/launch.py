@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, http_url
 from engine.errors import OptionError, TokamakError
 from engine.options.resolve import resolve
 from engine.options.table import read_options
@@ -82,7 +82,7 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> No
     segments.counters.counter("start_seconds", SUPERVISOR).set(seconds)
     name = config.served_model_name[0]
     lines = [
-        f"ready {_url(config.host, config.port)}",
+        f"ready {http_url(config.host, config.port)}",
         f"  model {name} on {config.device}, up to {config.max_model_len} tokens, ready after {seconds:.1f} s; try:",
         *(f"    {line}" for line in _examples(config, name)),
     ]
@@ -92,7 +92,7 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> No
 
 def _examples(config: EngineConfig, name: str) -> tuple[str, str, str]:
     """curl, the openai client, and the monitor."""
-    url = _url("127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host, config.port)
+    url = config.url
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What are you?"}}]}}'
     client = f"OpenAI(base_url='{url}/v1', api_key='{'KEY' if key else '-'}')"
@@ -111,7 +111,3 @@ def _program(name: str) -> str:
     if not path.exists() or next((place for place in places if os.access(place, os.X_OK)), None) == path:
         return name
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

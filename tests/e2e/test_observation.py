@@ -46,6 +46,8 @@ def test_every_actor_is_seen(engine: EngineProcess) -> None:
             assert actor in view
     assert "num_requests_running" in tokamak("ctl", *run, "counters")
     tokamak("ctl", *run, "errors")
+    load = ("--num-prompts", "2", "--input-len", "8", "--output-len", "4", "--ignore-eos", "--warmup", "0", "--output", "-")
+    assert json.loads(tokamak("bench", "serve", *run, *load))["settings"]["url"] == engine.url
 
 
 def test_metrics_count(engine: EngineProcess) -> None:

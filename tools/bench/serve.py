@@ -27,7 +27,7 @@ from tools.bench.connection import Client
 from tools.bench.prompts import PromptMaker, prepare
 from tools.bench.report import render, summarize
 from tools.bench.timeline import Timeline
-from tools.target import DEFAULT_URL, Target, error_text
+from tools.target import add_target_arguments, error_text, find_target
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 WARMUP_TOKENS = 4
@@ -205,10 +205,9 @@ def _object(text: str) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tokamak bench serve", description="Load on any server that speaks OpenAI's API.")
     server = parser.add_argument_group("server")
-    server.add_argument("--url", "--base-url", default=DEFAULT_URL, help="default: %(default)s")
+    add_target_arguments(server)
     server.add_argument("--model", default="", help="default: the first of /v1/models")
     server.add_argument("--endpoint", choices=sorted(PATHS), default="completions", help="default: %(default)s")
-    server.add_argument("--api-key", default="", metavar="KEY")
     server.add_argument("--timeout", type=_rate, default=600.0, metavar="S", help="for a whole request; default: %(default)g")
     load = parser.add_argument_group("load")
     load.add_argument("--num-prompts", type=_positive, default=64, metavar="N", help="requests to send; default: %(default)s")
@@ -238,12 +237,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise OptionError("--prompts ids needs --endpoint completions; a chat takes text")
     if options.seed is None:
         options.seed = time.time_ns() % 2**32
-    options.target = Target.parse(options.url, options.api_key)
+    options.target = find_target(options)
+    options.url = options.target.url
     return options
 
 
 def _write(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    settings = {name: value for name, value in vars(options).items() if name not in ("target", "api_key", "output")}
+    settings = {
+        name: value for name, value in vars(options).items() if name not in ("target", "api_key", "output", "run", "run_dir")
+    }
     if options.request_rate:
         settings["concurrency"] = None
     document = orjson.dumps({"settings": settings, "result": result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
@@ -258,9 +260,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         options = _parse(argv)
-    except OptionError as error:
+    except TokamakError as error:
         console.print(f"tokamak bench serve: {error}", style="red", markup=False)
-        return 2
+        return 2 if isinstance(error, OptionError) else 1
     try:
         result = uvloop.run(_run(options, console))
         if options.output:

@@ -35,9 +35,8 @@ LAYOUT_WIDTH = 80
 
 def _title(run: Run, manifest: Manifest) -> RunTitle:
     config = manifest.config
-    host = f"[{config.host}]" if ":" in config.host else config.host
     model = config.served_model_name[0] if config.served_model_name else config.model
-    return RunTitle(run.run_id, model, f"http://{host}:{config.port}", manifest.started_at)
+    return RunTitle(run.run_id, model, config.url, manifest.started_at)
 
 
 def _about(run: Run, manifest: Manifest, title: RunTitle) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""Client tools find the engine that runs here, as `tokamak top` and `ctl` do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import OptionError, TokamakError
+from engine.process.run_directory import Manifest, Run, new_run_id, runs_root
+from engine.supervisor.reaper import create_run, remove_run
+from tools.target import DEFAULT_URL, Target, add_target_arguments, find_target
+
+
+def find(*arguments: str) -> Target:
+    parser = argparse.ArgumentParser()
+    add_target_arguments(parser)
+    return find_target(parser.parse_args(arguments))
+
+
+@pytest.fixture(autouse=True)
+def no_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """A run that this process owns, of an engine that would listen everywhere and wants a key."""
+    run_id = new_run_id()
+    run, lock = create_run(run_id, runs_root() / run_id)
+    config = EngineConfig(
+        model="/m",
+        served_model_name=("m",),
+        max_model_len=8,
+        num_kv_blocks=2,
+        kv_cache_bytes=0,
+        host="0.0.0.0",
+        port=4321,
+        api_key=("first", "second"),
+        run_id=run_id,
+        run_dir=str(run.directory),
+    )
+    run.write_manifest(Manifest(config, (), os.getpid(), time.time()))
+    yield run
+    os.close(lock)
+    remove_run(run)
+
+
+def test_the_engine_that_runs_here(run: Run) -> None:
+    for arguments in ((), ("--run", run.run_id[:4]), ("--run-dir", str(run.directory))):
+        target = find(*arguments)
+        assert (target.url, target.port, target.api_key) == ("http://127.0.0.1:4321", 4321, "first")
+    assert find("--api-key", "mine").api_key == "mine"
+    assert find("--url", "http://[::1]:9/v1").url == "http://[::1]:9"
+
+
+def test_where_none_runs(run: Run) -> None:
+    run.lock_path.write_text("")  # as of an owner that is dead
+    assert find().url == DEFAULT_URL
+    with pytest.raises(TokamakError, match=f"engine {run.run_id} does not run any more"):
+        find("--run", run.run_id)
+    with pytest.raises(TokamakError, match="there is no run feed"):
+        find("--run", "feed")
+    with pytest.raises(OptionError, match="must look like"):
+        find("--url", "127.0.0.1:80")
