@@ -9,7 +9,7 @@ from shm import broadcast, mailbox
 from shm.errors import SharedMemoryError
 from shm.layout import StructView
 from shm.process import ProcessIdentity
-from shm.segment import Segment, segment_names
+from shm.segment import Segment, own_segment_names
 
 ACTIVE = 2  # ReaderState::ACTIVE
 
@@ -40,7 +40,7 @@ class SegmentSnapshot:
 def rings(run_id: str) -> list[RingSnapshot]:
     """Every ring of a run, by receiver; empty where the run has gone."""
     found: list[RingSnapshot] = []
-    for name in segment_names(run_id):
+    for name in own_segment_names(run_id):
         try:
             segment = Segment.attach(name, is_readonly=True, timeout_s=0.0)
         except SharedMemoryError:
@@ -54,9 +54,9 @@ def rings(run_id: str) -> list[RingSnapshot]:
 
 
 def segments() -> list[SegmentSnapshot]:
-    """Every ready segment of every run on this machine that this user may read."""
+    """Every ready segment of this user's runs on this machine."""
     found = []
-    for name in segment_names():
+    for name in own_segment_names():
         try:
             segment = Segment.attach(name, is_readonly=True, timeout_s=0.0)
         except SharedMemoryError:

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -43,8 +44,23 @@ def segment_name(run_id: str, kind: str, name: str) -> str:
 
 
 def segment_names(run_id: str = "") -> list[str]:
-    """Names of all segments of a run, or of every run on this machine."""
-    return sorted(f"/{path.name}" for path in DIRECTORY.glob(f"{_PREFIX[1:]}{run_id or '*'}.*"))
+    """Names of all segments of a run, or of every run on this machine. Anybody may put anything under such a name there."""
+    prefix = f"{_PREFIX[1:]}{run_id}." if run_id else _PREFIX[1:]
+    return sorted(f"/{name}" for name in os.listdir(DIRECTORY) if name.startswith(prefix) and "." in name[len(_PREFIX) :])
+
+
+def own_segment_names(run_id: str = "") -> list[str]:
+    """Those that belong to this user. Others' are not even opened: a file that its owner cuts short ends whoever has it
+    mapped, and what it says may be a lie."""
+    return [name for name in segment_names(run_id) if _is_own(DIRECTORY / name[1:])]
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False  # it has gone
+    return status.st_uid == os.getuid() and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode))
 
 
 def unlink_segment(name: str) -> bool:
@@ -95,8 +111,9 @@ class Segment:
     @classmethod
     def attach_file(cls, path: Path, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
         """The same by path: also a copy of a segment elsewhere."""
+        mode = os.O_RDONLY if is_readonly else os.O_RDWR
         try:
-            fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_readonly else os.O_RDWR))
+            fd = os.open(path, os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | mode)  # a FIFO would wait for its other end
         except OSError as error:
             raise SharedMemoryError(f"cannot attach to {path}: {error.strerror}; is the engine of that run alive?") from error
         try:
@@ -246,6 +263,8 @@ def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
 
 def _map_when_ready(fd: int, path: Path, access: int, timeout_s: float) -> mmap.mmap:
     """The mapping, once the creator has sized the file and written the magic."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise SharedMemoryError(f"{path} is no file, so no tokamak segment; remove it or use another path")
     deadline = time.monotonic() + timeout_s
     while True:
         num_bytes = os.fstat(fd).st_size

@@ -20,7 +20,7 @@ from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
 from shm.mailbox import Mailbox
-from shm.segment import DIRECTORY, MemoryFile, segment_name, segment_names, unlink_segment
+from shm.segment import DIRECTORY, MemoryFile, own_segment_names, segment_name, unlink_segment
 
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 
@@ -63,26 +63,26 @@ def rows_of(role: str) -> tuple[Metric, ...]:
 
 
 def unlink_segments(run_id: str) -> None:
-    """Remove the names of all segments of `run_id`; whoever has one mapped keeps it."""
-    for name in segment_names(run_id):
+    """Remove the names of all segments of `run_id` that are this user's; whoever has one mapped keeps it."""
+    for name in own_segment_names(run_id):
         unlink_segment(name)
 
 
 def is_held(run_id: str) -> bool:
-    """Whether a living process, in whatever pid namespace, is the supervisor of these segments."""
+    """Whether a living process, in whatever pid namespace, is the supervisor of these segments, or that cannot be told."""
     try:
         os.close(_lock_counters(run_id, fcntl.LOCK_EX | fcntl.LOCK_NB))
-    except BlockingIOError:
-        return True
     except FileNotFoundError:
         return False
+    except OSError:
+        return True
     return False
 
 
 def _lock_counters(run_id: str, operation: int) -> int:
     """A descriptor that locks the counters file until it is closed, at the latest by the end of the process."""
     path = DIRECTORY / segment_name(run_id, counters.KIND, counters.NAME)[1:]
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, operation)
     except OSError:
