@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -32,6 +32,9 @@ _RUN_ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _READY_POLL_S = 0.001
 
+# Of this process, as its descriptors are: name -> descriptor of a segment that it made or was passed by who started it.
+_held: dict[str, int] = {}
+
 
 def segment_name(run_id: str, kind: str, name: str) -> str:
     """`/tokamak.<run id>.<kind>.<name>`, checked."""
@@ -41,6 +44,22 @@ def segment_name(run_id: str, kind: str, name: str) -> str:
         if not _NAME.fullmatch(text) or len(text) > MAX_NAME_BYTES:
             raise SharedMemoryError(f"segment {what} {text!r} is not a lower-case word of up to {MAX_NAME_BYTES} characters")
     return f"{_PREFIX}{run_id}.{kind}.{name}"
+
+
+def hold_segments(descriptors: Mapping[str, int]) -> None:
+    """From now on `attach` finds these segments by descriptor, so also when their names were removed."""
+    _held.update(descriptors)
+
+
+def let_go_of_segments(names: Iterable[str]) -> None:
+    """Forget and close them."""
+    for name in names:
+        os.close(_held.pop(name))
+
+
+def held_segment_names(run_id: str) -> list[str]:
+    """Those of a run that this process holds."""
+    return [name for name in _held if name.startswith(f"{_PREFIX}{run_id}.")]
 
 
 def segment_names(run_id: str = "") -> list[str]:
@@ -104,9 +123,12 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
-        """Map a segment that somebody created, once it is ready. SharedMemoryError: there is none, or it is not ready within
-        `timeout_s`, or it belongs to another build or run."""
-        return cls.attach_file(DIRECTORY / name[1:], is_readonly=is_readonly, timeout_s=timeout_s)
+        """Map a segment that somebody created, once it is ready: by this process's descriptor, if it holds one, or by name.
+        SharedMemoryError: there is none, or it is not ready within `timeout_s`, or it belongs to another build or run."""
+        path = DIRECTORY / name[1:]
+        if name in _held:
+            return cls._attach_descriptor(os.dup(_held[name]), path, is_readonly, timeout_s)
+        return cls.attach_file(path, is_readonly=is_readonly, timeout_s=timeout_s)
 
     @classmethod
     def attach_file(cls, path: Path, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
@@ -116,6 +138,11 @@ class Segment:
             fd = os.open(path, os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | mode)  # a FIFO would wait for its other end
         except OSError as error:
             raise SharedMemoryError(f"cannot attach to {path}: {error.strerror}; is the engine of that run alive?") from error
+        return cls._attach_descriptor(fd, path, is_readonly, timeout_s)
+
+    @classmethod
+    def _attach_descriptor(cls, fd: int, path: Path, is_readonly: bool, timeout_s: float) -> Segment:
+        """Takes `fd` over."""
         try:
             mapping = _map_when_ready(fd, path, mmap.ACCESS_READ if is_readonly else mmap.ACCESS_WRITE, timeout_s)
         finally:

@@ -16,6 +16,7 @@ BlocksMove; today only the device tier exists, and any other is refused.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from collections import deque
@@ -26,11 +27,13 @@ import zmq
 from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemoved, BlocksStored, Hello, Message
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.control import bind_again
 from engine.process.topology import SCHEDULER
 
 TOPIC = b"kv"
 DEVICE = "device"
 MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; what is more is lost to it
+LOOK_INTERVAL_NS = 1_000_000_000
 RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 
 
@@ -66,6 +69,7 @@ class CacheMessengerActor(Actor):
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._zmq.socket(zmq.PUB)
         self._sequence = 0
+        self._next_look_ns = 0
         self._events: list[KvEvent] = []
         self._unsent: deque[Hello | BlocksMoved] = deque([Hello(context.name, context.epoch)])
         self._num_events = context.counter("kv_events_total")
@@ -98,6 +102,7 @@ class CacheMessengerActor(Actor):
     def step(self) -> int:
         """Publish what came, as one batch, and answer the scheduler."""
         num_done = self._publish()
+        self._keep_socket(time.monotonic_ns())
         while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
             self._unsent.popleft()
             num_done += 1
@@ -111,6 +116,13 @@ class CacheMessengerActor(Actor):
         self._socket.close()
         self._zmq.term()
         self._arena.close()
+
+    def _keep_socket(self, now_ns: int) -> None:
+        """Somebody may remove the socket's file under the engine; subscribers that come later look for it."""
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_INTERVAL_NS
+            with contextlib.suppress(OSError):  # there is no directory: the supervisor says so, and makes it again
+                bind_again(self._socket, self._endpoint)
 
     def _publish(self) -> int:
         """Never blocks: a PUB socket drops what a subscriber has no room for, and the gap in the numbers shows it."""

@@ -124,6 +124,14 @@ class Run:
     def write_manifest(self, manifest: Manifest) -> None:
         _write_atomically(self.manifest_path, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
+    def write(self, path: Path, data: bytes) -> None:
+        """Write one of the run's documents, whole or not at all."""
+        _write_atomically(path, data)
+
+    def is_linked(self) -> bool:
+        """Whether the run is found under the root of this user's runs."""
+        return os.path.lexists(runs_root() / self.run_id)
+
     def weights_in_use(self) -> WeightsRecord | None:
         """The weights that replaced those of the start; None while they were not changed."""
         try:
@@ -150,7 +158,7 @@ class Run:
 
 def open_run(directory: Path) -> Run:
     """The run in `directory`, by its manifest."""
-    resolved = directory.absolute()
+    resolved = Path(os.path.realpath(directory))  # which minds no loop, as `resolve` does
     run_id = Run("", resolved).manifest().config.run_id
     return Run(run_id, resolved)
 
@@ -245,6 +253,13 @@ def make_private_directory(path: Path) -> None:
             f"{path} is owned by user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, expected a directory of user "
             f"{os.getuid()} with mode 700; remove it, chmod it, or give another with --run-dir"
         )
+
+
+def link_run(run: Run) -> None:
+    """Have a run elsewhere be found under the root of this user's runs."""
+    entry = runs_root() / run.run_id
+    if not os.path.lexists(entry):
+        entry.symlink_to(run.directory)
 
 
 @contextlib.contextmanager

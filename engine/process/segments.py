@@ -20,13 +20,22 @@ from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
 from shm.mailbox import Mailbox
-from shm.segment import DIRECTORY, MemoryFile, own_segment_names, segment_name, unlink_segment
+from shm.segment import (
+    DIRECTORY,
+    MemoryFile,
+    hold_segments,
+    let_go_of_segments,
+    own_segment_names,
+    segment_name,
+    unlink_segment,
+)
 
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 
 
 class RunSegments:
-    """The segments of one run as its supervisor holds them."""
+    """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
+    that a name that was removed keeps no actor from coming back."""
 
     def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, num_workers: int, arena_bytes: int) -> None:
         """`names`: the children. StartError where there is no room."""
@@ -38,6 +47,11 @@ class RunSegments:
             senders = senders_of(name, names)
             self._mailboxes.append(Mailbox.create(run_id, name, senders, sizes.mailbox[name]))
         self.broadcast = BroadcastWriter.create(run_id, SCHEDULER, max(1, num_workers), sizes.broadcast)
+        segments = [self.counters.segment, self.broadcast.segment, *(mailbox.segment for mailbox in self._mailboxes)]
+        self.descriptors = {
+            segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
+        }
+        hold_segments(self.descriptors)
         self.arena: MemoryFile | None = MemoryFile.create("tokamak-kv-arena", arena_bytes) if arena_bytes else None
 
     @classmethod
@@ -54,6 +68,7 @@ class RunSegments:
         self.counters.close()
         if self.arena is not None:
             self.arena.close()
+        let_go_of_segments(self.descriptors)
         os.close(self._hold)
 
 

@@ -21,6 +21,7 @@ from engine.process.run_directory import (
     LOCK_NAME,
     Run,
     is_run_id,
+    link_run,
     lock_run,
     make_private_directory,
     open_run,
@@ -50,9 +51,7 @@ def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
             raise StartError(f"{directory} is in use by another engine; stop it or give another directory with --run-dir")
         make_private_directory(directory)
         run = Run(run_id, directory)
-        entry = root / run_id
-        if entry != directory:
-            entry.symlink_to(directory)
+        link_run(run)
         return run, lock_run(run)
 
 
@@ -73,9 +72,11 @@ def _attempt(reap_one: Callable[[_Subject], bool], subject: _Subject) -> bool:
 
 
 def remove_run(run: Run) -> None:
-    """Remove what the run consists of, and its directory if nothing else is in it: a --run-dir may hold files of the user."""
+    """Remove what the run consists of, and its directory if nothing else is in it: a --run-dir may hold files of the user, or
+    belong to another engine by now."""
     unlink_segments(run.run_id)
-    for path in run.files():
+    is_ours = run.owner() in (None, ProcessIdentity.of())
+    for path in run.files() if is_ours else []:
         with contextlib.suppress(OSError):  # it has gone, or is no file of ours (a directory)
             path.unlink()
     link = runs_root() / run.run_id

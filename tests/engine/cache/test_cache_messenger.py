@@ -187,3 +187,22 @@ def test_a_full_ring_is_tried_again(bench: Bench) -> None:
     wait_until(are_all_here, what="all answers")
     assert answers[1:] == [BlocksMoved(move_id) for move_id in range(num_moves)]
     assert bench.actor.deadline_ns() == 0
+
+
+def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
+    """Who subscribes later finds it, and who had subscribed hears on."""
+    bench.wait_for_subscription()
+    path = Path(bench.run.kv_events_endpoint.removeprefix("ipc://"))
+    path.unlink()
+
+    def is_there() -> bool:
+        bench.loop.turn()
+        return path.exists()
+
+    wait_until(is_there, what="the socket file")
+    early, bench.socket = bench.socket, bench.zmq.socket(zmq.SUB)
+    bench.socket.connect(bench.run.kv_events_endpoint)
+    bench.socket.setsockopt(zmq.SUBSCRIBE, b"kv")
+    bench.wait_for_subscription()
+    assert early.poll(1000 * WATCHDOG_S)
+    early.close(0)
