@@ -20,7 +20,7 @@ from engine.process.topology import SCHEDULER, SUPERVISOR, role_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
-STALE_STEP_NS = 30_000_000_000  # a worker does not beat within a step, which may be long
+STALE_STEP_NS = 30_000_000_000  # a worker beats after each op of a step, and one may be long
 
 
 async def health(request: Request) -> Response:

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "clock.h"
+#include "progress.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -193,6 +194,7 @@ void *Engine::prepared(i64 num_bytes) {
 
 void run(Engine &engine, const Op &op) {
     std::visit([&](const auto &typed) { run_op(engine, typed); }, op);
+    beat();
 }
 
 void Tape::replay() {
