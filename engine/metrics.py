@@ -117,6 +117,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
     "cache": (
         Metric("kv_events_total", "counter", "events", "KV events published."),
         Metric("kv_arena_bytes", "gauge", "bytes", "Size of the KV arena."),
+        Metric("kv_arena_reserved_bytes", "gauge", "bytes", "How much of it has its memory for certain."),
     ),
     "worker": (
         Metric("worker_steps_total", "counter", "steps", "Steps run."),

@@ -171,9 +171,8 @@ class MemoryFile:
     """A memfd: an arena without a name, which lives until the last process that has it open or mapped is gone. The supervisor
     keeps `fd` and passes it to children; whoever asks for `buffer` has it mapped.
 
-    Its pages come when they are first written. To reserve them at the start would take a second for every 3 GiB, and memory
-    that a quiet engine never uses. So `create` refuses an arena that is larger than what is available then, but memory that
-    others take later is missing when the arena fills: the kernel then ends a process, as it does for any memory."""
+    Its pages come when they are first written, or when they are reserved, which takes a second for every 3 GiB. So `create`
+    only refuses an arena that is larger than what is available then; the rest is `engine/cache/reservation.py`."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self.fd = fd
@@ -214,6 +213,16 @@ class MemoryFile:
         if actual != num_bytes:
             raise SharedMemoryError(f"the arena on file descriptor {fd} has {actual} bytes, {num_bytes} were expected")
         return cls(fd, num_bytes)
+
+    def reserve(self, offset: int, num_bytes: int) -> bool:
+        """Have the pages of a part now, contents stay. False: there is no room for them."""
+        try:
+            os.posix_fallocate(self.fd, offset, num_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Close the descriptor. The memory is unmapped when the last view of it is gone."""

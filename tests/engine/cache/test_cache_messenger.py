@@ -30,6 +30,7 @@ from engine.process.context import ActorContext
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import RingSizes
+from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
 from tests.engine.scheduler.simulation import small_config
 from tests.waiting import WATCHDOG_S, wait_until
@@ -206,3 +207,17 @@ def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
     bench.wait_for_subscription()
     assert early.poll(1000 * WATCHDOG_S)
     early.close(0)
+
+
+def test_the_arena_is_reserved_once_the_engine_serves(bench: Bench) -> None:
+    reserved = bench.segments.counters.counter("kv_arena_reserved_bytes", "cache")
+    bench.loop.turn()
+    assert (reserved.value, bench.actor.deadline_ns()) == (0, 0)
+    bench.segments.counters.actor("supervisor").set_state(State.READY)
+
+    def is_reserved() -> bool:
+        bench.loop.turn()
+        return bool(reserved.value == ARENA_BYTES)
+
+    wait_until(is_reserved, what="the arena is reserved")
+    assert bench.actor.deadline_ns() == 0
