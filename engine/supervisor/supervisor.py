@@ -332,6 +332,7 @@ class Supervisor:
                 case ActorState():
                     self._take_state(event)
                 case Reply():
+                    self._keeper.keep()  # what an order wrote down is kept before anybody hears that it is done
                     self._orders.answer(event)
                 case WeightsInUse(path, version):
                     self._run.write_weights_in_use(WeightsRecord(path, version))
