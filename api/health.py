@@ -6,7 +6,7 @@ Runs in the api process. Behaviour F3: `/health` is 503 with actor and reason wh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
@@ -16,35 +16,48 @@ from api.errors import json_response
 from api.exchange import Exchange
 from api.schemas.responses import Health, HealthProblem, Load, Version
 from engine.messages import WeightsState
-from engine.process.topology import SCHEDULER, role_of
-from shm.counters import ActorSnapshot, Counters, State
+from engine.process.topology import SCHEDULER, SUPERVISOR, role_of
+from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
-STALE_STEP_NS = 30_000_000_000  # a worker does not beat within a step, which may be long
+STALE_STEP_NS = 30_000_000_000  # a worker beats after each op of a step, and one may be long
 
 
 async def health(request: Request) -> Response:
     """The route."""
     counters = Exchange.of(request).services.context.counters
-    found = problems(counters.actors(), engine_state(counters), time.monotonic_ns())
+    errors = counters.errors.entries()
+    found = problems(counters.actors(), errors, engine_state(counters), time.monotonic_ns())
+    if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
+        # it serves, so balancers are to leave it in; people are to see this before an actor dies
+        return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
     if not found:
         return json_response(Health(status="ok"))
     first = found[0]
     return json_response(Health(status="unavailable", actor=first.actor, reason=first.reason, problems=found), 503)
 
 
-def problems(actors: Iterable[ActorSnapshot], state: WeightsState, now_ns: int) -> list[HealthProblem]:
-    """Why the engine cannot serve, one entry per actor that is not all right."""
+def problems(
+    actors: Iterable[ActorSnapshot], errors: Sequence[ErrorSnapshot], state: WeightsState, now_ns: int
+) -> list[HealthProblem]:
+    """Why the engine cannot serve, one entry per actor that is not all right. `errors`: of the error log, the latest first."""
     found = []
     for actor in actors:
         age_ns = now_ns - actor.heartbeat_ns
         if actor.state not in (State.READY, State.RUNNING):
-            found.append(HealthProblem(actor.name, f"is {State(actor.state).name}, not READY or RUNNING"))
+            cause = _last_error(actor.name, errors) if actor.restarts or actor.state in (State.DEAD, State.FAILED) else ""
+            reason = f"is {State(actor.state).name}, not READY or RUNNING"
+            found.append(HealthProblem(actor.name, f"{reason}: {cause}" if cause else reason))
         elif age_ns > (STALE_STEP_NS if actor.role == "worker" else STALE_HEARTBEAT_NS):
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
         elif actor.name == SCHEDULER and state is WeightsState.CLEARED:
             found.append(HealthProblem(actor.name, "has no weights: they were cleared; reload them"))
     return found
+
+
+def _last_error(actor: str, errors: Sequence[ErrorSnapshot]) -> str:
+    """What the error log holds of an actor; of one that died, its supervisor wrote there why."""
+    return next((error.text for error in errors if error.actor == actor), "")
 
 
 def engine_state(counters: Counters) -> WeightsState:

@@ -59,6 +59,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
     "supervisor": (
         Metric("actor_restarts_total", "counter", "restarts", "Actors started again after a death."),
         Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they hung."),
+        Metric("run_files_made_again_total", "counter", "files", "Files of the run that were removed under the engine."),
+        Metric("is_run_incomplete", "gauge", "runs", "1 while such files cannot be made again; the error log says why."),
         Metric("start_seconds", "gauge", "seconds", "Time from the launch to ready."),
     ),
     "api": (
@@ -115,6 +117,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
     "cache": (
         Metric("kv_events_total", "counter", "events", "KV events published."),
         Metric("kv_arena_bytes", "gauge", "bytes", "Size of the KV arena."),
+        Metric("kv_arena_reserved_bytes", "gauge", "bytes", "How much of it has its memory for certain."),
     ),
     "worker": (
         Metric("worker_steps_total", "counter", "steps", "Steps run."),

@@ -150,6 +150,7 @@ def checksum(address: int, num_bytes: int) -> int: ...  # 64 bits, in parallel; 
 
 # of every op from now on, the caller's included; with `cores`, each on its own, the caller on the first
 def set_num_threads(count: int, cores: list[int] = ...) -> None: ...
+def set_heartbeat(word: int) -> None: ...  # address of a uint64 that is written from now on; 0: none
 def num_threads() -> int: ...
 def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)

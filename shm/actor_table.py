@@ -55,6 +55,8 @@ class ActorRow:
         self.name = self._view.text("name")
         self.role = self._view.text("role")
         self.rank = self._view.word("rank")
+        begin = offset + offset_of("ActorLines", "heartbeat_ns")
+        self.heartbeat_word = buffer[begin : begin + 8]  # for native code of the work loop's thread; as `beat`
         self._heartbeat = _native.Cell(buffer, offset + offset_of("ActorLines", "heartbeat_ns"))
         self._step = _native.Cell(buffer, offset + offset_of("ActorLines", "step"))
 

@@ -28,7 +28,7 @@ class ErrorSnapshot:
 
 
 class ErrorLog:
-    """All sections; a process records into its own only."""
+    """All sections; a process records into its own only, and the supervisor into that of an actor while it is dead."""
 
     def __init__(self, buffer: memoryview, offset: int, actors: list[str]) -> None:
         section_bytes = ENTRIES_PER_ACTOR * ENTRY_BYTES
@@ -41,7 +41,7 @@ class ErrorLog:
         }
 
     def record(self, actor: str, text: str) -> None:
-        """Count an error of `actor`, which is the caller. Long text is cut; what finds no entry left counts in the last one."""
+        """Count an error of `actor`. Long text is cut; what finds no entry left counts in the last one."""
         text = text.replace("\0", " ").encode("utf-8", "replace")[:_MAX_TEXT_BYTES].decode("utf-8", "ignore")
         now_ns = time.time_ns()
         *entries, overflow = self._sections[actor]

@@ -9,7 +9,7 @@ from shm import broadcast, mailbox
 from shm.errors import SharedMemoryError
 from shm.layout import StructView
 from shm.process import ProcessIdentity
-from shm.segment import Segment, segment_names
+from shm.segment import Segment, held_segment_names, own_segment_names
 
 ACTIVE = 2  # ReaderState::ACTIVE
 
@@ -38,9 +38,9 @@ class SegmentSnapshot:
 
 
 def rings(run_id: str) -> list[RingSnapshot]:
-    """Every ring of a run, by receiver; empty where the run has gone."""
+    """Every ring of a run, by receiver; empty where the run has gone. An actor of the run sees those that it was passed."""
     found: list[RingSnapshot] = []
-    for name in segment_names(run_id):
+    for name in held_segment_names(run_id) or own_segment_names(run_id):
         try:
             segment = Segment.attach(name, is_readonly=True, timeout_s=0.0)
         except SharedMemoryError:
@@ -54,9 +54,9 @@ def rings(run_id: str) -> list[RingSnapshot]:
 
 
 def segments() -> list[SegmentSnapshot]:
-    """Every ready segment of every run on this machine that this user may read."""
+    """Every ready segment of this user's runs on this machine."""
     found = []
-    for name in segment_names():
+    for name in own_segment_names():
         try:
             segment = Segment.attach(name, is_readonly=True, timeout_s=0.0)
         except SharedMemoryError:

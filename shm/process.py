@@ -58,7 +58,7 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
     """Fields 3 (state) and 22 (start time) of /proc/<pid>/stat. Field 2, the command, may hold spaces and parentheses."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # there is no such process, or /proc does not show it
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()
     return fields[0].decode(), int(fields[19])

@@ -12,8 +12,9 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -31,6 +32,9 @@ _RUN_ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _READY_POLL_S = 0.001
 
+# Of this process, as its descriptors are: name -> descriptor of a segment that it made or was passed by who started it.
+_held: dict[str, int] = {}
+
 
 def segment_name(run_id: str, kind: str, name: str) -> str:
     """`/tokamak.<run id>.<kind>.<name>`, checked."""
@@ -42,9 +46,40 @@ def segment_name(run_id: str, kind: str, name: str) -> str:
     return f"{_PREFIX}{run_id}.{kind}.{name}"
 
 
+def hold_segments(descriptors: Mapping[str, int]) -> None:
+    """From now on `attach` finds these segments by descriptor, so also when their names were removed."""
+    _held.update(descriptors)
+
+
+def let_go_of_segments(names: Iterable[str]) -> None:
+    """Forget and close them."""
+    for name in names:
+        os.close(_held.pop(name))
+
+
+def held_segment_names(run_id: str) -> list[str]:
+    """Those of a run that this process holds."""
+    return [name for name in _held if name.startswith(f"{_PREFIX}{run_id}.")]
+
+
 def segment_names(run_id: str = "") -> list[str]:
-    """Names of all segments of a run, or of every run on this machine."""
-    return sorted(f"/{path.name}" for path in DIRECTORY.glob(f"{_PREFIX[1:]}{run_id or '*'}.*"))
+    """Names of all segments of a run, or of every run on this machine. Anybody may put anything under such a name there."""
+    prefix = f"{_PREFIX[1:]}{run_id}." if run_id else _PREFIX[1:]
+    return sorted(f"/{name}" for name in os.listdir(DIRECTORY) if name.startswith(prefix) and "." in name[len(_PREFIX) :])
+
+
+def own_segment_names(run_id: str = "") -> list[str]:
+    """Those that belong to this user. Others' are not even opened: a file that its owner cuts short ends whoever has it
+    mapped, and what it says may be a lie."""
+    return [name for name in segment_names(run_id) if _is_own(DIRECTORY / name[1:])]
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False  # it has gone
+    return status.st_uid == os.getuid() and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode))
 
 
 def unlink_segment(name: str) -> bool:
@@ -88,17 +123,26 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
-        """Map a segment that somebody created, once it is ready. SharedMemoryError: there is none, or it is not ready within
-        `timeout_s`, or it belongs to another build or run."""
-        return cls.attach_file(DIRECTORY / name[1:], is_readonly=is_readonly, timeout_s=timeout_s)
+        """Map a segment that somebody created, once it is ready: by this process's descriptor, if it holds one, or by name.
+        SharedMemoryError: there is none, or it is not ready within `timeout_s`, or it belongs to another build or run."""
+        path = DIRECTORY / name[1:]
+        if name in _held:
+            return cls._attach_descriptor(os.dup(_held[name]), path, is_readonly, timeout_s)
+        return cls.attach_file(path, is_readonly=is_readonly, timeout_s=timeout_s)
 
     @classmethod
     def attach_file(cls, path: Path, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
         """The same by path: also a copy of a segment elsewhere."""
+        mode = os.O_RDONLY if is_readonly else os.O_RDWR
         try:
-            fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_readonly else os.O_RDWR))
+            fd = os.open(path, os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | mode)  # a FIFO would wait for its other end
         except OSError as error:
             raise SharedMemoryError(f"cannot attach to {path}: {error.strerror}; is the engine of that run alive?") from error
+        return cls._attach_descriptor(fd, path, is_readonly, timeout_s)
+
+    @classmethod
+    def _attach_descriptor(cls, fd: int, path: Path, is_readonly: bool, timeout_s: float) -> Segment:
+        """Takes `fd` over."""
         try:
             mapping = _map_when_ready(fd, path, mmap.ACCESS_READ if is_readonly else mmap.ACCESS_WRITE, timeout_s)
         finally:
@@ -127,9 +171,8 @@ class MemoryFile:
     """A memfd: an arena without a name, which lives until the last process that has it open or mapped is gone. The supervisor
     keeps `fd` and passes it to children; whoever asks for `buffer` has it mapped.
 
-    Its pages come when they are first written. To reserve them at the start would take a second for every 3 GiB, and memory
-    that a quiet engine never uses. So `create` refuses an arena that is larger than what is available then, but memory that
-    others take later is missing when the arena fills: the kernel then ends a process, as it does for any memory."""
+    Its pages come when they are first written, or when they are reserved, which takes a second for every 3 GiB. So `create`
+    only refuses an arena that is larger than what is available then; the rest is `engine/cache/reservation.py`."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self.fd = fd
@@ -170,6 +213,16 @@ class MemoryFile:
         if actual != num_bytes:
             raise SharedMemoryError(f"the arena on file descriptor {fd} has {actual} bytes, {num_bytes} were expected")
         return cls(fd, num_bytes)
+
+    def reserve(self, offset: int, num_bytes: int) -> bool:
+        """Have the pages of a part now, contents stay. False: there is no room for them."""
+        try:
+            os.posix_fallocate(self.fd, offset, num_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Close the descriptor. The memory is unmapped when the last view of it is gone."""
@@ -246,6 +299,8 @@ def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
 
 def _map_when_ready(fd: int, path: Path, access: int, timeout_s: float) -> mmap.mmap:
     """The mapping, once the creator has sized the file and written the magic."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise SharedMemoryError(f"{path} is no file, so no tokamak segment; remove it or use another path")
     deadline = time.monotonic() + timeout_s
     while True:
         num_bytes = os.fstat(fd).st_size

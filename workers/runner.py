@@ -7,7 +7,7 @@ samples depend on the step and the slots alone, so a step that was lost with a w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +64,18 @@ class _Rows:
 
 
 class ModelRunner:
-    """Weights, slots and inputs of one rank over its KV arena."""
+    """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`)."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, arena: memoryview, rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        arena: memoryview,
+        rank: int = 0,
+        on_op: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
+        self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
         device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks)
@@ -114,7 +122,7 @@ class ModelRunner:
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
-        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache)
+        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache)
 
     def clear(self) -> None:

@@ -151,11 +151,13 @@ class WorkerActor(Actor):
 
     def _make_runner(self) -> ModelRunner:
         config = self.context.config
+        from ops.cpu.progress import report_progress_to
         from workers.runner import ModelRunner
 
         self.context.row.beat(time.monotonic_ns())
         self._arena = self.context.arena()
-        return ModelRunner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index)
+        report_progress_to(self.context.row.heartbeat_word)
+        return ModelRunner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index, self._beat)
 
     def _load(self, path: str, version: int) -> None:
         """Load weights; CheckpointError leaves the present ones."""
@@ -180,6 +182,10 @@ class WorkerActor(Actor):
     def _show_weights(self) -> None:
         self._weights_bytes.set(self._runner.weights.num_bytes)
         self._weights_version.set(self._runner.weights.version)
+
+    def _beat(self) -> None:
+        """Between two ops of a step: it may take long, but it gets on."""
+        self.context.row.beat(time.monotonic_ns())
 
     def _tell_progress(self, text: str) -> None:
         """The supervisor shows it on the terminal, beside this actor."""

@@ -11,11 +11,13 @@ routers subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in
 
 A gap in the numbers means that the subscriber was too slow; a number that goes back means that this actor was started again,
 and then AllBlocksCleared and everything that is cached follow. Blocks on other tiers (host, disk, remote) will be moved by
-BlocksMove; today only the device tier exists, and any other is refused.
+BlocksMove; today only the device tier exists, and any other is refused. Between messages the arena's memory is reserved
+(`reservation.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from collections import deque
@@ -23,14 +25,18 @@ from collections import deque
 import msgspec
 import zmq
 
+from engine.cache.reservation import ArenaReservation
 from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemoved, BlocksStored, Hello, Message
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
-from engine.process.topology import SCHEDULER
+from engine.process.control import bind_again
+from engine.process.topology import SCHEDULER, SUPERVISOR
+from shm.counters import State
 
 TOPIC = b"kv"
 DEVICE = "device"
 MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; what is more is lost to it
+LOOK_INTERVAL_NS = 1_000_000_000
 RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 
 
@@ -62,10 +68,13 @@ class CacheMessengerActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
         self._arena = context.arena()
+        self._reservation = ArenaReservation(self._arena, context.counter("kv_arena_reserved_bytes"), self._warn)
+        self._supervisor = context.counters.actor(SUPERVISOR)
         self._endpoint = context.config.kv_events_endpoint or context.run.kv_events_endpoint
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._zmq.socket(zmq.PUB)
         self._sequence = 0
+        self._next_look_ns = 0
         self._events: list[KvEvent] = []
         self._unsent: deque[Hello | BlocksMoved] = deque([Hello(context.name, context.epoch)])
         self._num_events = context.counter("kv_events_total")
@@ -98,19 +107,40 @@ class CacheMessengerActor(Actor):
     def step(self) -> int:
         """Publish what came, as one batch, and answer the scheduler."""
         num_done = self._publish()
+        self._keep_socket(time.monotonic_ns())
+        if self._reserves:
+            self._reservation.advance()
         while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
             self._unsent.popleft()
             num_done += 1
         return num_done
 
     def deadline_ns(self) -> int:
-        return time.monotonic_ns() + RETRY_INTERVAL_NS if self._unsent else 0
+        if self._unsent:
+            return time.monotonic_ns() + RETRY_INTERVAL_NS
+        return self._reservation.next_ns if self._reserves else 0
 
     def on_stop(self) -> None:
         self._publish()
         self._socket.close()
         self._zmq.term()
         self._arena.close()
+
+    @property
+    def _reserves(self) -> bool:
+        """There is memory left to reserve, and the start is over."""
+        return not self._reservation.is_done and self._supervisor.state is State.READY
+
+    def _warn(self, text: str) -> None:
+        self.context.log.warning("%s", text)
+        self.context.counters.errors.record(self.context.name, text)
+
+    def _keep_socket(self, now_ns: int) -> None:
+        """Somebody may remove the socket's file under the engine; subscribers that come later look for it."""
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_INTERVAL_NS
+            with contextlib.suppress(OSError):  # there is no directory: the supervisor says so, and makes it again
+                bind_again(self._socket, self._endpoint)
 
     def _publish(self) -> int:
         """Never blocks: a PUB socket drops what a subscriber has no room for, and the gap in the numbers shows it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -82,8 +83,9 @@ class ControlServer:
         self.control.setsockopt(zmq.LINGER, 1000)
         self.events = self._context.socket(zmq.PULL)
         try:
-            self.control.bind(run.control_endpoint)
-            self.events.bind(run.events_endpoint)
+            self._endpoints = {self.control: run.control_endpoint, self.events: run.events_endpoint}
+            for socket, endpoint in self._endpoints.items():
+                socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise StartError(
@@ -113,6 +115,10 @@ class ControlServer:
             events.append(decode_control(self.events.recv()))
         return events
 
+    def bind_again(self) -> list[Path]:
+        """The socket files that were removed and are there again."""
+        return [path for socket, endpoint in self._endpoints.items() for path in bind_again(socket, endpoint)]
+
     def reply(self, reply: Reply) -> None:
         """Answer the client of `reply.command_id`; nothing happens where there is none (any more)."""
         client = self._clients.pop(reply.command_id, None)
@@ -126,6 +132,19 @@ class ControlServer:
         self.control.close()
         self.events.close(linger=0)
         self._context.term()
+
+
+def bind_again(socket: zmq.Socket[bytes], endpoint: str) -> list[Path]:
+    """Bind a socket once more where the file of its ipc `endpoint` was removed; its connections stand. The path of the file,
+    if it was. OSError: it cannot be bound now."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if not endpoint.startswith("ipc:///") or path.exists():
+        return []
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, str(error), str(path)) from error
+    return [path]
 
 
 def _command(frames: list[bytes]) -> Command | None:

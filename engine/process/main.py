@@ -1,5 +1,5 @@
 """The entry of every child process: `python -m engine.process.main --run-dir D --actor NAME --epoch E --parent PID [--arena-fd
-N]`.
+N] [--segments NAME=N,...]`; N are descriptors that it inherits.
 
 Started by the supervisor with the actor's log as stdout and stderr. It ties its life to the supervisor's, makes hangs
 inspectable, attaches to the run and then lives the actor's life. Signals: SIGTERM ends the loop (or the process at once while
@@ -25,6 +25,7 @@ from engine.process.context import ActorContext
 from engine.process.run_directory import open_run
 from shm._native import set_parent_death_signal
 from shm.counters import State
+from shm.segment import hold_segments
 
 
 def main(argv: list[str]) -> int:
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hold_segments(_inherited(arguments.segments))
     this_run = open_run(Path(arguments.run_dir))
     manifest = this_run.manifest()
     logging.basicConfig(
@@ -55,6 +57,14 @@ def die_with_parent(parent_pid: int) -> None:
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def _inherited(text: str) -> dict[str, int]:
+    """Names and descriptors, which programs that an actor starts do not inherit in turn."""
+    descriptors = {name: int(number) for name, number in (part.split("=") for part in text.split(",") if part)}
+    for descriptor in descriptors.values():
+        os.set_inheritable(descriptor, False)
+    return descriptors
 
 
 def load_actor_class(target: str) -> Callable[[ActorContext], Actor]:
@@ -80,6 +90,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--arena-fd", type=int, default=-1)
+    parser.add_argument("--segments", default="")
     return parser.parse_args(argv)
 
 

@@ -19,6 +19,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -34,7 +35,9 @@ from engine.process.topology import ActorPlan
 from shm.process import ProcessIdentity
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its terminating zero
+_MAX_PID = 1 << 30
 SOCKET_NAMES = ("control.ipc", "events.ipc", "kv-events.ipc")
+MAX_DOCUMENT_BYTES = 16 << 20  # a manifest holds a chat template
 MANIFEST_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "weights.json", "lock"
 
 
@@ -91,8 +94,8 @@ class Run:
     def manifest(self) -> Manifest:
         """The manifest. Raises TokamakError where it is missing or none of ours."""
         try:
-            return msgspec.json.decode(self.manifest_path.read_bytes(), type=Manifest)
-        except (OSError, msgspec.DecodeError) as error:
+            return msgspec.json.decode(read_document(self.manifest_path), type=Manifest)
+        except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable manifest in {self.directory}: {error}; is it the directory of a run?") from error
 
     def files(self) -> list[Path]:
@@ -102,7 +105,7 @@ class Run:
             actors = self.manifest().actors
         documents = (self.weights_path, self.manifest_path)
         return [
-            *(self.log_path(actor.name) for actor in actors),
+            *(self.log_path(actor.name) for actor in actors if "/" not in actor.name),
             *(self.directory / name for name in SOCKET_NAMES),
             *map(_unfinished, documents),
             *documents,
@@ -121,6 +124,14 @@ class Run:
     def write_manifest(self, manifest: Manifest) -> None:
         _write_atomically(self.manifest_path, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
+    def write(self, path: Path, data: bytes) -> None:
+        """Write one of the run's documents, whole or not at all."""
+        _write_atomically(path, data)
+
+    def is_linked(self) -> bool:
+        """Whether the run is found under the root of this user's runs."""
+        return os.path.lexists(runs_root() / self.run_id)
+
     def weights_in_use(self) -> WeightsRecord | None:
         """The weights that replaced those of the start; None while they were not changed."""
         try:
@@ -134,9 +145,9 @@ class Run:
     def owner(self) -> ProcessIdentity | None:
         """The process that made the run; None where the lock file is missing or was never filled."""
         try:
-            fields = self.lock_path.read_text().split()
-            return ProcessIdentity(int(fields[0]), int(fields[1]), fields[2])
-        except (OSError, ValueError, IndexError):
+            pid, start_ticks, boot_id = read_document(self.lock_path).decode().split()
+            return ProcessIdentity(int(pid), int(start_ticks), boot_id) if 0 < int(pid) <= _MAX_PID else None
+        except (OSError, ValueError):
             return None
 
     def is_alive(self) -> bool:
@@ -147,7 +158,7 @@ class Run:
 
 def open_run(directory: Path) -> Run:
     """The run in `directory`, by its manifest."""
-    resolved = directory.resolve()
+    resolved = Path(os.path.realpath(directory))  # which minds no loop, as `resolve` does
     run_id = Run("", resolved).manifest().config.run_id
     return Run(run_id, resolved)
 
@@ -155,9 +166,10 @@ def open_run(directory: Path) -> Run:
 def find_runs() -> list[Run]:
     """The runs of this user that have a manifest, living ones first, then the newest first."""
     found: list[tuple[bool, float, Run]] = []
-    for entry in run_entries(runs_root()):
-        run = Run(entry.name, entry.resolve())
-        with contextlib.suppress(TokamakError):
+    root = runs_root()
+    for entry in run_entries(root) if is_private(root) else []:
+        with contextlib.suppress(OSError, TokamakError):  # what is no run, whatever it is
+            run = Run(entry.name, resolve_entry(entry))
             found.append((run.is_alive(), run.manifest().started_at, run))
     found.sort(key=lambda item: item[:2], reverse=True)
     return [run for _, _, run in found]
@@ -176,12 +188,41 @@ def choose_run(run_id: str = "", directory: Path | None = None) -> Run:
 
 
 def run_entries(root: Path) -> list[Path]:
-    """Directories and links under `root` that are named as a run id."""
+    """What lies under `root` with the name of a run id."""
     try:
         names = os.listdir(root)
-    except FileNotFoundError:
+    except OSError:
         return []
     return [root / name for name in sorted(names) if is_run_id(name)]
+
+
+def resolve_entry(entry: Path) -> Path:
+    """The directory that an entry is or leads to. OSError: to none, or it is not this user's alone."""
+    directory = Path(os.path.realpath(entry, strict=True))
+    if not is_private(directory):
+        raise PermissionError(errno.EPERM, f"not a directory of user {os.getuid()} alone", str(directory))
+    return directory
+
+
+def is_private(path: Path) -> bool:
+    """Whether `path` is, or leads to, a directory of this user that nobody else may enter."""
+    try:
+        return _is_private(path.stat())
+    except OSError:
+        return False
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+
+
+def read_document(path: Path) -> bytes:
+    """What a file holds. OSError where it is none (opening a FIFO would wait for ever) or larger than any of ours."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_DOCUMENT_BYTES:
+            raise OSError(errno.EINVAL, f"not a file of up to {MAX_DOCUMENT_BYTES} bytes", str(path))
+        return file.read(MAX_DOCUMENT_BYTES)
 
 
 def is_run_id(name: str) -> bool:
@@ -207,17 +248,28 @@ def make_private_directory(path: Path) -> None:
         status = path.lstat() if not path.is_symlink() else path.stat()
     except OSError as error:
         raise StartError(f"cannot make the run directory {path}: {error.strerror}; give another with --run-dir") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if not _is_private(status):
         raise StartError(
             f"{path} is owned by user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, expected a directory of user "
             f"{os.getuid()} with mode 700; remove it, chmod it, or give another with --run-dir"
         )
 
 
+def link_run(run: Run) -> None:
+    """Have a run elsewhere be found under the root of this user's runs."""
+    entry = runs_root() / run.run_id
+    if not os.path.lexists(entry):
+        entry.symlink_to(run.directory)
+
+
 @contextlib.contextmanager
 def root_lock(root: Path) -> Iterator[None]:
     """Only one start at a time clears away dead runs and makes its directory. Held for milliseconds."""
-    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = root / ".lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(f"cannot open {path}: {error.strerror}; remove it") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -227,19 +279,25 @@ def root_lock(root: Path) -> Iterator[None]:
 
 def lock_run(run: Run) -> int:
     """Take the run's lock and write the owner into it; the lock ends with the returned descriptor, so with the process."""
-    descriptor = os.open(run.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(run.lock_path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            identity = ProcessIdentity.of()
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{identity.pid} {identity.start_ticks} {identity.boot_id}\n".encode(), 0)
+        except OSError:
+            os.close(descriptor)
+            raise
     except BlockingIOError as error:
-        os.close(descriptor)
         owner = run.owner()
         raise StartError(
             f"{run.directory} is in use by another engine (process {owner.pid if owner else 'unknown'}); stop it or give "
             "another directory with --run-dir"
         ) from error
-    identity = ProcessIdentity.of()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{identity.pid} {identity.start_ticks} {identity.boot_id}\n".encode(), 0)
+    except OSError as error:
+        raise StartError(f"cannot lock {run.lock_path}: {error.strerror}; remove it or give another --run-dir") from error
     return descriptor
 
 

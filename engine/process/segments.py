@@ -20,13 +20,22 @@ from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
 from shm.mailbox import Mailbox
-from shm.segment import DIRECTORY, MemoryFile, segment_name, segment_names, unlink_segment
+from shm.segment import (
+    DIRECTORY,
+    MemoryFile,
+    hold_segments,
+    let_go_of_segments,
+    own_segment_names,
+    segment_name,
+    unlink_segment,
+)
 
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 
 
 class RunSegments:
-    """The segments of one run as its supervisor holds them."""
+    """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
+    that a name that was removed keeps no actor from coming back."""
 
     def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, num_workers: int, arena_bytes: int) -> None:
         """`names`: the children. StartError where there is no room."""
@@ -38,6 +47,11 @@ class RunSegments:
             senders = senders_of(name, names)
             self._mailboxes.append(Mailbox.create(run_id, name, senders, sizes.mailbox[name]))
         self.broadcast = BroadcastWriter.create(run_id, SCHEDULER, max(1, num_workers), sizes.broadcast)
+        segments = [self.counters.segment, self.broadcast.segment, *(mailbox.segment for mailbox in self._mailboxes)]
+        self.descriptors = {
+            segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
+        }
+        hold_segments(self.descriptors)
         self.arena: MemoryFile | None = MemoryFile.create("tokamak-kv-arena", arena_bytes) if arena_bytes else None
 
     @classmethod
@@ -54,6 +68,7 @@ class RunSegments:
         self.counters.close()
         if self.arena is not None:
             self.arena.close()
+        let_go_of_segments(self.descriptors)
         os.close(self._hold)
 
 
@@ -63,26 +78,26 @@ def rows_of(role: str) -> tuple[Metric, ...]:
 
 
 def unlink_segments(run_id: str) -> None:
-    """Remove the names of all segments of `run_id`; whoever has one mapped keeps it."""
-    for name in segment_names(run_id):
+    """Remove the names of all segments of `run_id` that are this user's; whoever has one mapped keeps it."""
+    for name in own_segment_names(run_id):
         unlink_segment(name)
 
 
 def is_held(run_id: str) -> bool:
-    """Whether a living process, in whatever pid namespace, is the supervisor of these segments."""
+    """Whether a living process, in whatever pid namespace, is the supervisor of these segments, or that cannot be told."""
     try:
         os.close(_lock_counters(run_id, fcntl.LOCK_EX | fcntl.LOCK_NB))
-    except BlockingIOError:
-        return True
     except FileNotFoundError:
         return False
+    except OSError:
+        return True
     return False
 
 
 def _lock_counters(run_id: str, operation: int) -> int:
     """A descriptor that locks the counters file until it is closed, at the latest by the end of the process."""
     path = DIRECTORY / segment_name(run_id, counters.KIND, counters.NAME)[1:]
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, operation)
     except OSError:

@@ -2,5 +2,5 @@
 end.
 
 Read `launch.py` first (`tokamak serve`), then `supervisor.py` (the loop), `child_process.py`, `orders.py`, `hangs.py` and
-`restarts.py`; `reaper.py` removes what dead engines left.
+`restarts.py`; `keeper.py` makes again what somebody removed of a living run, `reaper.py` removes what dead engines left.
 """

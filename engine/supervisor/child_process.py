@@ -13,8 +13,10 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.process.run_directory import Run
+from engine.process.segments import RunSegments
 from engine.process.topology import CACHE, ActorPlan, role_of
 from engine.supervisor.hangs import HangWatch
+from shm.process import ProcessIdentity
 
 LAST_LINES = 20
 _MAX_TAIL_BYTES = 64 << 10
@@ -29,11 +31,12 @@ class Child:
     plan: ActorPlan
     epoch: int
     process: subprocess.Popen[bytes]
+    identity: ProcessIdentity
     pidfd: int
     log_path: Path
     log_start: int  # where this life begins in the log
     watch: HangWatch
-    is_ready: bool = False
+    ready_s: float = 0.0  # monotonic: since when it takes work
     failure: str = ""  # what it announced before it ended
     is_asked_to_end: bool = False  # by an operator: not a crash
     kill_at_s: float = field(default=float("inf"))  # monotonic: when SIGKILL follows SIGTERM
@@ -41,6 +44,10 @@ class Child:
     @property
     def name(self) -> str:
         return self.plan.name
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_s > 0
 
     @property
     def pid(self) -> int:
@@ -63,21 +70,23 @@ class Child:
         return code
 
     def last_lines(self) -> list[str]:
-        """The end of what this life wrote to its log."""
-        with open(self.log_path, "rb") as log:
+        """The end of what this life wrote to its log, which somebody may have removed."""
+        with contextlib.suppress(OSError), open(self.log_path, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self.log_start, end - _MAX_TAIL_BYTES))
             return log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        return []
 
 
-def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, arena_fd: int) -> Child:
-    """Start `plan` with `epoch`."""
+def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments: RunSegments) -> Child:
+    """Start `plan` with `epoch`. OSError: there is no process, descriptor or space to be had; nothing was started."""
     command = [sys.executable, "-m", "engine.process.main", "--run-dir", str(run.directory), "--actor", plan.name]
     command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
-    pass_fds: tuple[int, ...] = ()
-    if role_of(plan.name) in _ARENA_ROLES and arena_fd >= 0:
-        command += ["--arena-fd", str(arena_fd)]
-        pass_fds = (arena_fd,)
+    command += ["--segments", ",".join(f"{name}={descriptor}" for name, descriptor in segments.descriptors.items())]
+    pass_fds = (*segments.descriptors.values(),)
+    if role_of(plan.name) in _ARENA_ROLES and segments.arena is not None:
+        command += ["--arena-fd", str(segments.arena.fd)]
+        pass_fds += (segments.arena.fd,)
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -93,8 +102,13 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, arena_fd:
         )
     finally:
         os.close(log)
-    watch = HangWatch(time.monotonic_ns())
-    return Child(plan, epoch, process, os.pidfd_open(process.pid), log_path, log_start, watch)
+    try:
+        identity, pidfd = ProcessIdentity.of(process.pid), os.pidfd_open(process.pid)
+    except OSError:  # it cannot be watched
+        process.kill()
+        process.wait()
+        raise
+    return Child(plan, epoch, process, identity, pidfd, log_path, log_start, HangWatch(time.monotonic_ns()))
 
 
 def describe_exit(code: int) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from engine.config import EngineConfig, http_url
-from engine.errors import OptionError, TokamakError
+from engine.errors import OptionError, StartError, TokamakError
 from engine.options.resolve import resolve
 from engine.options.table import read_options
-from engine.process.run_directory import Manifest, Run
+from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
 from engine.process.topology import SUPERVISOR, ActorPlan, default_plan
 from engine.supervisor.port import reserve_port
@@ -55,10 +55,10 @@ def serve(config: EngineConfig, plan: Sequence[ActorPlan], progress: Progress, s
         try:
             port = open_until_end.enter_context(reserve_port(config.host, config.port))
             config = msgspec.structs.replace(config, port=port.getsockname()[1])
-            run = _open_run(config, plan, open_until_end)
+            run, lock = _open_run(config, plan, open_until_end)
             segments = RunSegments.of(config, [actor.name for actor in plan])
             open_until_end.callback(segments.close)
-            started = Supervisor(run, config, plan, segments, progress, lambda: _announce(config, segments, start_s))
+            started = Supervisor(run, lock, config, plan, segments, progress, lambda: _announce(config, segments, start_s))
             return started.live(signals)
         except TokamakError as error:
             progress.end()
@@ -66,14 +66,18 @@ def serve(config: EngineConfig, plan: Sequence[ActorPlan], progress: Progress, s
             return EXIT_FAILED
 
 
-def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack) -> Run:
-    """The run's directory with lock and manifest, removed at the end with all segments of the run."""
+def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack) -> tuple[Run, int]:
+    """The run's directory with lock (its descriptor) and manifest, removed at the end with all segments of the run."""
     Run(config.run_id, Path(config.run_dir)).check_path()
     run, lock = create_run(config.run_id, Path(config.run_dir))
     open_until_end.callback(os.close, lock)
     open_until_end.callback(remove_run, run)
-    run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
-    return run
+    try:
+        run.write_weights(WeightsRecord.of_start(config))
+        run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
+    except OSError as error:
+        raise StartError(f"cannot write to {run.directory}: {error.strerror}; give another directory with --run-dir") from error
+    return run, lock
 
 
 def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> None:

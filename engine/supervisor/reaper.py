@@ -2,7 +2,8 @@
 
 Dead is proven by the owner's identity (pid, start ticks, boot id) and by a lock that the kernel frees with the process, which
 also tells of an owner in another pid namespace, as where containers share /dev/shm: the lock of the run or, of segments whose
-run directory is not to be found here, the lock on the counters file. Whatever cannot be proven, or is another user's, stays.
+run directory is not to be found here, the lock on the counters file. Whatever cannot be proven, is another user's, or cannot
+be examined (a link to itself, a FIFO, a directory of another: anybody may make one in /dev/shm) stays, and hinders nobody.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ import contextlib
 import os
 import select
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from engine.errors import SharedMemoryError, StartError, TokamakError
+from engine.errors import StartError, TokamakError
 from engine.process.run_directory import (
     LOCK_NAME,
     Run,
     is_run_id,
+    link_run,
     lock_run,
     make_private_directory,
     open_run,
+    resolve_entry,
     root_lock,
     run_entries,
     runs_root,
 )
 from engine.process.segments import is_held, unlink_segments
 from engine.process.topology import SUPERVISOR
-from shm.counters import Counters
+from shm.counters import KIND, NAME, Counters
 from shm.process import ProcessIdentity
-from shm.segment import DIRECTORY, Segment, segment_names
+from shm.segment import Segment, own_segment_names, segment_name
 
 _KILL_TIMEOUT_S = 5.0
+_Subject = TypeVar("_Subject")
 
 
 def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
@@ -41,29 +47,38 @@ def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
     with root_lock(root):
         reap(root)
         make_private_directory(directory)
-        if (directory / LOCK_NAME).exists() and not _reap_run(directory):
+        if os.path.lexists(directory / LOCK_NAME) and not _attempt(_reap_run, directory):
             raise StartError(f"{directory} is in use by another engine; stop it or give another directory with --run-dir")
         make_private_directory(directory)
         run = Run(run_id, directory)
-        entry = root / run_id
-        if entry != directory:
-            entry.symlink_to(directory)
+        link_run(run)
         return run, lock_run(run)
 
 
 def reap(root: Path) -> list[str]:
     """Remove all that dead engines left; the ids of their runs. The caller holds the root's lock."""
-    reaped = [entry.name for entry in run_entries(root) if _reap_run(entry)]
+    reaped = [entry.name for entry in run_entries(root) if _attempt(_reap_run, entry)]
     living = {entry.name for entry in run_entries(root)}
-    orphans = {name.split(".")[1] for name in segment_names()} - living
-    return reaped + [run_id for run_id in sorted(orphans) if _reap_orphan(run_id)]
+    orphans = {name.split(".")[1] for name in own_segment_names()} - living
+    return reaped + [run_id for run_id in sorted(filter(is_run_id, orphans)) if _attempt(_reap_orphan, run_id)]
+
+
+def _attempt(reap_one: Callable[[_Subject], bool], subject: _Subject) -> bool:
+    """Whether `subject` was removed. What cannot be examined or removed is left alone."""
+    try:
+        return reap_one(subject)
+    except (OSError, TokamakError):
+        return False
 
 
 def remove_run(run: Run) -> None:
-    """Remove what the run consists of, and its directory if nothing else is in it: a --run-dir may hold files of the user."""
+    """Remove what the run consists of, and its directory if nothing else is in it: a --run-dir may hold files of the user, or
+    belong to another engine by now."""
     unlink_segments(run.run_id)
-    for path in run.files():
-        path.unlink(missing_ok=True)
+    is_ours = run.owner() in (None, ProcessIdentity.of())
+    for path in run.files() if is_ours else []:
+        with contextlib.suppress(OSError):  # it has gone, or is no file of ours (a directory)
+            path.unlink()
     link = runs_root() / run.run_id
     if link.is_symlink():
         link.unlink()
@@ -73,18 +88,18 @@ def remove_run(run: Run) -> None:
 
 def _reap_run(entry: Path) -> bool:
     """Remove the run in `entry` (a directory, or a link to one) if its owner is dead."""
-    directory = entry.resolve()
-    run = Run(_run_id_in(directory) or entry.name, directory)
-    if not directory.is_dir():  # the user removed the --run-dir that the link points at
-        unlink_segments(run.run_id)
+    try:
+        directory = resolve_entry(entry)
+    except FileNotFoundError:  # the user removed the --run-dir that the link points at
+        if is_held(entry.name):
+            return False  # under a living engine, which makes it again
+        unlink_segments(entry.name)
         entry.unlink()
         return True
+    run = Run(_run_id_in(directory) or entry.name, directory)
     if run.is_alive():
         return False
-    try:
-        lock = lock_run(run)
-    except StartError:
-        return False  # held, whatever the file says
+    lock = lock_run(run)  # an error: held, whatever the file says
     try:
         _kill_children(run.run_id)
         remove_run(run)
@@ -95,35 +110,28 @@ def _reap_run(entry: Path) -> bool:
 
 def _run_id_in(directory: Path) -> str:
     with contextlib.suppress(TokamakError):
-        return open_run(directory).run_id
+        run_id = open_run(directory).run_id
+        return run_id if is_run_id(run_id) else ""
     return ""
 
 
 def _reap_orphan(run_id: str) -> bool:
-    """Remove the segments of a run without directory if they are ours and their creator is dead."""
-    names = segment_names(run_id)
-    if not is_run_id(run_id) or not all(map(_is_ours, names)) or is_held(run_id):
+    """Remove this user's segments of a run without directory if their creator is dead. TokamakError: one of them has no header
+    (yet), or has gone."""
+    if is_held(run_id):
         return False
-    try:
-        creators = [Segment.attach(name, is_readonly=True, timeout_s=0.0).owner for name in names]
-    except SharedMemoryError:
-        return False  # it has no header (yet), or has gone
+    creators = [Segment.attach(name, is_readonly=True, timeout_s=0.0).owner for name in own_segment_names(run_id)]
     if any(creator.is_alive() for creator in creators):
         return False
     unlink_segments(run_id)
     return True
 
 
-def _is_ours(name: str) -> bool:
-    try:
-        return (DIRECTORY / name[1:]).stat().st_uid == os.getuid()
-    except FileNotFoundError:
-        return False
-
-
 def _kill_children(run_id: str) -> None:
     """End processes that the dead engine's actor table names, if they still are those processes. The kernel has sent them
     SIGKILL with their parent's death; this is for one that outlived it."""
+    if segment_name(run_id, KIND, NAME) not in own_segment_names(run_id):
+        return  # there is none, or another user's, who may have written any process into it
     try:
         counters = Counters.attach_readonly(run_id)
     except TokamakError:

@@ -1,21 +1,27 @@
-"""How often an actor may die: pure bookkeeping of the supervisor.
+"""How often an actor may die, and how long its next start waits: pure bookkeeping of the supervisor.
 
-A child is started again at once, without back-off, because open streams wait for it; what keeps a child that cannot live from
-being started for ever is the intensity limit alone.
+A child that died is started again at once, because open streams wait for it. One that dies again soon, or cannot be started (no
+process, descriptor or space to be had), waits before the next attempt, each time twice as long; deaths beyond the intensity
+limit end the engine.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 10.0
+HEALTHY_S = 10.0  # an actor that was ready for so long has recovered
+
 
 class RestartTable:
-    """Deaths of each actor within a sliding window."""
+    """Deaths of each actor within a sliding window, and attempts to start it since it was healthy."""
 
     def __init__(self, limit: int, window_s: float) -> None:
         self.limit = limit
         self.window_s = window_s
         self._deaths: dict[str, deque[float]] = {}
+        self._num_attempts: dict[str, int] = {}
 
     def record_death(self, actor: str, now_s: float) -> bool:
         """Note a death at `now_s` (monotonic seconds). Whether the actor may be started again: False from the `limit`-th death
@@ -25,3 +31,13 @@ class RestartTable:
         while deaths[0] < now_s - self.window_s:
             deaths.popleft()
         return len(deaths) < self.limit
+
+    def next_delay_s(self, actor: str) -> float:
+        """How long to wait before the next attempt to start `actor`: 0 at first."""
+        num_attempts = self._num_attempts.get(actor, 0)
+        self._num_attempts[actor] = num_attempts + 1
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(num_attempts - 1, 30)) if num_attempts else 0.0
+
+    def forget_attempts(self, actor: str) -> None:
+        """It recovered, or an operator wants it now."""
+        self._num_attempts.pop(actor, None)

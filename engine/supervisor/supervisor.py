@@ -5,7 +5,9 @@ pidfds, operators' orders, actors' events and signals. It imports nothing heavy,
 heartbeat.
 
     STARTING   until every child was READY once; a child that dies before that ends the start with its cause
-    SERVING    a child that dies is started again with the next epoch; too many deaths of one end the engine
+    SERVING    a child that dies is started again with the next epoch, the later the more often it died (`restarts.py`); too
+               many deaths of one end the engine. What the supervisor itself cannot have (a process, a descriptor, space) it
+               asks for again, and says so in the error log, which /health reads
     STOPPING   role by role along a request's way: SIGTERM, and SIGKILL after `stop_timeout_s`
 """
 
@@ -13,12 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import zmq
 
 from engine.config import EngineConfig
+from engine.errors import StartError, TokamakError
 from engine.messages import ActorState, Reply, WeightsInUse
 from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.process.control import ControlServer
@@ -27,9 +31,10 @@ from engine.process.segments import RunSegments
 from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, index_of, role_of
 from engine.supervisor.child_process import Child, describe_exit, spawn
 from engine.supervisor.hangs import HangAction
+from engine.supervisor.keeper import RunKeeper
 from engine.supervisor.orders import Orders
 from engine.supervisor.progress import Progress
-from engine.supervisor.restarts import RestartTable
+from engine.supervisor.restarts import HEALTHY_S, RestartTable
 from engine.supervisor.signals import SignalCatcher
 from shm.counters import State
 from shm.process import ProcessIdentity
@@ -45,12 +50,22 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
+@dataclass(slots=True)
+class _Start:
+    """A life that is still to begin."""
+
+    plan: ActorPlan
+    epoch: int
+    at_s: float = 0.0  # monotonic
+
+
 class Supervisor:
     """Supervises the children of `plan` in `run`, whose segments exist. `live` is its life; `on_ready` is called once."""
 
     def __init__(
         self,
         run: Run,
+        lock: int,
         config: EngineConfig,
         plan: Sequence[ActorPlan],
         segments: RunSegments,
@@ -75,9 +90,11 @@ class Supervisor:
         self._cpu = counters.counter("cpu_seconds_total", SUPERVISOR)
         self._memory = counters.counter("resident_memory_bytes", SUPERVISOR)
         self._next_usage_ns = 0
+        self._starts: dict[str, _Start] = {}  # that wait for their time
         self._restarts = RestartTable(config.restart_limit, config.restart_window_s)
         self._poller = zmq.Poller()
         self._server = ControlServer(run)
+        self._keeper = RunKeeper(run, lock, segments, self._server, progress)
         self._orders = Orders(self, self._server)
 
     # ------------------------------------------------------------------------------------------------------ life
@@ -91,7 +108,7 @@ class Supervisor:
             self._rows[SUPERVISOR].set_process(ProcessIdentity.of())
             self._rows[SUPERVISOR].set_state(State.LOADING)
             for plan in reversed(self.plan):  # workers first: they take longest
-                self._start_child(plan, 1)
+                self._start_first(plan)
             while self._phase is not Phase.STOPPING or self.children:
                 self._turn(signals)
             self._rows[SUPERVISOR].set_state(State.STOPPED)
@@ -102,6 +119,7 @@ class Supervisor:
                 child.reap()
             self._progress.end()
             self._server.close()
+            self._keeper.close()
 
     @property
     def is_serving(self) -> bool:
@@ -123,6 +141,9 @@ class Supervisor:
             child.is_asked_to_end = True
             drains = role_of(name) == "api"  # it has streams that may end; nothing waits for the others
             child.terminate(self.config.stop_timeout_s if drains else _SHORT_GRACE_S)
+        self._restarts.forget_attempts(name)
+        if name in self._starts:
+            self._starts[name].at_s = 0.0
 
     def _turn(self, signals: SignalCatcher) -> None:
         """Wait for anything to happen, at most until the next look at the heartbeats, and handle it."""
@@ -137,6 +158,8 @@ class Supervisor:
         for child in [child for child in self.children.values() if child.pidfd in ready]:
             self._bury(child)
         self._watch(now_ns)
+        for start in [start for start in self._starts.values() if now_ns >= start.at_s * 1e9]:
+            self._attempt(start)
         if self._phase is Phase.STARTING:
             self._advance_start()
         elif self._phase is Phase.STOPPING:
@@ -144,6 +167,7 @@ class Supervisor:
         if now_ns >= self._next_usage_ns:
             self._next_usage_ns = now_ns + USAGE_INTERVAL_NS
             write_usage(self._cpu, self._memory)
+            self._keeper.keep()
 
     # --------------------------------------------------------------------------------------------- start and stop
 
@@ -174,6 +198,7 @@ class Supervisor:
 
     def _begin_stop(self, reason: str) -> None:
         self._phase = Phase.STOPPING
+        self._starts.clear()
         self._rows[SUPERVISOR].set_state(State.DRAINING)
         self._orders.refuse_open(reason)
         own = {role_of(plan.name) for plan in self.plan}
@@ -197,12 +222,17 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------------- children
 
+    def _start_first(self, plan: ActorPlan) -> None:
+        try:
+            self._start_child(plan, 1)
+        except OSError as error:
+            raise StartError(f"cannot start {plan.name}: {error}; free what is missing and start again") from error
+
     def _start_child(self, plan: ActorPlan, epoch: int) -> None:
         row = self._rows[plan.name]
         row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row is its own
-        arena = self.segments.arena
-        child = spawn(self._run, self.config, plan, epoch, arena.fd if arena else -1)
-        row.set_process(ProcessIdentity.of(child.pid))
+        child = spawn(self._run, self.config, plan, epoch, self.segments)
+        row.set_process(child.identity)
         self.children[plan.name] = child
         self._poller.register(child.pidfd, zmq.POLLIN)
 
@@ -239,10 +269,37 @@ class Supervisor:
         if not dead.is_asked_to_end:
             self._num_restarts.add(1)
             self._rows[dead.name].add_restart()
-            self.segments.counters.errors.record(SUPERVISOR, cause)
-        epoch = dead.epoch + 1
-        self._progress.note(f"{cause}; started again with epoch {epoch}")
-        self._start_child(dead.plan, epoch)
+        if dead.is_asked_to_end or (dead.is_ready and time.monotonic() - dead.ready_s >= HEALTHY_S):
+            self._restarts.forget_attempts(dead.name)
+        start = _Start(dead.plan, dead.epoch + 1)
+        delay_s = self._put_off(start)
+        when = f" in {delay_s:g} s" if delay_s else ""
+        self._progress.note(f"{cause}; started again with epoch {start.epoch}{when}")
+        if not dead.is_asked_to_end:
+            self.segments.counters.errors.record(dead.name, cause)
+        if not delay_s:
+            self._attempt(start)
+
+    def _put_off(self, start: _Start) -> float:
+        """Until its time; how many seconds that is."""
+        delay_s = self._restarts.next_delay_s(start.plan.name)
+        start.at_s = time.monotonic() + delay_s
+        self._starts[start.plan.name] = start
+        return delay_s
+
+    def _attempt(self, start: _Start) -> None:
+        """Start a child again; where that cannot be done now, later."""
+        name = start.plan.name
+        del self._starts[name]
+        try:
+            self._keeper.make_again()
+            self._start_child(start.plan, start.epoch)
+        except (OSError, TokamakError) as error:
+            self._rows[name].set_state(State.DEAD)
+            delay_s = self._put_off(start)
+            trouble = f"{name} cannot be started: {error}"
+            self.segments.counters.errors.record(name, trouble)
+            self._progress.note(f"{trouble}; tried again in {delay_s:g} s")
 
     def _watch(self, now_ns: int) -> None:
         """Act on hangs, and on children that ignored SIGTERM for too long."""
@@ -275,6 +332,7 @@ class Supervisor:
                 case ActorState():
                     self._take_state(event)
                 case Reply():
+                    self._keeper.keep()  # what an order wrote down is kept before anybody hears that it is done
                     self._orders.answer(event)
                 case WeightsInUse(path, version):
                     self._run.write_weights_in_use(WeightsRecord(path, version))
@@ -286,7 +344,7 @@ class Supervisor:
         if child is None or child.epoch != event.epoch:
             return  # of a life that is over
         if event.state == State.READY.name:
-            child.is_ready = True
+            child.ready_s = time.monotonic()
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
             child.failure = event.text

@@ -72,6 +72,24 @@ def test_an_actor_that_is_not_ready(well: Edge, actor: str, state: State) -> Non
     row.set_state(State.RUNNING)
 
 
+def test_a_death_is_named_with_its_cause(well: Edge) -> None:
+    row = well.counters.actor("worker0")
+    well.counters.errors.record("worker0", "worker0 died: killed by SIGKILL")
+    row.set_state(State.DEAD)
+    assert well.get("/health").json()["reason"] == "is DEAD, not READY or RUNNING: worker0 died: killed by SIGKILL"
+    row.set_state(State.READY)
+
+
+def test_what_the_supervisor_lacks_is_said_while_the_engine_serves(well: Edge) -> None:
+    is_incomplete = well.counters.counter("is_run_incomplete", "supervisor")
+    well.counters.errors.record("supervisor", "the disk is full")
+    is_incomplete.set(1)
+    answer = well.get("/health")
+    is_incomplete.set(0)
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+    assert answer.json()["problems"] == [{"actor": "supervisor", "reason": "the disk is full"}]
+
+
 def test_an_actor_that_is_stuck(well: Edge) -> None:
     with well.stuck("scheduler", since_s=10):
         answer = well.get("/health")

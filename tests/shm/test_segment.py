@@ -15,7 +15,17 @@ from shm import layout
 from shm.errors import SharedMemoryError
 from shm.inspection import segments
 from shm.process import ProcessIdentity
-from shm.segment import DIRECTORY, MemoryFile, Segment, segment_name, segment_names, unlink_segment
+from shm.segment import (
+    DIRECTORY,
+    MemoryFile,
+    Segment,
+    held_segment_names,
+    hold_segments,
+    let_go_of_segments,
+    segment_name,
+    segment_names,
+    unlink_segment,
+)
 
 PAGE = 4096
 
@@ -58,6 +68,20 @@ def test_name_that_exists_is_refused_and_left_alone(run_id: str) -> None:
     with pytest.raises(SharedMemoryError, match="exists already"):
         Segment.create(name, PAGE)
     Segment.attach(name)
+
+
+def test_a_held_segment_is_found_without_its_name(run_id: str) -> None:
+    name = segment_name(run_id, "mailbox", "api0")
+    created = Segment.create(name, PAGE)
+    hold_segments({name: os.open(DIRECTORY / name[1:], os.O_RDWR)})
+    unlink_segment(name)
+    attached, readonly = Segment.attach(name), Segment.attach(name, is_readonly=True)
+    attached.buffer[1000] = 42
+    assert created.buffer[1000] == readonly.buffer[1000] == 42
+    assert held_segment_names(run_id) == [name]
+    let_go_of_segments([name])
+    with pytest.raises(SharedMemoryError, match="No such file"):
+        Segment.attach(name)
 
 
 def test_missing_segment_is_an_error_at_once(run_id: str) -> None:

@@ -47,7 +47,7 @@ NUM_BLOCKS = 16
 class Engine:
     """A run of a scheduler (this object) and a worker, without processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **options: str) -> None:
         self.model = directory / "model"
         shape = write_checkpoint(self.model, TINY)
         self.config = EngineConfig(
@@ -59,6 +59,7 @@ class Engine:
             kv_cache_bytes=kv_cache_bytes(shape, NUM_BLOCKS, 16),
             run_id=new_run_id(),
             run_dir=str(directory),
+            **options,
         )
         self.run = Run(self.config.run_id, directory)
         self.segments = RunSegments.of(self.config, NAMES)
@@ -160,6 +161,18 @@ def test_start(engine: Engine) -> None:
     assert worker.context.counter("weights_version").value == 1
     assert worker.context.counter("weights_bytes").value > 0
     assert worker.context.counter("weights_load_seconds").value > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"plan": "eager"}, {"ops": "reference"}], ids=str)
+def test_a_step_beats_from_within(tmp_path: Path, options: dict[str, str]) -> None:
+    """Not the loop around it, so that one that takes longer than --hang-timeout is no hang."""
+    engine = Engine(tmp_path, **options)
+    worker = engine.worker()
+    worker.context.row.beat(1)
+    engine.send(step_of(0, PROMPT, 0, is_start=True))
+    assert worker.step() == 1
+    assert worker.context.row.heartbeat_ns > 1
+    engine.close()
 
 
 def test_steps(engine: Engine) -> None:

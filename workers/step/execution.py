@@ -7,7 +7,9 @@ the numbers of rows are read from the inputs: one tape serves prefill, decode an
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Protocol
 
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording
@@ -29,11 +31,29 @@ class Plan(Protocol):
         m >= inputs.num_logit_rows, valid until the next call of either."""
 
 
-def make_plan(name: str, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache) -> Plan:
-    """The plan "tape" (of the native table alone) or "eager"."""
+def make_plan(
+    name: str, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache, on_op: Callable[[], None] = lambda: None
+) -> Plan:
+    """The plan "tape" (of the native table alone) or "eager". `on_op` is called after each op of a table that is not native:
+    native ones say by themselves that they get on (`ops/cpu/progress.py`)."""
     if name == "tape" and ops.name == "native":
         return TapePlan(model, inputs, cache)
-    return EagerPlan(model, ops, inputs, cache)
+    return EagerPlan(model, ops if ops.name == "native" else _telling(ops, on_op), inputs, cache)
+
+
+def _telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:
+    """The same ops, those of a step followed by `on_op`."""
+
+    def followed(op: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = op(*arguments)
+            on_op()
+            return result
+
+        return call
+
+    names = [field.name for field in fields(OpTable)]
+    return replace(ops, **{name: followed(getattr(ops, name)) for name in names[names.index("begin") :]})
 
 
 class EagerPlan:

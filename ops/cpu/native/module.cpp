@@ -8,6 +8,7 @@
 #include "ops.h"
 #include "packing.h"
 #include "probe.h"
+#include "progress.h"
 #include "philox.h"
 #include "sampling.h"
 
@@ -75,6 +76,7 @@ void bind_ops(nb::module_ &module) {
 void bind_engine(nb::module_ &module) {
     module.def("set_num_threads", [](int count, const std::vector<int> &cores) { Engine::get().set_num_threads(count, cores); },
                nb::arg("count"), nb::arg("cores") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
+    module.def("set_heartbeat", [](Address word) { heartbeat_word.store(reinterpret_cast<std::uint64_t *>(word)); });
     module.def("num_threads", [] { return Engine::get().pool().num_threads(); });
     module.def("read_memory", [](Address memory, i64 num_bytes) {
         return read_memory(Engine::get(), reinterpret_cast<const void *>(memory), num_bytes);

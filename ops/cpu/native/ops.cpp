@@ -8,12 +8,14 @@
 #include <cstring>
 
 #include "clock.h"
+#include "progress.h"
 
 namespace tokamak::cpu {
 namespace {
 
 constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it wakes others
 constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
+constexpr i64 MANY_PRODUCTS = 1 << 30;  // of a task: seconds even on a slow core; a heartbeat comes with the end of each
 constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
 constexpr i64 PANEL_GROUP = 4;          // tasks have whole groups, as the micro-kernels for few rows like them
 
@@ -57,11 +59,13 @@ void run_op(Engine &engine, const LinearOp &op) {
     const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.kind)];
     const LinearShape shape = prepared(engine, op, kernels, rows);
     const int threads = engine.pool().num_threads();
-    const bool is_small = rows * shape.inputs * shape.outputs <= SMALL_PRODUCT;
-    if (rows <= MAX_TASK_ROWS && (threads == 1 || is_small)) return kernels.linear(shape, 0, rows, 0, panels);
+    const i64 products = rows * shape.inputs * shape.outputs;
+    const i64 most_products = threads == 1 ? MANY_PRODUCTS : SMALL_PRODUCT;  // that are not worth tasks
+    if (rows <= MAX_TASK_ROWS && products <= most_products) return kernels.linear(shape, 0, rows, 0, panels);
     const i64 tiles = divide_up(rows, kernels.tile_rows), row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
     const i64 groups = divide_up(panels, PANEL_GROUP);
-    const i64 group_parts = std::min(groups, divide_up(threads * TASKS_PER_THREAD, row_parts));
+    const i64 for_threads = divide_up(threads * TASKS_PER_THREAD, row_parts);
+    const i64 group_parts = std::min(groups, std::max(for_threads, divide_up(products / row_parts, MANY_PRODUCTS)));
     engine.pool().run(row_parts * group_parts, [&](i64 task, int) {
         const i64 row_part = task % row_parts, group_part = task / row_parts;  // neighbours in time share their weights
         const i64 begin = groups * group_part / group_parts * PANEL_GROUP;
@@ -193,6 +197,7 @@ void *Engine::prepared(i64 num_bytes) {
 
 void run(Engine &engine, const Op &op) {
     std::visit([&](const auto &typed) { run_op(engine, typed); }, op);
+    beat();
 }
 
 void Tape::replay() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "clock.h"
+#include "progress.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -77,7 +78,10 @@ Pool::~Pool() {
 
 void Pool::run_tasks(std::int64_t num_tasks, Task task, void *context) {
     if (num_tasks <= 1 || threads_.empty()) {
-        for (std::int64_t index = 0; index < num_tasks; ++index) task(context, index, 0);
+        for (std::int64_t index = 0; index < num_tasks; ++index) {
+            task(context, index, 0);
+            beat();
+        }
         return;
     }
     for (std::int64_t begin = 0; begin < num_tasks; begin += MAX_TASKS) {
@@ -110,6 +114,7 @@ bool Pool::work(int thread) {
     const std::uint64_t claim = claims_.fetch_add(1, std::memory_order_acquire);  // SYNC: pairs with the store in run_tasks()
     if (!has_tasks(claim)) return false;
     task_(context_, static_cast<std::int64_t>(claim & COUNT_MASK), thread);
+    if (thread == 0) beat();
     const auto count = static_cast<std::uint32_t>(claim >> COUNT_BITS & COUNT_MASK);
     // SYNC: publishes the task's results; pairs with the loads in wait_until_finished().
     if (num_finished_.fetch_add(1) + 1 == count && thread != 0 && is_caller_asleep_.load() != 0) futex_wake(num_finished_, 1);

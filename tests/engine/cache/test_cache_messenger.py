@@ -30,6 +30,7 @@ from engine.process.context import ActorContext
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import RingSizes
+from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
 from tests.engine.scheduler.simulation import small_config
 from tests.waiting import WATCHDOG_S, wait_until
@@ -186,4 +187,37 @@ def test_a_full_ring_is_tried_again(bench: Bench) -> None:
 
     wait_until(are_all_here, what="all answers")
     assert answers[1:] == [BlocksMoved(move_id) for move_id in range(num_moves)]
+    assert bench.actor.deadline_ns() == 0
+
+
+def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
+    """Who subscribes later finds it, and who had subscribed hears on."""
+    bench.wait_for_subscription()
+    path = Path(bench.run.kv_events_endpoint.removeprefix("ipc://"))
+    path.unlink()
+
+    def is_there() -> bool:
+        bench.loop.turn()
+        return path.exists()
+
+    wait_until(is_there, what="the socket file")
+    early, bench.socket = bench.socket, bench.zmq.socket(zmq.SUB)
+    bench.socket.connect(bench.run.kv_events_endpoint)
+    bench.socket.setsockopt(zmq.SUBSCRIBE, b"kv")
+    bench.wait_for_subscription()
+    assert early.poll(1000 * WATCHDOG_S)
+    early.close(0)
+
+
+def test_the_arena_is_reserved_once_the_engine_serves(bench: Bench) -> None:
+    reserved = bench.segments.counters.counter("kv_arena_reserved_bytes", "cache")
+    bench.loop.turn()
+    assert (reserved.value, bench.actor.deadline_ns()) == (0, 0)
+    bench.segments.counters.actor("supervisor").set_state(State.READY)
+
+    def is_reserved() -> bool:
+        bench.loop.turn()
+        return bool(reserved.value == ARENA_BYTES)
+
+    wait_until(is_reserved, what="the arena is reserved")
     assert bench.actor.deadline_ns() == 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from engine.process.run_directory import Manifest, Run, WeightsRecord, choose_ru
 from engine.process.topology import ActorPlan
 from engine.supervisor.reaper import create_run, reap, remove_run
 from shm.counters import Counters
-from shm.process import ProcessIdentity
+from shm.inspection import rings
+from shm.process import ProcessIdentity, boot_id
 from shm.segment import DIRECTORY, Segment, segment_name, segment_names, unlink_segment
 from tests.engine.echo_engine import REPOSITORY, is_gone
 from tests.waiting import wait_until
@@ -204,7 +206,7 @@ def test_killed_at_any_moment_of_the_removal(root: Path) -> None:
 
 def test_a_directory_whose_owner_died_before_its_lock(root: Path) -> None:
     root.mkdir(mode=0o700)
-    (root / "0123abcd").mkdir()
+    (root / "0123abcd").mkdir(mode=0o700)
     (root / "not-a-run").mkdir()
     assert "0123abcd" in reap(root)
     assert [path.name for path in root.iterdir()] == ["not-a-run"]
@@ -247,6 +249,103 @@ def test_documents(root: Path) -> None:
         open_run(run.directory)
     with pytest.raises(TokamakError, match="no engine"):
         choose_run()
+
+
+def put_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def put_garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 64)
+
+
+def put_unreadable(path: Path) -> None:
+    path.touch(mode=0)
+
+
+def put_huge(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+HOSTILE = (put_loop, os.mkfifo, os.mkdir, put_garbage, put_unreadable, put_huge)
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_what_cannot_be_examined_in_shared_memory_is_left_alone(root: Path, put: Callable[[Path], None]) -> None:
+    """Anybody may make any of these there; the next start, and `tokamak top`, must not mind."""
+    root.mkdir(mode=0o700)
+    run_id, dead = new_run_id(), new_run_id()
+    code = f"from shm.counters import Counters; Counters.create('{dead}', ('supervisor',), lambda role: ())"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+    names = [f"{run_id}.x.y", f"{run_id}.counters.main", f"\udcff{run_id}.x", f"[{run_id}.*.x", f".{run_id}.."]
+    paths = [DIRECTORY / f"tokamak.{name}" for name in names]
+    try:
+        for path in paths:
+            put(path)
+        assert rings(run_id) == []
+        assert dead in reap(root)
+        assert all(map(os.path.lexists, paths))
+        run, lock = create_run(run_id, root / run_id)  # it ends as well under whatever has its name
+        os.close(lock)
+        remove_run(run)
+        assert not run.directory.exists()
+    finally:
+        for path in filter(os.path.lexists, paths):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_what_cannot_be_examined_among_the_runs_is_left_alone(root: Path, owner: Owner, put: Callable[[Path], None]) -> None:
+    [living] = find_runs()
+    put(root / "00000000")
+    for number, name in enumerate(("lock", "manifest.json")):
+        (root / f"0000000{number + 1}").mkdir(mode=0o700)
+        put(root / f"0000000{number + 1}" / name)
+    assert find_runs() == [living]
+    assert choose_run() == living
+    with pytest.raises(TokamakError, match="manifest"):
+        open_run(root / "00000000")
+    assert living.run_id not in reap(root)
+    owner.kill()
+    assert living.run_id in reap(root)
+    run, lock = create_run("0000000a", root / "0000000a")
+    os.close(lock)
+    remove_run(run)
+
+
+def test_runs_that_others_may_write_are_none_of_ours(root: Path, owner: Owner) -> None:
+    """As where somebody else made /tmp/tokamak-<uid> first: an order must not go to his socket."""
+    assert len(find_runs()) == 1
+    root.chmod(0o755)
+    assert find_runs() == []
+    root.chmod(0o700)
+
+
+def test_a_directory_that_vanished_under_a_living_engine(root: Path, tmp_path: Path) -> None:
+    """Its link leads nowhere, but its shared memory is held."""
+    run_id, directory = new_run_id(), tmp_path / "elsewhere"
+    living = Owner(run_id, directory)
+    try:
+        shutil.rmtree(directory)
+        with open(DIRECTORY / f"tokamak.{run_id}.counters.main", "rb") as counters_file:
+            fcntl.flock(counters_file, fcntl.LOCK_SH)
+            assert run_id not in reap(root)
+            assert segment_names(run_id)
+        assert run_id in reap(root)
+        assert not segment_names(run_id)
+    finally:
+        living.kill()
+        os.kill(living.child_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("pid", ["0", "-1", "9" * 30])
+def test_a_lock_with_an_impossible_owner_names_nobody(root: Path, pid: str) -> None:
+    run, lock = create_run(new_run_id(), root / "01234567")
+    os.close(lock)
+    run.lock_path.write_text(f"{pid} 1 {boot_id()}")
+    assert run.owner() is None
+    assert run.directory.name in reap(root)
 
 
 def test_socket_paths_are_checked() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.supervisor.hangs import HangAction, HangWatch
-from engine.supervisor.restarts import RestartTable
+from engine.supervisor.restarts import MAX_DELAY_S, RestartTable
 
 SECOND = 1_000_000_000
 TENTH = SECOND // 10
@@ -24,6 +24,16 @@ def test_deaths_leave_the_window() -> None:
 
 def test_a_limit_of_one_restarts_nothing() -> None:
     assert not RestartTable(limit=1, window_s=300).record_death("worker0", 5)
+
+
+def test_starts_wait_the_longer_the_more_often_they_fail() -> None:
+    table = RestartTable(limit=3, window_s=300)
+    delays = [table.next_delay_s("worker0") for _ in range(100)]
+    assert delays[:5] == [0, 0.1, 0.2, 0.4, 0.8]
+    assert set(delays[8:]) == {MAX_DELAY_S}
+    assert table.next_delay_s("scheduler") == 0
+    table.forget_attempts("worker0")
+    assert table.next_delay_s("worker0") == 0
 
 
 def actions(watch: HangWatch, start_ns: int, num_looks: int, limit_ns: int = SECOND) -> list[tuple[float, HangAction]]:

@@ -1,0 +1,82 @@
+"""Reserves the KV arena's memory in the background, so that what is missing is said, and not found out when the cache fills.
+
+Run by the cache messenger, whose work on a request's way is none. To reserve takes a second for every 3 GiB, so it begins once
+the engine serves, goes slice by slice, and rests four times as long as a slice took: a fifth of one core, and a start stays as
+fast as without. Blocks that are not reserved yet work all the same, their pages come when they are first written.
+
+Where memory runs short it waits, says so in the log and the error log, and goes on when there is some: a slice is taken only
+while a margin remains for everybody else, since the kernel answers a want of memory not with an error but by ending a process.
+What was reserved cannot run out any more; what was not may end a worker when it is first written, as without all this. The
+scheduler does not confine itself to what is reserved: a block's pages are spread over the arena (one place per layer), and
+requests would be refused for a want that may never come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from shm.counters import Cell
+from shm.memory import available_memory_bytes
+from shm.segment import MemoryFile
+
+SLICE_BYTES = 8 << 20  # a few milliseconds
+MARGIN_BYTES = 256 << 20  # left to everybody else
+REST_FACTOR = 4  # of the time that a slice took
+RETRY_NS = 1_000_000_000
+_MIB = 1 << 20
+
+
+class ArenaReservation:
+    """The work that is left. `reserved` shows how far it is, `say` takes what an operator should know."""
+
+    def __init__(
+        self,
+        arena: MemoryFile,
+        reserved: Cell,
+        say: Callable[[str], None],
+        available_bytes: Callable[[], int] = available_memory_bytes,
+    ) -> None:
+        self._arena = arena
+        self._reserved = reserved
+        self._say = say
+        self._available_bytes = available_bytes
+        self._num_done = 0
+        self._is_short = False
+        self._next_ns = 0
+        self._reserved.set(0)
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_done >= self._arena.num_bytes
+
+    @property
+    def next_ns(self) -> int:
+        """CLOCK_MONOTONIC time of the next slice."""
+        return self._next_ns
+
+    def advance(self) -> None:
+        """Reserve the next slice if its time has come."""
+        begin_ns = time.monotonic_ns()
+        if self.is_done or begin_ns < self._next_ns:
+            return
+        num_bytes = min(SLICE_BYTES, self._arena.num_bytes - self._num_done)
+        available = self._available_bytes()
+        if available < num_bytes + MARGIN_BYTES or not self._arena.reserve(self._num_done, num_bytes):
+            self._tell_shortage(available)
+            self._next_ns = begin_ns + RETRY_NS
+            return
+        self._num_done += num_bytes
+        self._reserved.set(self._num_done)
+        self._is_short = False
+        end_ns = time.monotonic_ns()
+        self._next_ns = end_ns + REST_FACTOR * (end_ns - begin_ns)
+
+    def _tell_shortage(self, available: int) -> None:
+        if not self._is_short:
+            self._is_short = True
+            self._say(
+                f"memory for the KV cache runs short: {self._num_done // _MIB} of {self._arena.num_bytes // _MIB} MiB are "
+                f"reserved, {available // _MIB} MiB are available, {MARGIN_BYTES // _MIB} of them are left to others; free "
+                "memory, or start with a smaller cache (--kv-cache-memory), before a full one ends a worker"
+            )

@@ -1,0 +1,109 @@
+"""Keeps a run in its place while its engine lives: cleaners of /tmp, and a logout with RemoveIPC, remove files under it.
+
+Owned by the supervisor, which has it look once a second and before each start of a child. Memory and standing connections do
+not depend on names, and children get the segments by descriptor; but the next child, `tokamak top` and `ctl` look for names.
+What is missing is made again:
+
+    run directory, lock, link to it     as at the start; another engine that has taken the directory meanwhile is an error
+    manifest.json, weights.json         with what they held
+    control.ipc, events.ipc             bound a second time (the cache messenger does so with its own)
+    segments                            a symbolic link to this process's descriptor: a removed inode cannot be linked again
+
+What is lost is what the removed logs held. A log appears again with the next life of its actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from engine.errors import TokamakError
+from engine.process.control import ControlServer
+from engine.process.run_directory import Run, link_run, lock_run, make_private_directory, read_document, runs_root
+from engine.process.segments import RunSegments
+from engine.process.topology import SUPERVISOR
+from engine.supervisor.progress import Progress
+from shm.segment import DIRECTORY
+
+
+class RunKeeper:
+    """Of one living run, whose directory has its manifest. `close` gives the lock back that it may have taken."""
+
+    def __init__(self, run: Run, lock: int, segments: RunSegments, server: ControlServer, progress: Progress) -> None:
+        """`lock`: the run's descriptor."""
+        self._run = run
+        self._lock = os.dup(lock)
+        self._segments = segments
+        self._server = server
+        self._progress = progress
+        self._documents: dict[Path, bytes] = {}
+        self._trouble = ""
+        self._num_made_again = segments.counters.counter("run_files_made_again_total", SUPERVISOR)
+        self._is_incomplete = segments.counters.counter("is_run_incomplete", SUPERVISOR)
+        self._remember()
+
+    def keep(self) -> None:
+        """Make again what is missing; where that cannot be done, say so once."""
+        try:
+            self.make_again()
+            trouble = ""
+        except (OSError, TokamakError) as error:
+            trouble = f"files of the run in {self._run.directory} were removed and cannot be made again: {error}"
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._progress.note(trouble or f"the run in {self._run.directory} is complete again")
+            if trouble:
+                self._segments.counters.errors.record(SUPERVISOR, trouble)
+        self._is_incomplete.set(1 if trouble else 0)
+
+    def make_again(self) -> None:
+        """Make again what is missing. OSError, StartError: it cannot be made now."""
+        made = [*self._make_directory(), *self._write_documents(), *self._server.bind_again(), *self._link_segments()]
+        self._remember()
+        if made:
+            names = ", ".join(map(str, made))
+            text = f"removed under the living engine, and made again: {names}; keep cleaners away from them"
+            self._num_made_again.add(len(made))
+            self._segments.counters.errors.record(SUPERVISOR, text)
+            self._progress.note(text)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def _remember(self) -> None:
+        for path in (self._run.manifest_path, self._run.weights_path):
+            with contextlib.suppress(FileNotFoundError):  # no weights were changed yet
+                self._documents[path] = read_document(path)
+
+    def _make_directory(self) -> list[Path]:
+        if self._holds_lock():
+            return []
+        make_private_directory(runs_root())
+        make_private_directory(self._run.directory)
+        lock = lock_run(self._run)
+        os.close(self._lock)
+        self._lock = lock
+        link_run(self._run)
+        return [self._run.directory]
+
+    def _holds_lock(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._run.lock_path), os.fstat(self._lock)) and self._run.is_linked()
+        except FileNotFoundError:
+            return False
+
+    def _write_documents(self) -> list[Path]:
+        missing = [path for path in self._documents if not path.exists()]
+        for path in missing:
+            self._run.write(path, self._documents[path])
+        return missing
+
+    def _link_segments(self) -> list[Path]:
+        missing = []
+        for name, descriptor in self._segments.descriptors.items():
+            path = DIRECTORY / name[1:]
+            if not os.path.lexists(path):
+                path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+                missing.append(path)
+        return missing
