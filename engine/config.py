@@ -34,6 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     max_waiting: int = 1024
     request_timeout_s: float = 0.0  # 0: none; a request may set its own `timeout`
+    request_priority: bool = True  # requests may have a `priority`
+    max_priority_wait_s: float = 30.0  # a request that arrives this much later never goes first, whatever its priority
 
     # processes
     device: str = "cpu"
@@ -53,6 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: tuple[str, ...] = ()
+    api_key_priority: tuple[tuple[str, int], ...] = ()  # keys with a priority of their own, the best that their requests get
     admin_key: str = ""
     max_body_bytes: int = 32 << 20
     max_connections: int = 1024

@@ -66,7 +66,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Meta(ge=-_INT32_MAX, le=_INT32_MAX, description="Lower runs first.")] | None = None
+    priority: (
+        Annotated[int, Meta(ge=-_INT32_MAX, le=_INT32_MAX, description="Lower runs first, within limits: waiting counts too.")]
+        | None
+    ) = None
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the last token.")] | None = None
     user: str | None = None
 

@@ -25,17 +25,18 @@ _DISTRIBUTIONS = {
     "gpu": ("paddlepaddle-gpu",),
     "xpu": ("paddlepaddle-xpu", "paddle-custom-device-xpu"),
 }
-_SECONDS = ("request_timeout", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
+_SECONDS = ("request_timeout", "max_priority_wait", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
 _SAME: tuple[str, ...] = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "block_size",
     "enable_prefix_caching",
     "max_waiting",
+    "request_priority",
     "api_processes",
 )
-_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "admin_key", "max_body_bytes", "max_connections")
-_SAME += ("kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
+_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "api_key_priority", "admin_key")
+_SAME += ("max_body_bytes", "max_connections", "kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
 
 
 def resolve(options: OptionValues) -> EngineConfig:
@@ -56,6 +57,7 @@ def resolve(options: OptionValues) -> EngineConfig:
     block_bytes = model.kv_bytes_per_block(values["block_size"], kv_cache_dtype)
     limit = _model_length(values["max_model_len"], model.max_position_embeddings)
     num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
+    _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
     return EngineConfig(
         model=str(model_path),
@@ -209,6 +211,17 @@ def _plan(asked: str, ops: str) -> str:
     if asked == "auto":
         return "tape" if ops == "native" else "eager"
     return asked
+
+
+def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:
+    """Names no key in what it says: it ends up in logs."""
+    for number, (key, priority) in enumerate(priorities, 1):
+        if key not in keys:
+            raise OptionError(
+                f"--api-key-priority: key {number}, of priority {priority}, is not among the {len(keys)} of --api-key"
+            )
+    if len(dict(priorities)) < len(priorities):
+        raise OptionError("--api-key-priority: a key is given twice; give each one priority")
 
 
 def _has_build(device: str) -> bool:
