@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 
 import msgspec
 import zmq
@@ -26,12 +25,12 @@ import zmq
 from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemoved, BlocksStored, Hello, Message
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.outbox import BackloggedOutbox
 from engine.process.topology import SCHEDULER
 
 TOPIC = b"kv"
 DEVICE = "device"
 MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; what is more is lost to it
-RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True):
@@ -67,7 +66,8 @@ class CacheMessengerActor(Actor):
         self._socket = self._zmq.socket(zmq.PUB)
         self._sequence = 0
         self._events: list[KvEvent] = []
-        self._unsent: deque[Hello | BlocksMoved] = deque([Hello(context.name, context.epoch)])
+        self._to_scheduler = BackloggedOutbox(context.outbox(SCHEDULER).send_bytes)
+        self._to_scheduler.post(Hello(context.name, context.epoch))
         self._num_events = context.counter("kv_events_total")
 
     def on_start(self) -> None:
@@ -86,25 +86,21 @@ class CacheMessengerActor(Actor):
             case BlocksCleared():
                 self._events.append(AllBlocksCleared())
             case BlocksMove():
-                self._unsent.append(BlocksMoved(message.move_id, refusal(message)))
+                self._to_scheduler.post(BlocksMoved(message.move_id, refusal(message)))
             case _:
                 raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
 
     def on_peer(self, name: str, epoch: int) -> None:
         """A new scheduler knows of no moves that its predecessor asked for."""
         if name == SCHEDULER:
-            self._unsent.clear()
+            self._to_scheduler.clear()
 
     def step(self) -> int:
         """Publish what came, as one batch, and answer the scheduler."""
-        num_done = self._publish()
-        while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
-            self._unsent.popleft()
-            num_done += 1
-        return num_done
+        return self._publish() + self._to_scheduler.flush()
 
     def deadline_ns(self) -> int:
-        return time.monotonic_ns() + RETRY_INTERVAL_NS if self._unsent else 0
+        return self._to_scheduler.deadline_ns()
 
     def on_stop(self) -> None:
         self._publish()
