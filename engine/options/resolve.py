@@ -75,6 +75,7 @@ def resolve(options: OptionValues) -> EngineConfig:
         ops=ops,
         plan=_plan(values["plan"], ops),
         threads=values["threads"] or available_cores(),
+        num_ranks=1,
         run_id=run_id,
         run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
         **{key: values[key] for key in _SAME},

@@ -10,7 +10,6 @@ import pytest
 import zmq
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.messages import (
     ActorState,
@@ -33,6 +32,7 @@ from engine.process.run_directory import Run, WeightsRecord, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
 from shm.counters import State
 from shm.mailbox import Mailbox
+from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, int32, make_runner
@@ -50,9 +50,8 @@ class Engine:
     def __init__(self, directory: Path) -> None:
         self.model = directory / "model"
         shape = write_checkpoint(self.model, TINY)
-        self.config = EngineConfig(
+        self.config = engine_config(
             model=str(self.model),
-            served_model_name=("tiny",),
             max_model_len=64,
             max_num_seqs=4,
             num_kv_blocks=NUM_BLOCKS,

@@ -54,6 +54,7 @@ from engine.scheduler.actor import SchedulerActor
 from shm.broadcast import BroadcastReader
 from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
+from tests.configurations import engine_config
 from tests.waiting import WATCHDOG_S
 
 VOCAB_SIZE = 61
@@ -451,17 +452,15 @@ def small_config(directory: Path, **options: Any) -> EngineConfig:
     """An engine for tokens 0 to 60, with blocks of 4."""
     defaults: dict[str, Any] = {
         "model": MODEL,
-        "served_model_name": ("echo",),
         "max_model_len": 256,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "block_size": 4,
         "num_kv_blocks": 128,
-        "kv_cache_bytes": 0,
         "run_id": new_run_id(),
         "run_dir": str(directory),
     }
-    return EngineConfig(**(defaults | options))
+    return engine_config(**(defaults | options))
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.messages import (
     Abort,
     ChatPrompt,
@@ -46,6 +45,7 @@ from engine.tokenizer.actor import TokenizerActor
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.vocabulary import Vocabulary
 from shm.mailbox import Mailbox, MailboxSender
+from tests.configurations import engine_config
 from tests.paths import GOLDEN
 
 MODEL = GOLDEN / "qwen3"
@@ -86,9 +86,9 @@ class Bench:
 
     def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, scheduler_ring_bytes: int = 0, **options: Any) -> None:
         self.run_id = secrets.token_hex(4)
-        fields: dict[str, Any] = {"model": str(MODEL), "served_model_name": ("m",), "max_model_len": MAX_MODEL_LEN}
-        fields |= {"num_kv_blocks": 64, "kv_cache_bytes": 0, "run_id": self.run_id, "run_dir": str(directory)}
-        self.config = EngineConfig(**(fields | options))
+        fields: dict[str, Any] = {"model": str(MODEL), "max_model_len": MAX_MODEL_LEN}
+        fields |= {"num_kv_blocks": 64, "run_id": self.run_id, "run_dir": str(directory)}
+        self.config = engine_config(**(fields | options))
         sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
         self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 1, 0)
         for name in NAMES:
