@@ -15,6 +15,7 @@ import orjson
 from msgspec import Meta
 
 from engine.errors import RequestError
+from engine.messages.control import WeightMode
 
 MAX_TOP_LOGPROBS = 20
 MAX_SAMPLES_PER_PROMPT = 128
@@ -153,9 +154,6 @@ class TokenizeTextRequest(TokenizeRequest, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[TokenId]
     model: str | None = None
-
-
-WeightMode = Literal["abort", "wait", "requeue", "keep"]
 
 
 class PauseRequest(msgspec.Struct, kw_only=True):
