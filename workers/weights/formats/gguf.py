@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.gguf.file import BLOCKS, GgufFile, GgufTensor
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
@@ -55,7 +56,8 @@ def _plain_name(name: str) -> str:
 
 
 def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
-    is_permuted = config.architecture == "llama" and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name)
+    is_rotated = re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name) is not None
+    is_permuted = is_rotated and FAMILIES[config.architecture].is_permuted_in_gguf
     num_heads = config.num_attention_heads if ".attn_q." in tensor.name else config.num_kv_heads
     num_permuted = num_heads if is_permuted else 0
 
