@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
@@ -72,7 +73,8 @@ class ModelRunner:
         self._rank = rank
         device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks)
         self._ops = device.ops
-        self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, config.kv_cache_dtype, device)
+        spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
+        self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
         self.inputs = StepInputs(
             device,
             config.max_num_seqs,

@@ -34,8 +34,6 @@ _ACTIVATIONS = {
     "relu2": "relu2",
 }
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
-KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-KV_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # of a position and head, keys and values each
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +96,6 @@ class ModelConfig:
         generation_path = directory / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
         return _read(options, JsonOptions(generation, generation_path))
-
-    def kv_bytes_per_block(self, block_size: int, dtype: str = "float32") -> int:
-        """Bytes of one KV block: keys and values of `block_size` positions in every layer."""
-        head_bytes = self.head_dim * KV_DTYPE_BYTES[dtype] + KV_SCALE_BYTES[dtype]
-        return self.num_layers * 2 * block_size * self.num_kv_heads * head_bytes
 
     def shape_differences(self, other: ModelConfig) -> list[str]:
         """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
@@ -54,9 +55,9 @@ def resolve(options: OptionValues) -> EngineConfig:
     quantization = resolve_quantization(values["quantization"], ops, model, model_path)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow)
-    block_bytes = model.kv_bytes_per_block(values["block_size"], kv_cache_dtype)
+    kv_cache = KVCacheSpec.of(model, values["block_size"], kv_cache_dtype)
     limit = _model_length(values["max_model_len"], model.max_position_embeddings)
-    num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
+    num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
     return EngineConfig(
@@ -70,7 +71,7 @@ def resolve(options: OptionValues) -> EngineConfig:
         chat_template=_template(values["chat_template"]),
         num_kv_blocks=num_kv_blocks,
         kv_cache_dtype=kv_cache_dtype,
-        kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write
+        kv_cache_bytes=kv_cache.arena_bytes(num_kv_blocks),
         device=device,
         ops=ops,
         plan=_plan(values["plan"], ops),

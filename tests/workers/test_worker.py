@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zmq
 
-from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.errors import CheckpointError
 from engine.messages import (
     ActorState,
@@ -33,10 +33,8 @@ from engine.process.segments import RunSegments, unlink_segments
 from shm.counters import State
 from shm.mailbox import Mailbox
 from tests.configurations import engine_config
-from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, int32, make_runner
-from workers.step.kv_cache import kv_cache_bytes
 from workers.worker import WorkerActor
 
 NAMES = ("scheduler", "worker0")
@@ -55,7 +53,7 @@ class Engine:
             max_model_len=64,
             max_num_seqs=4,
             num_kv_blocks=NUM_BLOCKS,
-            kv_cache_bytes=kv_cache_bytes(shape, NUM_BLOCKS, 16),
+            kv_cache_bytes=KVCacheSpec.of(shape, 16, "float32").arena_bytes(NUM_BLOCKS),
             run_id=new_run_id(),
             run_dir=str(directory),
         )
@@ -309,9 +307,3 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
     worker.on_stop()
     assert engine.segments.broadcast.active_readers() == []
     assert worker.context.row.state != State.FAILED
-
-
-def test_arena_of_the_config_is_enough() -> None:
-    """The supervisor reserves a dummy block besides the blocks that the scheduler has."""
-    shape = ModelConfig.read(GOLDEN / "qwen3")
-    assert kv_cache_bytes(shape, 7, 16) == 8 * shape.kv_bytes_per_block(16)
