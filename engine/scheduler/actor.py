@@ -34,13 +34,14 @@ from engine.messages import (
 )
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.outbox import earliest
 from engine.process.topology import CACHE, SCHEDULER, index_of, role_of
 from engine.scheduler.aborts import Aborts
 from engine.scheduler.admission import AdmissionControl
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
-from engine.scheduler.delivery import RETRY_INTERVAL_NS, Delivery
+from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
@@ -115,11 +116,7 @@ class SchedulerActor(Actor):
         return num_done
 
     def deadline_ns(self) -> int:
-        deadline_ns = self.aborts.next_deadline_ns
-        if self.delivery.has_slow_streams or self.dispatcher.has_unsent:
-            retry_ns = time.monotonic_ns() + RETRY_INTERVAL_NS
-            return min(deadline_ns, retry_ns) if deadline_ns else retry_ns
-        return deadline_ns
+        return earliest(self.aborts.next_deadline_ns, self.delivery.deadline_ns(), self.dispatcher.deadline_ns())
 
     def on_message(self, sender: str, message: Message) -> None:
         match message:

@@ -289,7 +289,7 @@ def _request(submit: Submit, tokenizer: str, prompt_token_ids: array[int], sampl
         prompt_token_ids=prompt_token_ids.tobytes(),
         resume_token_ids=submit.resume_token_ids,
         sampling=sampling,
-        has_prompt_logprobs=submit.has_prompt_logprobs,
+        num_scored_prompt_tokens=submit.num_scored_prompt_tokens,
         group_id=submit.group_id,
         priority=submit.priority,
         arrival_ns=submit.arrival_ns,

@@ -71,7 +71,7 @@ class Slots:
         self.num_tokens[slot] = len(token_ids)
         self.num_prompt_tokens[slot] = message.num_prompt_tokens
         self.block_tables[slot, : len(block_ids)] = block_ids
-        self.wants_prompt_logprobs[slot] = message.sampling.num_prompt_logprobs >= 0 and not message.has_prompt_logprobs
+        self.wants_prompt_logprobs[slot] = message.wants_prompt_logprobs
         self.sampling[slot], self.token_lists[slot] = record_of(message.sampling, self._vocab_size)
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:

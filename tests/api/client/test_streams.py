@@ -318,7 +318,7 @@ def test_prompt_logprobs_are_not_asked_for_twice(paced: Edge) -> None:
         paced.peer.credits = None
         asking.join()
     choice = answers[0].json()["choices"][0]
-    assert paced.peer.submits("scored")[1].has_prompt_logprobs
+    assert paced.peer.submits("scored")[1].num_scored_prompt_tokens == 2
     assert len(choice["prompt_logprobs"]) == 3
     assert choice["prompt_token_ids"] == list(b"abc")
     assert choice["text"] == said_text(20)

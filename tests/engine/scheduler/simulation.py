@@ -39,6 +39,7 @@ from engine.messages import (
     SlotStart,
     Step,
     StepResult,
+    TokenLogprobs,
     WeightsChanged,
     WeightsInUse,
     decode,
@@ -213,7 +214,7 @@ class EchoRank:
             self.simulation.arena[slot.block_ids[position // size], position % size] = kv
             if position + 1 < slot.start.num_prompt_tokens:
                 values.append(logprob(kv, slot.token_ids[position + 1]))
-        if slot.start.sampling.num_prompt_logprobs < 0 or slot.start.has_prompt_logprobs or not values:
+        if not slot.start.wants_prompt_logprobs or not values:
             return None
         ranks = array("i", [1] * len(values)).tobytes()
         return PromptLogprobs(start + 1, 0, array("f", values).tobytes(), ranks, b"", b"")
@@ -228,6 +229,10 @@ class Stream:
     outputs: list[Output] = field(default_factory=list)
     finish_reason: str = ""
     rejected: Rejected | None = None
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        return [entry for output in self.outputs for entry in output.prompt_logprobs]
 
     @property
     def is_over(self) -> bool:
@@ -341,7 +346,7 @@ class Simulation:
             stream.request,
             attempt=stream.request.attempt + 1,
             resume_token_ids=array("i", stream.token_ids).tobytes(),
-            has_prompt_logprobs=any(output.prompt_logprobs is not None for output in stream.outputs),
+            num_scored_prompt_tokens=len(stream.prompt_logprobs),
         )
         self.send(stream.request.tokenizer, stream.request)
 

@@ -379,9 +379,11 @@ def test_log_probabilities_carry_bytes(bench: Bench, vocabulary: Vocabulary) -> 
     delta = bench.delta()
     assert delta.logprobs[0].token == b"\xe2"
     assert delta.logprobs[0].top_tokens == [vocabulary.bytes_of(5), b""]
-    assert delta.prompt_logprobs is not None
     assert delta.prompt_logprobs[0].token == vocabulary.bytes_of(6)
-    assert delta.prompt_tokens == [vocabulary.bytes_of(i) for i in vocabulary.encode("Hi", True)]
+    assert delta.first_prompt_token == vocabulary.bytes_of(vocabulary.encode("Hi", True)[0])
+    bench.send("scheduler", outputs([], prompt_logprobs=[prompt_entry, prompt_entry]))
+    delta = bench.delta()
+    assert (len(delta.prompt_logprobs), delta.first_prompt_token, delta.token_ids) == (2, b"", [])
 
 
 def test_one_record_a_turn_and_api(bench: Bench) -> None:
