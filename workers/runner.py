@@ -61,7 +61,8 @@ class _Rows:
 
     @property
     def ends(self) -> np.ndarray:
-        return self.starts + self.counts
+        ends: np.ndarray = self.starts + self.counts
+        return ends
 
 
 class ModelRunner:

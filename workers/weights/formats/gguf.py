@@ -36,7 +36,7 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
 }
 _IN_THE_CONFIG = ("rope_freqs.weight",)
-_PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_PLAIN: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 
@@ -98,4 +98,5 @@ def _in_order(values: np.ndarray, num_heads: int) -> np.ndarray:
     if not num_heads:
         return values
     pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(values.shape)
+    ordered: np.ndarray = pairs.swapaxes(1, 2).reshape(values.shape)
+    return ordered
