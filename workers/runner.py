@@ -149,7 +149,7 @@ class ModelRunner:
         return result
 
     def _take(self, step: Step) -> _Rows:
-        """Put the step's new samples and block-table growth into the slots."""
+        """Put the step's new sequences and block-table growth into the slots."""
         for start in step.starts:
             self.slots.start(start)
         block_slots = np.frombuffer(step.block_slots, np.int32)

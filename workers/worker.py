@@ -197,6 +197,7 @@ class WorkerActor(Actor):
 
 
 def _continues(step: Step) -> bool:
-    """Whether a sample of an earlier step goes on: then the rank was waited for by someone while it was idle."""
+    """Whether the step has a row of a sequence that ran before. If so the rank's idle time before it was lost to that sequence;
+    else there was nothing to do."""
     started = {start.slot for start in step.starts}
     return any(slot not in started for slot in np.frombuffer(step.slots, np.int32).tolist())

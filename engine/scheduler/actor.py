@@ -182,7 +182,7 @@ class SchedulerActor(Actor):
         if known is not None:
             self.batch.finish(known)
         stream = self.delivery.stream(request.tokenizer)
-        num_waiting = 0 if request.attempt else self.batch.num_waiting  # what was begun is not refused any more
+        num_waiting = 0 if request.attempt else self.batch.num_waiting  # a request that was taken once is never refused later
         try:
             sequence = self.admission.accept(request, stream, num_waiting, self.context.peer_epoch(request.tokenizer))
         except RequestError as error:
@@ -190,7 +190,9 @@ class SchedulerActor(Actor):
             stream.reject(rejection(request, error))
             return
         finish_reason = finish_reason_of(sequence)
-        if finish_reason:  # its last token was delivered, its end was not
+        if finish_reason:
+            # submitted again after a crash, with all of its tokens: what came before the crash had its last token, but was lost
+            # before it said that it was the last
             stream.add(ending_output(sequence, finish_reason))
             return
         self.batch.add(sequence, is_newcomer=known is None)

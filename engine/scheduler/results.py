@@ -1,4 +1,4 @@
-"""What came of a step: sequences get on, outputs go to their readers, sequences end.
+"""What came of a step: sequences have more tokens, outputs go to the tokenizers, and what is complete ends.
 
 Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
 parameters; what a step in flight computes beyond that end is dropped.

@@ -1,4 +1,4 @@
-"""Operators' orders at the scheduler: pause, resume, reload, clear, reset the prefix cache, abort. Behaviour B12.
+"""Operators' orders at the scheduler: pause, resume, reload, clear, reset the prefix cache, abort.
 
 Used by the scheduler process alone. An order about the weights is a `Change` in two phases: first the sequences come to rest,
 as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only then is

@@ -1,4 +1,4 @@
-"""Who may do what: API keys, the admin key, the loopback rule, and the orders themselves. Behaviour B12 at the edge."""
+"""Who may do what: API keys, the admin key, the loopback rule, and the orders themselves."""
 
 from __future__ import annotations
 

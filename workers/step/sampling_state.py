@@ -1,4 +1,4 @@
-"""One sample's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
+"""One sequence's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
 
 Used by the slots and the sampler. Token ids outside the vocabulary are dropped here: a bad request must not end the worker.
 """

@@ -1,4 +1,4 @@
-"""Streams: their events, clients that leave or do not read, and what a crash behind the edge does to them (promise 1)."""
+"""Streams: their events, clients that leave or do not read, and what a crash behind the edge does to them."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_one_rejected_sample_ends_the_request(paced: Edge) -> None:
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}])
 def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
-    """Behaviour F6: its samples are aborted at once."""
+    """Its samples are aborted at once."""
     name = f"leaver-{fields['stream']}"
     before = paced.count("http_disconnects_total"), paced.count("request_success_total", finished_reason="abort")
     body = orjson.dumps({"prompt": "hello", "n": 2, **fields})
@@ -233,7 +233,7 @@ def test_a_slow_reader_misses_nothing(edge: Edge) -> None:
     assert received.endswith(b"0\r\n\r\n")
 
 
-# ------------------------------------------------------------------------------------------------------------- promise 1
+# --------------------------------------------------------------------------------------------------------------- crashes
 
 
 @pytest.mark.parametrize("victim", ["tokenizer", "scheduler"])

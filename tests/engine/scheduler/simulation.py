@@ -166,8 +166,8 @@ class EchoRank:
             assert index == len(table), "block tables grow at their end"
             table.append(block_id)
         rows = list(zip(ints(step.slots), ints(step.start), ints(step.num_tokens), step.is_sampling, strict=True))
-        assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "B4: rows in slot order"
-        assert sum(row[2] for row in rows) <= self.simulation.config.max_num_batched_tokens, "B8: the budget"
+        assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "rows are in slot order"
+        assert sum(row[2] for row in rows) <= self.simulation.config.max_num_batched_tokens, "a step keeps the token budget"
         token_ids, logprobs, tops, prompts = [], [], {}, {}
         for index, (slot_index, start_position, num_tokens, is_sampling) in enumerate(rows):
             slot = self.slots[slot_index]
@@ -420,7 +420,7 @@ class Simulation:
             assert stream.finish_reason == ("stop" if is_stopped else "length")
 
     def check_idle(self) -> None:
-        """F6 and the books: nothing is held when nothing runs."""
+        """Nothing is held when nothing runs."""
         batch = self.scheduler.batch
         assert (len(batch.running), batch.num_waiting, batch.num_leaving) == (0, 0, 0)
         assert batch.pool.num_free == self.config.num_kv_blocks

@@ -175,7 +175,6 @@ def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
 
 
 def test_hits_are_taken_and_the_last_token_is_computed_again() -> None:
-    """A11."""
     world = World(make_limits(max_tokens=64), 16)
     world.add(make_sample("a", list(range(8)), max_tokens=1))
     world.dispatch()

@@ -1,5 +1,4 @@
-"""The scheduler on real rings, with a rank whose tokens show every misplaced block. Behaviours B3-B8, C9, A11, F6; promises
-1, 3."""
+"""The scheduler on real rings, with a rank whose tokens show every misplaced block."""
 
 from __future__ import annotations
 
@@ -71,7 +70,6 @@ def test_one_request(simulation: Simulation) -> None:
     ids=["together", "chunked", "one-by-one", "uncached", "preempted", "preempted-chunked", "block-1", "block-64"],
 )
 def test_the_same_tokens_in_every_condition(directory: Path, options: dict[str, Any]) -> None:
-    """Promise 3."""
     with simulate(directory, **options) as simulation:
         submit_all(simulation)
         simulation.finish()
@@ -169,7 +167,7 @@ def test_tops_where_asked_for(simulation: Simulation) -> None:
 
 
 def test_never_fitting_is_a_400_that_says_why(simulation: Simulation) -> None:
-    """B6: neither stuck nor in anybody's way."""
+    """It is neither stuck nor in anybody's way."""
     too_long = simulation.submit([1] * 250, max_tokens=7)
     empty = simulation.submit([])
     fits = simulation.submit([1] * 249, max_tokens=7)
@@ -230,7 +228,6 @@ def test_what_was_begun_is_not_refused_after_a_restart(directory: Path) -> None:
 
 
 def test_counts_of_waiting_and_running(directory: Path) -> None:
-    """B7."""
     with simulate(directory, max_num_seqs=3) as simulation:
         streams = [simulation.submit([index], max_tokens=100) for index in range(7)]
         simulation.start(*streams[:3], num_tokens=3)
@@ -301,7 +298,6 @@ def test_deadlines(simulation: Simulation) -> None:
 
 
 def test_an_abort_frees_within_two_steps(simulation: Simulation) -> None:
-    """F6."""
     stays, goes = simulation.submit([1] * 20, max_tokens=60), simulation.submit([2] * 20, max_tokens=60)
     simulation.start(stays, goes, num_tokens=3)
     num_free = simulation.scheduler.batch.pool.num_free
@@ -368,7 +364,7 @@ def test_a_dead_api_takes_its_requests_along(simulation: Simulation) -> None:
     "options", [{}, {"num_kv_blocks": 18}, {"max_num_batched_tokens": 5}], ids=["wide", "small", "chunked"]
 )
 def test_streams_survive_rank_restarts(directory: Path, options: dict[str, Any]) -> None:
-    """Promise 1: steps are idempotent and dispatched again."""
+    """Steps are idempotent and dispatched again."""
     with simulate(directory, **options) as simulation:
         streams = submit_all(simulation, count=12, max_tokens=30)
         for round_number in range(6):
@@ -495,7 +491,7 @@ def test_nothing_is_dispatched_without_a_rank(simulation: Simulation) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_all_at_once(directory: Path, seed: int) -> None:
-    """Promise 1, at random: whoever dies, and whatever is aborted, the others end byte for byte."""
+    """At random: whoever dies, and whatever is aborted, the others end byte for byte."""
     rng = random.Random(seed)
     has_cache = rng.random() < 0.7
     with simulate(directory, num_kv_blocks=24, max_num_batched_tokens=11, enable_prefix_caching=has_cache) as simulation:

@@ -1,4 +1,4 @@
-"""Behaviour B3: every per-slot array takes part in swap, reset and resize; a swapped batch runs as it would have run."""
+"""Every per-slot array takes part in swap, reset and resize; a swapped batch runs as it would have run."""
 
 from __future__ import annotations
 
