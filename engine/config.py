@@ -67,6 +67,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
 
     @property
+    def max_positions(self) -> int:
+        """What a sequence may have of prompt and answer: as long as the model allows and the whole KV cache holds."""
+        return min(self.max_model_len, self.num_kv_blocks * self.block_size)
+
+    @property
     def url(self) -> str:
         """Where programs on this machine reach the engine over HTTP."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)

@@ -29,7 +29,7 @@ class AdmissionControl:
         self._limits = limits
         self._num_taken = 0
         self._max_priority_wait_ns = int(config.max_priority_wait_s * 1e9)
-        self.max_positions = min(config.max_model_len, config.num_kv_blocks * config.block_size)
+        self.max_positions = config.max_positions
 
     def accept(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sequence:
         """The sequence of a new request. Raises RequestError: 429 where too many wait, 400 where it can never run."""

@@ -82,7 +82,7 @@ class TokenizerActor(Actor):
             vocab_size=model.vocab_size,
             eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, *self._vocabulary.eos_token_ids))),
             max_model_len=config.max_model_len,
-            max_positions=min(config.max_model_len, config.num_kv_blocks * config.block_size),
+            max_positions=config.max_positions,
         )
 
     def on_message(self, sender: str, message: Message) -> None:
