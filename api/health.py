@@ -1,6 +1,6 @@
 """`GET /health`, `/health/live`, `/load`, `/version`: what the counters file says, without asking any other actor.
 
-Runs in the api process. Behaviour F3: `/health` is 503 with actor and reason whenever an actor is not ready or stuck.
+Runs in the api process. `/health` is 503 with actor and reason whenever an actor is not ready or stuck.
 """
 
 from __future__ import annotations

@@ -15,53 +15,61 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # model
     model: str  # absolute path of a checkpoint directory
     served_model_name: tuple[str, ...]  # the first is the one that answers carry
-    dtype: str = "float32"  # "float32" | "bfloat16": of weights that are no integers
-    quantization: str = "none"  # "none" | "wint8" | "wint4"
+    dtype: str  # "float32" | "bfloat16": of weights that are no integers
+    quantization: str  # "none" | "wint8" | "wint4"
     max_model_len: int
-    load_format: str = "safetensors"  # "safetensors" | "dummy"
-    weight_cache_dir: str = ""  # where packed weights are kept; empty: they are not
-    weight_cache_limit: int = 20 << 30  # bytes of all files there
-    chat_template: str = ""  # template text that replaces the model's; empty: the model's
-    seed: int = 0
+    load_format: str  # "safetensors" | "dummy"
+    weight_cache_dir: str  # where packed weights are kept; empty: they are not
+    weight_cache_limit: int  # bytes of all files there
+    chat_template: str  # template text that replaces the model's; empty: the model's
+    seed: int
 
     # batches and cache
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
-    block_size: int = 16
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
     num_kv_blocks: int
-    kv_cache_dtype: str = "float32"  # "float32" | "bfloat16" | "int8"
+    kv_cache_dtype: str  # "float32" | "bfloat16" | "int8"
     kv_cache_bytes: int  # size of the arena: num_kv_blocks blocks
-    enable_prefix_caching: bool = True
-    max_waiting: int = 1024
-    request_timeout_s: float = 0.0  # 0: none; a request may set its own `timeout`
+    enable_prefix_caching: bool
+    max_waiting: int
+    request_timeout_s: float  # 0: none; a request may set its own `timeout`
+    request_priority: bool  # requests may have a `priority`
+    max_priority_wait_s: float  # a request that arrives this much later never goes first, whatever its priority
 
     # processes
-    device: str = "cpu"
-    threads: int = 1  # per rank
-    ops: str = "native"  # "native" | "reference"
-    plan: str = "tape"  # "tape" | "eager"
-    num_ranks: int = 1
-    api_processes: int = 1
-    tokenizer_processes: int = 1
-    restart_limit: int = 3  # deaths of one actor within restart_window_s that end the engine
-    restart_window_s: float = 300.0
-    hang_timeout_s: float = 60.0
-    load_timeout_s: float = 1800.0
-    stop_timeout_s: float = 10.0
+    device: str
+    threads: int  # per rank
+    ops: str  # "native" | "reference"
+    plan: str  # "tape" | "eager"
+    num_ranks: int
+    api_processes: int
+    tokenizer_processes: int
+    restart_limit: int  # deaths of one actor within restart_window_s that end the engine
+    restart_window_s: float
+    hang_timeout_s: float
+    load_timeout_s: float
+    stop_timeout_s: float
 
     # HTTP
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: tuple[str, ...] = ()
-    admin_key: str = ""
-    max_body_bytes: int = 32 << 20
-    max_connections: int = 1024
+    host: str
+    port: int
+    api_key: tuple[str, ...]
+    api_key_priority: tuple[tuple[str, int], ...]  # keys with a priority of their own, the best that their requests get
+    admin_key: str
+    max_body_bytes: int
+    max_connections: int
 
     # run
     run_id: str
     run_dir: str
-    kv_events_endpoint: str = ""  # ZeroMQ endpoint of the KV events; empty: ipc:// in the run directory
-    log_level: str = "info"
+    kv_events_endpoint: str  # ZeroMQ endpoint of the KV events; empty: ipc:// in the run directory
+    log_level: str
+
+    @property
+    def max_positions(self) -> int:
+        """What a sequence may have of prompt and answer: as long as the model allows and the whole KV cache holds."""
+        return min(self.max_model_len, self.num_kv_blocks * self.block_size)
 
     @property
     def url(self) -> str:

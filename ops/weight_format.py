@@ -71,5 +71,5 @@ def float32(values: Values) -> np.ndarray:
         return values.astype(np.float32, copy=False)
     groups = np.arange(values.values.shape[1]) // (values.format.group_size or values.values.shape[1])
     zero = np.float32(8 if values.format.kind == "int4" and values.offsets is None else 0)
-    result = (values.values.astype(np.float32) - zero) * values.scales[:, groups]
+    result: np.ndarray = (values.values.astype(np.float32) - zero) * values.scales[:, groups]
     return result if values.offsets is None else result - values.offsets[:, groups]

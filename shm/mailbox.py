@@ -111,7 +111,7 @@ class MailboxSender:
             raise SharedMemoryError(f"mailbox of {receiver} has no ring for {sender}, only for {', '.join(senders)}")
         return cls(segment, senders.index(sender), epoch)
 
-    def try_send(self, payload: bytes) -> bool:
+    def try_send(self, payload: bytes | bytearray) -> bool:
         """Send a record, or refuse (False) where the ring has no room. SharedMemoryError: larger than `max_record_bytes`."""
         return self._writer.try_send(payload)
 

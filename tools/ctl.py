@@ -28,6 +28,7 @@ from engine.messages import (
     Resume,
     Shutdown,
 )
+from engine.messages.control import WEIGHT_MODES
 from engine.process.control import DEFAULT_TIMEOUT_S, ControlClient
 from engine.process.run_directory import Run, choose_run
 from shm.counters import Counters
@@ -35,7 +36,6 @@ from tools import units
 from tools.top.observer import Observer
 from tools.top.snapshot import Actor, Row
 
-MODES = ("abort", "wait", "requeue", "keep")
 _MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
 _STOP_POLL_S = 0.02
 
@@ -219,18 +219,18 @@ def _add_orders(add: _Add) -> None:
     restart = add("restart", _giving(lambda options: RestartActor(options.actor)), "end an actor and start it again")
     restart.add_argument("actor", help="such as worker0 or scheduler")
     pause = add("pause", _giving(lambda options: Pause(options.mode)), "stop computing; the API stays up")
-    pause.add_argument("--mode", choices=MODES, default="abort", help=_MODES_HELP)
+    pause.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
     sleep = add("sleep", _giving(lambda options: Pause(options.mode, "sleep")), "pause and give the weights' memory back")
-    sleep.add_argument("--mode", choices=MODES, default="abort", help=_MODES_HELP)
+    sleep.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
     add("resume", _giving(lambda _: Resume()), "go on after a pause")
     add("wake", _giving(lambda _: Resume()), "load the weights again after a sleep, and go on")
     add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "forget all cached prompt beginnings")
     reload = add("reload", _giving(_reload_order), "load other weights in place")
     reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the one in use, read anew")
-    reload.add_argument("--mode", choices=MODES, default="requeue", help=_MODES_HELP)
+    reload.add_argument("--mode", choices=WEIGHT_MODES, default="requeue", help=_MODES_HELP)
     reload.add_argument("--rank", type=int, action="append", default=[], help="only this rank (may be repeated)")
     clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "give the weights' memory back")
-    clear.add_argument("--mode", choices=MODES, default="abort", help=_MODES_HELP)
+    clear.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
     abort = add("abort", _giving(lambda options: AbortRequest(options.request_id)), "abort a request")
     abort.add_argument("request_id", metavar="ID")
     add("stop", stop, "end the engine")

@@ -75,9 +75,10 @@ def find_target(options: argparse.Namespace) -> Target:
                 f"engine {run.run_id} does not run any more; start it again, or name another with --run or --url"
             )
     else:
-        run = next((run for run in find_runs() if run.is_alive()), None)
-        if run is None:
+        living = [run for run in find_runs() if run.is_alive()]
+        if not living:
             return Target.parse(DEFAULT_URL, options.api_key)
+        run = living[0]
     config = run.manifest().config
     return Target.parse(config.url, options.api_key or next(iter(config.api_key), ""))
 

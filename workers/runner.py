@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
@@ -60,7 +61,8 @@ class _Rows:
 
     @property
     def ends(self) -> np.ndarray:
-        return self.starts + self.counts
+        ends: np.ndarray = self.starts + self.counts
+        return ends
 
 
 class ModelRunner:
@@ -80,7 +82,8 @@ class ModelRunner:
         self._rank = rank
         device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks)
         self._ops = device.ops
-        self._cache = map_kv_cache(arena, model_config, config.num_kv_blocks, config.block_size, config.kv_cache_dtype, device)
+        spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
+        self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
         self.inputs = StepInputs(
             device,
             config.max_num_seqs,
@@ -154,7 +157,7 @@ class ModelRunner:
         return result
 
     def _take(self, step: Step) -> _Rows:
-        """Put the step's new samples and block-table growth into the slots."""
+        """Put the step's new sequences and block-table growth into the slots."""
         for start in step.starts:
             self.slots.start(start)
         block_slots = np.frombuffer(step.block_slots, np.int32)

@@ -11,7 +11,6 @@ Imports the runner late: what it needs (Paddle, with reference ops) takes a whil
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +31,7 @@ from engine.messages import (
 from engine.metrics import WEIGHT_CACHE_OUTCOMES
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.outbox import BackloggedOutbox
 from engine.process.topology import SCHEDULER
 from shm.broadcast import BroadcastReader
 from shm.counters import State
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _PROGRESS_PARTS = 20
 _MIB = 1 << 20
-_RETRY_NS = 1_000_000
 
 
 class WorkerActor(Actor):
@@ -49,7 +48,7 @@ class WorkerActor(Actor):
 
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
-        self._unsent: deque[Message] = deque()
+        self._to_scheduler = BackloggedOutbox(context.outbox(SCHEDULER).send_bytes)
         self._last_end_ns = 0
         self._steps = context.counter("worker_steps_total")
         self._tokens = context.counter("worker_tokens_total")
@@ -85,11 +84,11 @@ class WorkerActor(Actor):
 
     def on_peer(self, name: str, epoch: int) -> None:
         if name == SCHEDULER:
-            self._unsent.clear()  # meant for the one before
+            self._to_scheduler.clear()  # meant for the one before
             self._say_hello()
 
     def step(self) -> int:
-        num_done = self._flush()
+        num_done = self._to_scheduler.flush()
         for payload in self._reader.receive(max_records=1):
             self._take(decode(payload), time.monotonic_ns())
             num_done += 1
@@ -100,7 +99,7 @@ class WorkerActor(Actor):
         self._reader.wait(timeout_ns)
 
     def deadline_ns(self) -> int:
-        return time.monotonic_ns() + _RETRY_NS if self._unsent else 0
+        return self._to_scheduler.deadline_ns()
 
     # ---------------------------------------------------------------------------------------------------------- work
 
@@ -199,18 +198,12 @@ class WorkerActor(Actor):
         self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path))
 
     def _send(self, message: Message) -> None:
-        self._unsent.append(message)
-        self._flush()
-
-    def _flush(self) -> int:
-        num_sent = 0
-        while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
-            self._unsent.popleft()
-            num_sent += 1
-        return num_sent
+        self._to_scheduler.post(message)
+        self._to_scheduler.flush()
 
 
 def _continues(step: Step) -> bool:
-    """Whether a sample of an earlier step goes on: then the rank was waited for by someone while it was idle."""
+    """Whether the step has a row of a sequence that ran before. If so the rank's idle time before it was lost to that sequence;
+    else there was nothing to do."""
     started = {start.slot for start in step.starts}
     return any(slot not in started for slot in np.frombuffer(step.slots, np.int32).tolist())

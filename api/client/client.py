@@ -265,7 +265,8 @@ class EdgeClient:
         if sample.is_finished:
             self._finish(sample, sample.finish_reason)
             self._measures.on_answered(sample, now_ns)
-        sample.generation.wake()
+        if sample.pending:
+            sample.generation.wake()
 
     def _on_rejected(self, rejected: Rejected) -> None:
         error = RequestError(

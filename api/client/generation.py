@@ -28,6 +28,7 @@ class OpenSample:
         "cumulative_logprob",
         "delivered",
         "finish_reason",
+        "first_prompt_token",
         "first_token_ns",
         "generation",
         "last_token_ns",
@@ -36,7 +37,6 @@ class OpenSample:
         "pending",
         "prompt_logprobs",
         "prompt_token_ids",
-        "prompt_tokens",
         "stop_reason",
         "submit",
         "tokenizer",
@@ -50,8 +50,8 @@ class OpenSample:
         self.delivered = array("i")
         self.pending: list[Delta] = []
         self.prompt_token_ids: list[int] = []
-        self.prompt_logprobs: list[DecodedLogprobs] | None = None
-        self.prompt_tokens: list[bytes] = []
+        self.prompt_logprobs: list[DecodedLogprobs] = []
+        self.first_prompt_token = b""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.weight_versions: list[int] = []
@@ -76,14 +76,15 @@ class OpenSample:
             self.num_prompt_tokens, self.num_cached_tokens = delta.num_prompt_tokens, delta.num_cached_tokens
         if delta.prompt_token_ids and not self.prompt_token_ids:
             self.prompt_token_ids = array("i", delta.prompt_token_ids).tolist()
-        if delta.prompt_logprobs is not None and self.prompt_logprobs is None:
-            self.prompt_logprobs, self.prompt_tokens = delta.prompt_logprobs, delta.prompt_tokens or []
+        self.first_prompt_token = self.first_prompt_token or delta.first_prompt_token
+        self.prompt_logprobs += delta.prompt_logprobs
         if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
             self.weight_versions.append(delta.weight_version)
         self.delivered.extend(delta.token_ids)
         self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.pending.append(delta)
+        if delta.token_ids or delta.text or delta.finish_reason:
+            self.pending.append(delta)
 
     def take(self) -> Delta:
         """Everything since the last `take` as one delta: a piece of a stream, or a whole answer."""
@@ -106,7 +107,7 @@ class OpenSample:
             self.submit,
             attempt=self.submit.attempt + 1,
             resume_token_ids=self.delivered.tobytes(),
-            has_prompt_logprobs=self.prompt_logprobs is not None,
+            num_scored_prompt_tokens=len(self.prompt_logprobs),
         )
         return self.submit
 

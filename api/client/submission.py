@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from api.auth import priority_of
 from api.client.generation import Generation
 from api.exchange import ABORT_KEY, Exchange
 from api.model import ServedModel
@@ -111,9 +112,10 @@ def open_generation(
 ) -> Generation:
     """Submit every sample of every prompt. Raises RequestError where the engine takes no more."""
     exchange = Exchange.of(request)
+    config = exchange.services.context.config
     return exchange.services.client.open(
         exchange.key,
-        make_submits(exchange, body, prompts, sampling, best_of),
+        make_submits(exchange, body, prompts, sampling, best_of, priority_of(request.headers, body.priority, config)),
         samples_per_prompt=best_of,
         is_streaming=bool(body.stream),
         abort_connection=request.scope[ABORT_KEY],
@@ -121,7 +123,12 @@ def open_generation(
 
 
 def make_submits(
-    exchange: Exchange, body: GenerationRequest, prompts: Sequence[Prompt], sampling: SamplingParams, best_of: int
+    exchange: Exchange,
+    body: GenerationRequest,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    best_of: int,
+    priority: int,
 ) -> list[Submit]:
     """Prompt by prompt; samples of one prompt share `group_id`. What comes before the first `~` of any of these ids is the
     request id that the client knows."""
@@ -142,7 +149,7 @@ def make_submits(
                     sampling=samplings[index],
                     text=text,
                     group_id=group_id,
-                    priority=body.priority or 0,
+                    priority=priority,
                     arrival_ns=exchange.arrival_ns,
                     deadline_ns=exchange.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0,
                 )

@@ -143,7 +143,7 @@ def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: int) -
         weight_version=generation.weight_version,
     )
     if body.prompt_logprobs is not None:
-        answer.prompt_logprobs = prompt_logprobs(generation.samples[0].prompt_logprobs or [], body.prompt_logprobs)
+        answer.prompt_logprobs = prompt_logprobs(generation.samples[0].prompt_logprobs, body.prompt_logprobs)
     return json_response(answer, headers={"x-tokamak-weight-version": generation.weight_version})
 
 

@@ -121,14 +121,14 @@ class ChoiceBuilder:
     def whole(self, index: int, sample: OpenSample) -> CompletionChoice:
         choice = self.piece(index, sample, sample.take())
         if self._body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(sample.prompt_logprobs or [], self._body.prompt_logprobs)
+            choice.prompt_logprobs = prompt_logprobs(sample.prompt_logprobs, self._body.prompt_logprobs)
         return choice
 
     def _piece_logprobs(self, sample: OpenSample, delta: Delta) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
             return None
         if self._is_first and self._body.echo:
-            return self._logprobs.with_prompt(sample.prompt_tokens, sample.prompt_logprobs or [], delta.logprobs)
+            return self._logprobs.with_prompt(sample.first_prompt_token, sample.prompt_logprobs, delta.logprobs)
         return self._logprobs.piece(delta.logprobs)
 
 

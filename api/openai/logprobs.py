@@ -5,7 +5,7 @@ Pure functions, called by the api process's completion handlers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from api.schemas.responses import ChatLogprobs, CompletionLogprobs, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
 from engine.messages import DecodedLogprobs
@@ -51,12 +51,11 @@ class CompletionLogprobsBuilder:
         return piece
 
     def with_prompt(
-        self, prompt_tokens: Sequence[bytes], prompt_entries: Sequence[DecodedLogprobs], entries: Iterable[DecodedLogprobs]
+        self, first_token: bytes, prompt_entries: Iterable[DecodedLogprobs], entries: Iterable[DecodedLogprobs]
     ) -> CompletionLogprobs:
         """An echo: the prompt's tokens first, of which nothing predicts the very first."""
         piece = CompletionLogprobs([], [], [], [])
-        for token in prompt_tokens[:1]:
-            self._append_token(piece, token, None, None)
+        self._append_token(piece, first_token, None, None)
         self._append(piece, prompt_entries)
         self._append(piece, entries)
         return piece

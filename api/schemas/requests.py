@@ -15,6 +15,7 @@ import orjson
 from msgspec import Meta
 
 from engine.errors import RequestError
+from engine.messages.control import WeightMode
 
 MAX_TOP_LOGPROBS = 20
 MAX_SAMPLES_PER_PROMPT = 128
@@ -66,7 +67,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Meta(ge=-_INT32_MAX, le=_INT32_MAX, description="Lower runs first.")] | None = None
+    priority: (
+        Annotated[int, Meta(ge=-_INT32_MAX, le=_INT32_MAX, description="Lower runs first, within limits: waiting counts too.")]
+        | None
+    ) = None
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the last token.")] | None = None
     user: str | None = None
 
@@ -150,9 +154,6 @@ class TokenizeTextRequest(TokenizeRequest, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[TokenId]
     model: str | None = None
-
-
-WeightMode = Literal["abort", "wait", "requeue", "keep"]
 
 
 class PauseRequest(msgspec.Struct, kw_only=True):

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
-from collections import deque
 
 import msgspec
 import zmq
@@ -30,14 +29,14 @@ from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemove
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.control import bind_again
-from engine.process.topology import SCHEDULER, SUPERVISOR
+from engine.process.outbox import BackloggedOutbox, earliest
+from engine.process.topology import SUPERVISOR
 from shm.counters import State
 
 TOPIC = b"kv"
 DEVICE = "device"
 MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; what is more is lost to it
 LOOK_INTERVAL_NS = 1_000_000_000
-RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True):
@@ -76,7 +75,8 @@ class CacheMessengerActor(Actor):
         self._sequence = 0
         self._next_look_ns = 0
         self._events: list[KvEvent] = []
-        self._unsent: deque[Hello | BlocksMoved] = deque([Hello(context.name, context.epoch)])
+        self._to_scheduler = BackloggedOutbox(context.outbox(context.scheduler).send_bytes)
+        self._to_scheduler.post(Hello(context.name, context.epoch))
         self._num_events = context.counter("kv_events_total")
 
     def on_start(self) -> None:
@@ -95,30 +95,25 @@ class CacheMessengerActor(Actor):
             case BlocksCleared():
                 self._events.append(AllBlocksCleared())
             case BlocksMove():
-                self._unsent.append(BlocksMoved(message.move_id, refusal(message)))
+                self._to_scheduler.post(BlocksMoved(message.move_id, refusal(message)))
             case _:
                 raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
 
     def on_peer(self, name: str, epoch: int) -> None:
         """A new scheduler knows of no moves that its predecessor asked for."""
-        if name == SCHEDULER:
-            self._unsent.clear()
+        if name == self.context.scheduler:
+            self._to_scheduler.clear()
 
     def step(self) -> int:
         """Publish what came, as one batch, and answer the scheduler."""
-        num_done = self._publish()
+        num_done = self._publish() + self._to_scheduler.flush()
         self._keep_socket(time.monotonic_ns())
         if self._reserves:
             self._reservation.advance()
-        while self._unsent and self.context.outbox(SCHEDULER).send(self._unsent[0]):
-            self._unsent.popleft()
-            num_done += 1
         return num_done
 
     def deadline_ns(self) -> int:
-        if self._unsent:
-            return time.monotonic_ns() + RETRY_INTERVAL_NS
-        return self._reservation.next_ns if self._reserves else 0
+        return earliest(self._to_scheduler.deadline_ns(), self._reservation.next_ns if self._reserves else 0)
 
     def on_stop(self) -> None:
         self._publish()

@@ -12,20 +12,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from engine.checkpoint.families import CLASS_NAMES, FAMILIES
+from engine.checkpoint.families.family import Family
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.quantization_config import QuantizationConfig
 
-Architecture = Literal["llama", "qwen2", "qwen3", "ernie4_5"]
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 
-_ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Ernie4_5ForCausalLM": "ernie4_5",
-    "Ernie4_5_ForCausalLM": "ernie4_5",  # Paddle's spelling
-}
-_MODEL_TYPES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "ernie4_5": "ernie4_5"}
 _ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3")}
 _ACTIVATIONS = {
     "silu": "silu",
@@ -41,8 +34,6 @@ _ACTIVATIONS = {
     "relu2": "relu2",
 }
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
-KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-KV_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # of a position and head, keys and values each
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ class RopeConfig:
 class ModelConfig:
     """A model's shape and options, the same names for every architecture."""
 
-    architecture: Architecture
+    architecture: str  # a name in `families.FAMILIES`
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -106,11 +97,6 @@ class ModelConfig:
         generation = read_json(generation_path) if generation_path.is_file() else {}
         return _read(options, JsonOptions(generation, generation_path))
 
-    def kv_bytes_per_block(self, block_size: int, dtype: str = "float32") -> int:
-        """Bytes of one KV block: keys and values of `block_size` positions in every layer."""
-        head_bytes = self.head_dim * KV_DTYPE_BYTES[dtype] + KV_SCALE_BYTES[dtype]
-        return self.num_layers * 2 * block_size * self.num_kv_heads * head_bytes
-
     def shape_differences(self, other: ModelConfig) -> list[str]:
         """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
         weights are replaced in place."""
@@ -124,12 +110,13 @@ class ModelConfig:
 
 
 def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
-    architecture = _architecture(options)
+    family = _family(options)
+    biases = family.biases(options)
     num_heads = options.count("num_attention_heads")
     num_kv_heads = options.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise options.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
-    head_dim = _head_dim(options, architecture, num_heads)
+    head_dim = _head_dim(options, family, num_heads)
     max_positions = options.count("max_position_embeddings")
     activation = options.text("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
@@ -138,9 +125,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     dtype = options.text("dtype", options.text("torch_dtype", "float32"))
     if dtype not in _CHECKPOINT_DTYPES:
         raise options.error("dtype", f"{dtype!r} cannot be read; known are {', '.join(_CHECKPOINT_DTYPES)}")
-    has_qkv_bias, has_output_bias, has_mlp_bias = _biases(options, architecture)
     return ModelConfig(
-        architecture=architecture,
+        architecture=family.name,
         vocab_size=options.count("vocab_size"),
         hidden_size=options.count("hidden_size"),
         intermediate_size=options.count("intermediate_size"),
@@ -149,14 +135,14 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=options.number("rms_norm_eps", 1e-5 if architecture == "ernie4_5" else 1e-6),
+        rms_norm_eps=options.number("rms_norm_eps", family.rms_norm_eps),
         activation=_ACTIVATIONS[activation],
-        tie_word_embeddings=options.flag("tie_word_embeddings", architecture == "ernie4_5"),
-        has_qkv_bias=has_qkv_bias,
-        has_output_bias=has_output_bias,
-        has_mlp_bias=has_mlp_bias,
-        sliding_windows=_sliding_windows(options, architecture, num_layers),
-        rope=_rope(options, architecture, head_dim, max_positions),
+        tie_word_embeddings=options.flag("tie_word_embeddings", family.ties_word_embeddings),
+        has_qkv_bias=biases.qkv,
+        has_output_bias=biases.output,
+        has_mlp_bias=biases.mlp,
+        sliding_windows=family.sliding_windows(options, num_layers),
+        rope=_rope(options, family, head_dim, max_positions),
         eos_token_ids=tuple(dict.fromkeys((*options.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")))),
         dtype=dtype,
         is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
@@ -174,23 +160,21 @@ def _quantization(options: JsonOptions) -> QuantizationConfig | None:
     return None
 
 
-def _architecture(options: JsonOptions) -> Architecture:
+def _family(options: JsonOptions) -> Family:
     names = options.values.get("architectures") or []
     for name in names:
-        if name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
+        if name in CLASS_NAMES:
+            return CLASS_NAMES[name]
     model_type = options.text("model_type", "")
-    if not names and model_type in _MODEL_TYPES:
-        return _MODEL_TYPES[model_type]
+    if not names and model_type in FAMILIES:
+        return FAMILIES[model_type]
     what = ", ".join(map(str, names)) or model_type or "nothing"
-    raise options.error("architectures", f"{what} is not supported; supported are {', '.join(_ARCHITECTURES)}")
+    raise options.error("architectures", f"{what} is not supported; supported are {', '.join(CLASS_NAMES)}")
 
 
-def _head_dim(options: JsonOptions, architecture: Architecture, num_heads: int) -> int:
+def _head_dim(options: JsonOptions, family: Family, num_heads: int) -> int:
     hidden_size = options.count("hidden_size")
-    if architecture == "qwen3" and "head_dim" not in options.values:
-        return 128  # the default that Qwen3's own configuration class has
-    head_dim = options.count("head_dim", 0)
+    head_dim = options.count("head_dim", family.head_dim)
     if not head_dim:
         if hidden_size % num_heads:
             raise options.error("head_dim", f"is missing, and hidden_size {hidden_size} is no multiple of {num_heads} heads")
@@ -200,36 +184,7 @@ def _head_dim(options: JsonOptions, architecture: Architecture, num_heads: int) 
     return head_dim
 
 
-def _biases(options: JsonOptions, architecture: Architecture) -> tuple[bool, bool, bool]:
-    """Whether the query/key/value, the attention output and the feed-forward projections have biases."""
-    if architecture == "qwen2":
-        return options.flag("attention_bias", options.flag("qkv_bias", True)), False, False
-    if architecture == "ernie4_5":
-        bias = options.flag("use_bias", False)
-        return bias, bias, bias
-    bias = options.flag("attention_bias", False)
-    return bias, bias, options.flag("mlp_bias", False) if architecture == "llama" else False
-
-
-def _sliding_windows(options: JsonOptions, architecture: Architecture, num_layers: int) -> tuple[int, ...]:
-    if architecture not in ("qwen2", "qwen3"):
-        return (0,) * num_layers
-    window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
-    if not options.flag("use_sliding_window", False):
-        window = 0
-    layer_types = options.values.get("layer_types")
-    if layer_types is None:
-        first = options.count("max_window_layers", 28, least=0)
-        return tuple(window if index >= first else 0 for index in range(num_layers))
-    unknown = {str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}
-    if unknown or len(layer_types) != num_layers:
-        raise options.error(
-            "layer_types", f"{layer_types} should be {num_layers} times 'full_attention' or 'sliding_attention'"
-        )
-    return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
-
-
-def _rope(options: JsonOptions, architecture: Architecture, head_dim: int, max_positions: int) -> RopeConfig:
+def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: int) -> RopeConfig:
     """Keys of `rope_parameters` (or the older `rope_scaling`) win over those beside it, as in transformers."""
     name = "rope_parameters" if options.values.get("rope_parameters") else "rope_scaling"
     rope = options.within(name)
@@ -251,9 +206,9 @@ def _rope(options: JsonOptions, architecture: Architecture, head_dim: int, max_p
         default_factor = 1.0 if kind == "default" else None
     return RopeConfig(
         rope_type=_ROPE_TYPES[kind],
-        theta=rope.number("rope_theta", options.number("rope_theta", 500_000.0 if architecture == "ernie4_5" else 10_000.0)),
+        theta=rope.number("rope_theta", options.number("rope_theta", family.rope_theta)),
         rotary_dim=rotary_dim,
-        is_interleaved=architecture == "ernie4_5",
+        is_interleaved=family.is_rotary_interleaved,
         max_position_embeddings=max_positions,
         factor=rope.number("factor", default_factor),
         original_max_position_embeddings=original,

@@ -7,8 +7,12 @@ actor -> supervisor (ZeroMQ)                             Reply, ActorState, Weig
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal, get_args
 
 import msgspec
+
+WeightMode = Literal["abort", "wait", "requeue", "keep"]  # what becomes of open requests when weights change or rest
+WEIGHT_MODES: tuple[str, ...] = get_args(WeightMode)
 
 
 class WeightsState(IntEnum):
@@ -29,7 +33,7 @@ class RestartActor(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pause(msgspec.Struct, tag=True, frozen=True):
-    mode: str = "abort"  # "abort" | "wait" | "requeue" | "keep"
+    mode: str = "abort"  # one of WEIGHT_MODES, as in the orders below; the scheduler refuses others
     level: str = "pause"  # "pause" | "sleep" (sleep also clears the weights)
 
 
@@ -43,7 +47,7 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
 
 class ReloadWeights(msgspec.Struct, tag=True, frozen=True):
     path: str = ""  # empty: the ones in use, read anew
-    mode: str = "requeue"  # "abort" | "wait" | "requeue" | "keep"
+    mode: str = "requeue"
     ranks: list[int] = []  # empty: the whole engine
 
 

@@ -106,7 +106,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, gc=False):
     sampling: SamplingParams
     text: TextOptions
     resume_token_ids: bytes = b""  # int32, tokens that the edge already has
-    has_prompt_logprobs: bool = False  # the edge already has them (a resubmission)
+    num_scored_prompt_tokens: int = 0  # whose log-probabilities the edge already has (a resubmission)
     group_id: str = ""
     priority: int = 0  # lower runs first
     arrival_ns: int = 0  # CLOCK_MONOTONIC
@@ -147,7 +147,7 @@ class Request(msgspec.Struct, tag=True, array_like=True, gc=False):
     prompt_token_ids: bytes  # int32
     resume_token_ids: bytes  # int32
     sampling: SamplingParams
-    has_prompt_logprobs: bool = False
+    num_scored_prompt_tokens: int = 0
     group_id: str = ""
     priority: int = 0
     arrival_ns: int = 0
@@ -167,7 +167,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     num_cached_tokens: int = 0
     weight_version: int = 0
     logprobs: list[TokenLogprobs] = []  # one per token; all 0 where the sample wants none
-    prompt_logprobs: list[TokenLogprobs] | None = None  # whole prompt after its first token, once
+    prompt_logprobs: list[TokenLogprobs] = []  # of some more tokens of the prompt after its first, in order, each once
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -206,8 +206,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     weight_version: int = 0
     logprobs: list[DecodedLogprobs] = []  # with each token; token bytes only where log-probabilities were asked for
     prompt_token_ids: bytes = b""  # int32, in the first Delta where asked for
-    prompt_logprobs: list[DecodedLogprobs] | None = None
-    prompt_tokens: list[bytes] | None = None  # bytes of each prompt token, with prompt_logprobs
+    prompt_logprobs: list[DecodedLogprobs] = []  # of some more prompt tokens, in order, each once
+    first_prompt_token: bytes = b""  # which has no log-probability; in the first Delta where those of the prompt are wanted
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -20,7 +20,7 @@ class SlotStart(msgspec.Struct, array_like=True, gc=False):
     num_prompt_tokens: int
     sampling: SamplingParams
     block_ids: bytes  # int32: the block table so far
-    has_prompt_logprobs: bool = False  # do not compute them again
+    wants_prompt_logprobs: bool = False
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, gc=False):

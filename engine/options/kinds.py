@@ -13,6 +13,7 @@ _BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
+MAX_PRIORITY = (1 << 31) - 1  # of a request, and of a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,19 @@ def texts(metavar: str) -> Kind:
         return [single.parse(part.strip()) for part in value.split(",")]
 
     return Kind(metavar, parse, is_list=True)
+
+
+def key_priorities() -> Kind:
+    """Several KEY=PRIORITY: the option repeated, or one text with commas. The last `=` counts: keys may have some."""
+    priority = whole(-MAX_PRIORITY, MAX_PRIORITY)
+
+    def parse(value: str) -> list[tuple[str, int]]:
+        pairs = [part.strip().rpartition("=") for part in value.split(",")]
+        if not all(key for key, _, _ in pairs):
+            raise ValueError("expected KEY=PRIORITY, such as secret=10")
+        return [(key, priority.parse(number)) for key, _, number in pairs]
+
+    return Kind("KEY=PRIORITY", parse, is_list=True)
 
 
 def flag() -> Kind:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
@@ -25,17 +26,18 @@ _DISTRIBUTIONS = {
     "gpu": ("paddlepaddle-gpu",),
     "xpu": ("paddlepaddle-xpu", "paddle-custom-device-xpu"),
 }
-_SECONDS = ("request_timeout", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
+_SECONDS = ("request_timeout", "max_priority_wait", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
 _SAME: tuple[str, ...] = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "block_size",
     "enable_prefix_caching",
     "max_waiting",
+    "request_priority",
     "api_processes",
 )
-_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "admin_key", "max_body_bytes", "max_connections")
-_SAME += ("kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
+_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "api_key_priority", "admin_key")
+_SAME += ("max_body_bytes", "max_connections", "kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
 
 
 def resolve(options: OptionValues) -> EngineConfig:
@@ -53,9 +55,10 @@ def resolve(options: OptionValues) -> EngineConfig:
     quantization = resolve_quantization(values["quantization"], ops, model, model_path)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow)
-    block_bytes = model.kv_bytes_per_block(values["block_size"], kv_cache_dtype)
+    kv_cache = KVCacheSpec.of(model, values["block_size"], kv_cache_dtype)
     limit = _model_length(values["max_model_len"], model.max_position_embeddings)
-    num_kv_blocks = _num_kv_blocks(values, limit, block_bytes)
+    num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
+    _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
     return EngineConfig(
         model=str(model_path),
@@ -68,11 +71,12 @@ def resolve(options: OptionValues) -> EngineConfig:
         chat_template=_template(values["chat_template"]),
         num_kv_blocks=num_kv_blocks,
         kv_cache_dtype=kv_cache_dtype,
-        kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write
+        kv_cache_bytes=kv_cache.arena_bytes(num_kv_blocks),
         device=device,
         ops=ops,
         plan=_plan(values["plan"], ops),
         threads=values["threads"] or available_cores(),
+        num_ranks=1,
         run_id=run_id,
         run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
         **{key: values[key] for key in _SAME},
@@ -209,6 +213,17 @@ def _plan(asked: str, ops: str) -> str:
     if asked == "auto":
         return "tape" if ops == "native" else "eager"
     return asked
+
+
+def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:
+    """Names no key in what it says: it ends up in logs."""
+    for number, (key, priority) in enumerate(priorities, 1):
+        if key not in keys:
+            raise OptionError(
+                f"--api-key-priority: key {number}, of priority {priority}, is not among the {len(keys)} of --api-key"
+            )
+    if len(dict(priorities)) < len(priorities):
+        raise OptionError("--api-key-priority: a key is given twice; give each one priority")
 
 
 def _has_build(device: str) -> bool:

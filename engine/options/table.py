@@ -18,7 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.options.kinds import Kind, choice, flag, num_bytes, power_of_two, seconds, template, text, texts, whole
+from engine.options.kinds import (
+    Kind,
+    choice,
+    flag,
+    key_priorities,
+    num_bytes,
+    power_of_two,
+    seconds,
+    template,
+    text,
+    texts,
+    whole,
+)
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
 TOOL_VARIABLES = ("TOKAMAK_EXTRA", "TOKAMAK_PYTHON", "TOKAMAK_URL", "TOKAMAK_VENV")  # of tools/serve and the clients
@@ -92,6 +104,13 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("enable-prefix-caching", flag(), True, "reuse the KV of equal prompt beginnings"),
         Option("max-waiting", whole(1), 1024, "samples that may wait; more are refused with 429"),
         Option("request-timeout", seconds(0), 0.0, "longest time for a request; 0: no limit"),
+        Option("request-priority", flag(), True, "requests may have a priority; without, one that has is refused"),
+        Option(
+            "max-priority-wait",
+            seconds(0),
+            30.0,
+            "a request goes before all that arrive this much later, whatever their priorities",
+        ),
     ),
     "processes": (
         Option("device", choice("auto", "cpu", "gpu", "xpu"), "auto", "where the model runs"),
@@ -112,6 +131,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("host", text("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all"),
         Option("port", whole(0, 65535), 8000, "port to listen on; 0: any free one"),
         Option("api-key", texts("KEY"), (), "key(s) that clients must send; default: none is asked for"),
+        Option(
+            "api-key-priority",
+            key_priorities(),
+            (),
+            "priority of a key's requests, which they may make worse but not better; default: what they ask for",
+        ),
         Option("admin-key", text("KEY"), "", "key for /admin; default: /admin answers the loopback interface only"),
         Option("max-body-bytes", num_bytes(1024), 32 << 20, "largest request body"),
         Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),

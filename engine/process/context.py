@@ -93,10 +93,6 @@ class ActorContext:
         """The epoch in which `name` runs now; 0: it was never started."""
         return self._peer_rows[name].epoch
 
-    def peer_state(self, name: str) -> State:
-        """The state of `name` now; DEAD between its death and its restart."""
-        return self._peer_rows[name].state
-
     def peers(self) -> list[str]:
         """Every other actor but the supervisor."""
         return list(self._peer_rows)

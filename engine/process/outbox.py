@@ -1,13 +1,20 @@
-"""One actor's ring in another's mailbox: sending never blocks, a full ring says so.
+"""One actor's ring in another's mailbox: sending never blocks, a full ring says so; and what waits for room in one.
 
-Made by `ActorContext.outbox` in every child process.
+Made by `ActorContext.outbox` in every child process. An actor whose messages must not be lost sends through a
+`BackloggedOutbox`, and flushes it every turn.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
 from engine.messages import Message, encode
 from shm.counters import Cell
 from shm.mailbox import MailboxSender
+
+RETRY_INTERVAL_NS = 2_000_000
 
 
 class Outbox:
@@ -45,3 +52,47 @@ class Outbox:
 
     def close(self) -> None:
         self._sender.close()
+
+
+class BackloggedOutbox:
+    """Records on their way into a ring that may be full: they wait here, in order, and nobody waits for them."""
+
+    __slots__ = ("_records", "_try_send")
+
+    def __init__(self, try_send: Callable[[bytes], bool]) -> None:
+        """`try_send` puts a record on the ring, or says False where there is no room: `Outbox.send_bytes`, for example."""
+        self._try_send = try_send
+        self._records: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        """How many records wait."""
+        return len(self._records)
+
+    def post(self, *messages: Message) -> None:
+        """They go out with the next `flush`, behind what was posted before."""
+        self.post_records(map(encode, messages))
+
+    def post_records(self, records: Iterable[bytes]) -> None:
+        """`post` of messages that are encoded already."""
+        self._records.extend(records)
+
+    def flush(self) -> int:
+        """Send what there is room for. The number of records sent."""
+        num_sent = 0
+        while self._records and self._try_send(self._records[0]):
+            self._records.popleft()
+            num_sent += 1
+        return num_sent
+
+    def clear(self) -> None:
+        """Forget what waits: its receiver is not there any more."""
+        self._records.clear()
+
+    def deadline_ns(self) -> int:
+        """When to flush again, since a ring that empties wakes nobody; 0 where nothing waits."""
+        return time.monotonic_ns() + RETRY_INTERVAL_NS if self._records else 0
+
+
+def earliest(*deadlines_ns: int) -> int:
+    """The first of some deadlines, of which 0 means none."""
+    return min(filter(None, deadlines_ns), default=0)

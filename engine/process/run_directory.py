@@ -41,6 +41,12 @@ MAX_DOCUMENT_BYTES = 16 << 20  # a manifest holds a chat template
 MANIFEST_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "weights.json", "lock"
 
 
+class _ManifestActors(msgspec.Struct):
+    """What of a manifest every version can read."""
+
+    actors: tuple[ActorPlan, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What the supervisor wrote down about its run."""
 
@@ -101,8 +107,8 @@ class Run:
     def files(self) -> list[Path]:
         """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
         actors: tuple[ActorPlan, ...] = ()
-        with contextlib.suppress(TokamakError):
-            actors = self.manifest().actors
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # another version's has other options, but its actors
+            actors = msgspec.json.decode(self.manifest_path.read_bytes(), type=_ManifestActors).actors
         documents = (self.weights_path, self.manifest_path)
         return [
             *(self.log_path(actor.name) for actor in actors if "/" not in actor.name),

@@ -34,13 +34,14 @@ from engine.messages import (
 )
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.outbox import earliest
 from engine.process.topology import CACHE, SCHEDULER, index_of, role_of
 from engine.scheduler.aborts import Aborts
 from engine.scheduler.admission import AdmissionControl
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
-from engine.scheduler.delivery import RETRY_INTERVAL_NS, Delivery
+from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
@@ -115,11 +116,7 @@ class SchedulerActor(Actor):
         return num_done
 
     def deadline_ns(self) -> int:
-        deadline_ns = self.aborts.next_deadline_ns
-        if self.delivery.has_slow_streams or self.dispatcher.has_unsent:
-            retry_ns = time.monotonic_ns() + RETRY_INTERVAL_NS
-            return min(deadline_ns, retry_ns) if deadline_ns else retry_ns
-        return deadline_ns
+        return earliest(self.aborts.next_deadline_ns, self.delivery.deadline_ns(), self.dispatcher.deadline_ns())
 
     def on_message(self, sender: str, message: Message) -> None:
         match message:
@@ -185,7 +182,7 @@ class SchedulerActor(Actor):
         if known is not None:
             self.batch.finish(known)
         stream = self.delivery.stream(request.tokenizer)
-        num_waiting = 0 if request.attempt else self.batch.num_waiting  # what was begun is not refused any more
+        num_waiting = 0 if request.attempt else self.batch.num_waiting  # a request that was taken once is never refused later
         try:
             sequence = self.admission.accept(request, stream, num_waiting, self.context.peer_epoch(request.tokenizer))
         except RequestError as error:
@@ -193,7 +190,9 @@ class SchedulerActor(Actor):
             stream.reject(rejection(request, error))
             return
         finish_reason = finish_reason_of(sequence)
-        if finish_reason:  # its last token was delivered, its end was not
+        if finish_reason:
+            # submitted again after a crash, with all of its tokens: what came before the crash had its last token, but was lost
+            # before it said that it was the last
             stream.add(ending_output(sequence, finish_reason))
             return
         self.batch.add(sequence, is_newcomer=known is None)

@@ -15,10 +15,10 @@ from engine.errors import RequestError
 from engine.messages import Request
 from engine.scheduler.delivery import Stream
 from engine.scheduler.policy import Limits
+from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, start_bytes
 
 RETRY_AFTER_S = 1
-LOGPROB_BYTES = 16  # of one (token, log-probability) pair in an Output
 
 
 class AdmissionControl:
@@ -28,7 +28,8 @@ class AdmissionControl:
         self._config = config
         self._limits = limits
         self._num_taken = 0
-        self.max_positions = min(config.max_model_len, config.num_kv_blocks * config.block_size)
+        self._max_priority_wait_ns = int(config.max_priority_wait_s * 1e9)
+        self.max_positions = config.max_positions
 
     def accept(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sequence:
         """The sequence of a new request. Raises RequestError: 429 where too many wait, 400 where it can never run."""
@@ -36,7 +37,6 @@ class AdmissionControl:
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling
         self._check_length(len(prompt), sampling.max_tokens)
-        self._check_prompt_logprobs(len(prompt), sampling.num_prompt_logprobs, stream)
         num_sampling_bytes = len(msgspec.msgpack.encode(sampling)) + len(request.request_id)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
         num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
@@ -46,16 +46,17 @@ class AdmissionControl:
                 f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids or bad_words"
             )
         self._num_taken += 1
+        place = place_in_line(request.priority, request.arrival_ns, self._max_priority_wait_ns)
         return Sequence(
             request=request,
             reader=stream,
             token_ids=prompt + array("i", request.resume_token_ids),
             num_prompt_tokens=len(prompt),
             max_total_tokens=max_total_tokens,
-            rank=(request.priority, request.arrival_ns, self._num_taken),
+            rank=(place, request.priority, self._num_taken),
             tokenizer_epoch=tokenizer_epoch,
             num_sampling_bytes=num_sampling_bytes,
-            has_prompt_logprobs=request.has_prompt_logprobs,
+            num_scored_prompt_tokens=request.num_scored_prompt_tokens,
         )
 
     def _check_queue(self, num_waiting: int) -> None:
@@ -86,12 +87,3 @@ class AdmissionControl:
             code="context_length_exceeded",
             param="prompt" if num_prompt_tokens >= self.max_positions else "max_tokens",
         )
-
-    def _check_prompt_logprobs(self, num_prompt_tokens: int, num_tops: int, stream: Stream) -> None:
-        num_bytes = num_prompt_tokens * (2 + num_tops) * LOGPROB_BYTES
-        if num_tops >= 0 and num_bytes > stream.max_record_bytes:
-            raise RequestError(
-                f"prompt_logprobs {num_tops} of {num_prompt_tokens} tokens take {num_bytes} bytes, one answer carries at most "
-                f"{stream.max_record_bytes}; ask for fewer, or shorten the prompt",
-                param="prompt_logprobs",
-            )

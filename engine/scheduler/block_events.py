@@ -6,39 +6,36 @@ waits here, and where too much waits, or either side was started again, the pict
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
-from engine.process.outbox import Outbox
+from engine.process.outbox import BackloggedOutbox, Outbox
 from engine.scheduler.block_pool import KEY_BYTES, BlockPool, CachedBlock
 
 MIN_BACKLOG = 1024
-
-BlockMessage = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 class BlockEvents:
     """The changes of the index, in order, on their way to the cache messenger."""
 
     def __init__(self, outbox: Outbox, pool: BlockPool, block_size: int) -> None:
-        self._outbox = outbox
+        self._outbox = BackloggedOutbox(outbox.send_bytes)
         self._pool = pool
         self._block_size = block_size
         bytes_per_block = 4 * block_size + KEY_BYTES + 16
         self._max_blocks = max(1, (outbox.max_record_bytes - 256) // bytes_per_block)  # in one message
-        self._backlog: deque[BlockMessage] = deque([BlocksCleared()])
+        self._outbox.post(BlocksCleared())
 
     def stored(self, entries: list[CachedBlock]) -> None:
         """Blocks that entered the index."""
         self._take_evictions()
-        self._backlog.extend(self._chains(entries))
+        self._outbox.post(*self._chains(entries))
 
     def cleared(self) -> None:
         """The index was emptied; what still waits is of no use to anybody."""
         self._pool.evicted_keys.clear()
-        self._backlog.clear()
-        self._backlog.append(BlocksCleared())
+        self._outbox.clear()
+        self._outbox.post(BlocksCleared())
 
     def draw_anew(self) -> None:
         """Let the messenger forget everything, then tell it the whole index."""
@@ -48,11 +45,8 @@ class BlockEvents:
     def flush(self) -> int:
         """Send what there is room for. The number of messages sent."""
         self._take_evictions()
-        num_sent = 0
-        while self._backlog and self._outbox.send(self._backlog[0]):
-            self._backlog.popleft()
-            num_sent += 1
-        if len(self._backlog) > MIN_BACKLOG + self._pool.num_blocks:
+        num_sent = self._outbox.flush()
+        if len(self._outbox) > MIN_BACKLOG + self._pool.num_blocks:
             self.draw_anew()
         return num_sent
 
@@ -60,7 +54,7 @@ class BlockEvents:
         """Before anything is stored again under the same key."""
         keys = self._pool.evicted_keys
         for start in range(0, len(keys), self._max_blocks):
-            self._backlog.append(BlocksRemoved(keys[start : start + self._max_blocks]))
+            self._outbox.post(BlocksRemoved(keys[start : start + self._max_blocks]))
         keys.clear()
 
     def _chains(self, entries: list[CachedBlock]) -> Iterator[BlocksStored]:

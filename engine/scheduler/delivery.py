@@ -7,30 +7,25 @@ the backlog cannot grow beyond what is already under way.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
+
+import msgspec
 
 from engine.messages import Output, Outputs, Rejected, encode
 from engine.process.context import ActorContext
-from engine.process.outbox import Outbox
-
-RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
+from engine.process.outbox import BackloggedOutbox, Outbox, earliest
 
 
 class Stream:
     """The way to one tokenizer."""
 
-    __slots__ = ("_backlog", "_new", "_outbox", "is_slow")
+    __slots__ = ("_max_record_bytes", "_new", "_outbox", "is_slow")
 
     def __init__(self, outbox: Outbox) -> None:
         self.is_slow = False
-        self._outbox = outbox
+        self._outbox = BackloggedOutbox(outbox.send_bytes)
+        self._max_record_bytes = outbox.max_record_bytes
         self._new: list[Output] = []
-        self._backlog: deque[bytes] = deque()
-
-    @property
-    def max_record_bytes(self) -> int:
-        return self._outbox.max_record_bytes
 
     def add(self, output: Output) -> None:
         """Goes out with the next `flush`."""
@@ -39,35 +34,43 @@ class Stream:
     def reject(self, rejected: Rejected) -> None:
         """Goes out after what was added before."""
         self._queue_new()
-        self._backlog.append(encode(rejected))
+        self._outbox.post(rejected)
 
     def flush(self) -> int:
         """Send what there is room for. The number of records sent."""
-        if not self._new and not self._backlog:
-            return 0
         self._queue_new()
-        num_sent = 0
-        while self._backlog and self._outbox.send_bytes(self._backlog[0]):
-            self._backlog.popleft()
-            num_sent += 1
-        self.is_slow = bool(self._backlog)
+        num_sent = self._outbox.flush()
+        self.is_slow = len(self._outbox) > 0
         return num_sent
+
+    def deadline_ns(self) -> int:
+        """When to flush again; 0 where nothing waits."""
+        return self._outbox.deadline_ns()
 
     def _queue_new(self) -> None:
         if self._new:
-            self._backlog.extend(pack(self._new, self._outbox.max_record_bytes))
+            self._outbox.post_records(pack(self._new, self._max_record_bytes))
             self._new = []
 
 
 def pack(outputs: list[Output], max_record_bytes: int) -> Iterator[bytes]:
-    """Records of at most `max_record_bytes`, in order; the intake admits nothing whose single output could be longer."""
+    """Records of at most `max_record_bytes`, in order."""
     record = encode(Outputs(outputs))
+    if len(outputs) == 1 and len(outputs[0].prompt_logprobs) > 1:
+        outputs = halves(outputs[0])
     if len(record) <= max_record_bytes or len(outputs) == 1:
         yield record
         return
     middle = len(outputs) // 2
     yield from pack(outputs[:middle], max_record_bytes)
     yield from pack(outputs[middle:], max_record_bytes)
+
+
+def halves(output: Output) -> list[Output]:
+    """One that brings log-probabilities of a prompt, and nothing else, as two that bring as much."""
+    middle = len(output.prompt_logprobs) // 2
+    parts = output.prompt_logprobs[:middle], output.prompt_logprobs[middle:]
+    return [msgspec.structs.replace(output, prompt_logprobs=part) for part in parts]
 
 
 class Delivery:
@@ -80,9 +83,9 @@ class Delivery:
     def stream(self, tokenizer: str) -> Stream:
         return self._streams[tokenizer]
 
-    @property
-    def has_slow_streams(self) -> bool:
-        return any(stream.is_slow for stream in self._streams.values())
+    def deadline_ns(self) -> int:
+        """When to flush again; 0 where nothing waits."""
+        return earliest(*(stream.deadline_ns() for stream in self._streams.values()))
 
     def flush(self) -> int:
         """Send everything that there is room for."""

@@ -10,7 +10,8 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 
-from engine.messages import ClearWeights, LoadWeights, SlotStart, Step, encode
+from engine.messages import ClearWeights, LoadWeights, SlotStart, Step
+from engine.process.outbox import BackloggedOutbox
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.policy import Row
 from engine.scheduler.sequence import Sequence
@@ -33,10 +34,9 @@ class Dispatcher:
     """The broadcast ring, what it had no room for, and the steps in flight."""
 
     def __init__(self, writer: BroadcastWriter, epoch: int) -> None:
-        self._writer = writer
         self._next_step_id = (epoch << STEP_ID_BITS) + 1
         self._flight: deque[StepInFlight] = deque()
-        self._unsent: deque[bytes] = deque()
+        self._outbox = BackloggedOutbox(writer.try_send)
 
     @property
     def num_in_flight(self) -> int:
@@ -45,11 +45,11 @@ class Dispatcher:
     @property
     def has_room(self) -> bool:
         """Another step may be dispatched."""
-        return len(self._flight) < MAX_STEPS_IN_FLIGHT and not self._unsent
+        return len(self._flight) < MAX_STEPS_IN_FLIGHT and not self.has_unsent
 
     @property
     def has_unsent(self) -> bool:
-        return bool(self._unsent)
+        return len(self._outbox) > 0
 
     def dispatch(self, rows: list[Row], batch: BatchState, now_ns: int) -> StepInFlight:
         """Grow the block tables, advance the sequences, and send the rows as a step."""
@@ -63,16 +63,16 @@ class Dispatcher:
 
     def send(self, message: Step | LoadWeights | ClearWeights) -> None:
         """To every rank, after what was sent before."""
-        self._unsent.append(encode(message))
-        self.flush()
+        self._outbox.post(message)
+        self._outbox.flush()
 
     def flush(self) -> int:
         """Send again what the ring had no room for. The number of records sent."""
-        num_sent = 0
-        while self._unsent and self._writer.try_send(self._unsent[0]):
-            self._unsent.popleft()
-            num_sent += 1
-        return num_sent
+        return self._outbox.flush()
+
+    def deadline_ns(self) -> int:
+        """When to flush again; 0 where nothing waits."""
+        return self._outbox.deadline_ns()
 
     def complete(self, step_id: int) -> StepInFlight | None:
         """The step that a result belongs to, which is then in flight no more; None where it was given up or is another
@@ -85,7 +85,7 @@ class Dispatcher:
         """Forget the steps in flight; their results, should they still come, belong to nothing. How many there were."""
         num_lost = len(self._flight)
         self._flight.clear()
-        self._unsent.clear()
+        self._outbox.clear()
         return num_lost
 
 
@@ -137,7 +137,7 @@ def _slot_start(sequence: Sequence) -> SlotStart:
         sequence.num_prompt_tokens,
         sequence.request.sampling,
         array("i", sequence.block_ids).tobytes(),
-        sequence.has_prompt_logprobs,
+        sequence.wants_prompt_logprobs,
     )
 
 

@@ -1,8 +1,8 @@
-"""Samples in their order: by priority, then by arrival, then by intake.
+"""Sequences in their order: by their place in line, which is when they arrived, moved by their priority.
 
-Used by the scheduler process for what waits and for what runs. Because the order is total and a preempted sequence keeps its
-place in it, it comes back before everything that arrived later, and the first of all is never preempted: something always
-gets on.
+Used by the scheduler process for what waits and for what runs. The order is total and never changes while a sequence lives, so
+a preempted one comes back before everything behind it, and the first of all is never preempted: something always progresses.
+Since a priority moves a request by less than `max_priority_wait`, only so many can ever go before it: none starves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ from operator import attrgetter
 from engine.scheduler.sequence import Sequence
 
 _rank = attrgetter("rank")
+_HALF_LEVEL = 14  # of --max-priority-wait 30: priority 1 is worth 1 s, 14 half of the most that there is
+
+
+def place_in_line(priority: int, arrival_ns: int, max_wait_ns: int) -> int:
+    """The time at which a request counts as having arrived: later for a worse (higher) priority, earlier for a better one, by
+    priority / (|priority| + 14) of half of `max_wait_ns`. Waiting improves all that wait alike, so that ageing needs no clock:
+    whatever arrives `max_wait_ns` after another has its place behind it."""
+    moved_ns = max_wait_ns // 2 * abs(priority) // (abs(priority) + _HALF_LEVEL)
+    return arrival_ns + (moved_ns if priority > 0 else -moved_ns)
 
 
 class SequenceQueue:
-    """Samples sorted by `rank`."""
+    """Sequences sorted by `rank`."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []

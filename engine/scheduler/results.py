@@ -1,4 +1,4 @@
-"""What came of a step: sequences get on, outputs go to their readers, sequences end.
+"""What came of a step: sequences have more tokens, outputs go to the tokenizers, and what is complete ends.
 
 Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
 parameters; what a step in flight computes beyond that end is dropped.
@@ -7,12 +7,15 @@ parameters; what a step in flight computes beyond that end is dropped.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
-from engine.messages import Output, StepResult, TokenLogprobs
+from engine.messages import Output, PromptLogprobs, StepResult, TokenLogprobs
 from engine.process.context import ActorContext
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.dispatch import StepInFlight
 from engine.scheduler.sequence import Sequence, SequenceState
+
+MAX_PART_VALUES = 512  # log-probabilities of a prompt in one Output: small in any ring, and soon made text of
 
 
 def finish_reason_of(sequence: Sequence) -> str:
@@ -58,8 +61,8 @@ class Results:
             sequence.num_in_flight -= 1
             if sequence.state is not SequenceState.FINISHED:
                 sequence.num_confirmed = row.start + row.num_tokens
-                if index in result.prompt_rows and not sequence.has_prompt_logprobs:
-                    sequence.prompt_logprobs.append(result.prompt_rows[index])
+                if index in result.prompt_rows:
+                    self._hand_on_prompt(sequence, result.prompt_rows[index], columns.weight_version)
                 if row.is_sampling:
                     sequence.num_unknown -= 1
                     sequence.token_ids.append(columns.token_ids[index])
@@ -76,6 +79,12 @@ class Results:
             self._inference_time.observe((now_ns - sequence.first_scheduled_ns) / 1e9)
         self._batch.finish(sequence)
 
+    def _hand_on_prompt(self, sequence: Sequence, chunk: PromptLogprobs, weight_version: int) -> None:
+        for part in prompt_parts(sequence, chunk):
+            output = ending_output(sequence, "")
+            output.weight_version, output.prompt_logprobs = weight_version, part
+            sequence.reader.add(output)
+
     def _hand_on(self, sequence: Sequence, is_sampling: bool, columns: _Columns, index: int, now_ns: int) -> None:
         """The Output of a row, and the end of its sequence where that is it."""
         finish_reason = finish_reason_of(sequence)
@@ -86,8 +95,6 @@ class Results:
         if is_sampling:
             output.token_ids = [columns.token_ids[index]]
             output.logprobs = [columns.logprobs_of(index)]
-        if sequence.wants_prompt_logprobs:
-            output.prompt_logprobs = take_prompt_logprobs(sequence)
         sequence.reader.add(output)
         if not sequence.first_token_ns:
             sequence.first_token_ns = now_ns
@@ -116,17 +123,19 @@ class _Columns:
         return TokenLogprobs(self.token_ids[index], self._logprobs[index], self._ranks[index], top_ids, top_logprobs)
 
 
-def take_prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs]:
-    """Log-probabilities of all prompt tokens but the first, put together from the chunks; they are delivered once."""
-    entries: list[TokenLogprobs] = []
-    for chunk in sequence.prompt_logprobs:
-        logprobs, ranks = array("f", chunk.token_logprobs), array("i", chunk.token_ranks)
-        top_ids, top_logprobs = array("i", chunk.top_token_ids).tolist(), array("f", chunk.top_logprobs).tolist()
-        for offset in range(len(logprobs)):
-            tops = slice(offset * chunk.num_top, (offset + 1) * chunk.num_top)
-            token_id = sequence.token_ids[chunk.start + offset]
-            entries.append(TokenLogprobs(token_id, logprobs[offset], ranks[offset], top_ids[tops], top_logprobs[tops]))
-    assert len(entries) == sequence.num_prompt_tokens - 1, f"{len(entries)} of {sequence.num_prompt_tokens - 1} prompt logprobs"
-    sequence.prompt_logprobs.clear()
-    sequence.has_prompt_logprobs = True
-    return entries
+def prompt_parts(sequence: Sequence, chunk: PromptLogprobs) -> Iterator[list[TokenLogprobs]]:
+    """Log-probabilities of a chunk of the prompt in parts of at most MAX_PART_VALUES, but for those that were delivered before:
+    a prompt that is computed again, after a preemption or a crash, gives them again."""
+    logprobs, ranks = array("f", chunk.token_logprobs).tolist(), array("i", chunk.token_ranks).tolist()
+    top_ids, top_logprobs = array("i", chunk.top_token_ids).tolist(), array("f", chunk.top_logprobs).tolist()
+    num_known = sequence.num_scored_prompt_tokens + 1 - chunk.start
+    assert num_known >= 0, f"{-num_known} prompt tokens have no log-probabilities"
+    part: list[TokenLogprobs] = []
+    for offset in range(num_known, len(logprobs)):
+        tops = slice(offset * chunk.num_top, (offset + 1) * chunk.num_top)
+        token_id = sequence.token_ids[chunk.start + offset]
+        part.append(TokenLogprobs(token_id, logprobs[offset], ranks[offset], top_ids[tops], top_logprobs[tops]))
+        if len(part) * (1 + chunk.num_top) >= MAX_PART_VALUES or offset + 1 == len(logprobs):
+            sequence.num_scored_prompt_tokens += len(part)
+            yield part
+            part = []

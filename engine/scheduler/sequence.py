@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from engine.messages import Output, PromptLogprobs, Request
+from engine.messages import Output, Request
 
 NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
@@ -57,7 +57,7 @@ class Sequence:
     token_ids: array[int]
     num_prompt_tokens: int
     max_total_tokens: int  # the sequence ends here, whatever it samples
-    rank: tuple[int, int, int]  # priority, arrival, order of intake: lower runs first, the highest is preempted first
+    rank: tuple[int, int, int]  # place in line, priority, order of intake: lower runs first, the highest is preempted first
     num_sampling_bytes: int = 0  # its sampling parameters, encoded
     tokenizer_epoch: int = 0
     state: SequenceState = SequenceState.WAITING
@@ -75,8 +75,7 @@ class Sequence:
     generation: int = 0  # of the prefix index when the block table was begun
 
     num_cached_tokens: int = -1  # prompt tokens found at the first admission; -1 before it
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    has_prompt_logprobs: bool = False  # delivered already, now or in an earlier attempt
+    num_scored_prompt_tokens: int = 0  # whose log-probabilities were delivered, now or in an earlier attempt
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
 
@@ -101,7 +100,7 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Its prompt must be computed, not found in the cache."""
-        return self.request.sampling.num_prompt_logprobs >= 0 and not self.has_prompt_logprobs
+        return self.request.sampling.num_prompt_logprobs >= 0 and self.num_scored_prompt_tokens < self.num_prompt_tokens - 1
 
     @property
     def is_computing_prompt(self) -> bool:
@@ -122,6 +121,4 @@ class Sequence:
         self.num_computed = self.num_confirmed = self.num_unknown = self.num_indexed_blocks = 0
         self.slot = NO_SLOT
         self.is_started = False
-        if not self.has_prompt_logprobs:
-            self.prompt_logprobs.clear()
         return block_ids

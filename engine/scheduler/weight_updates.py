@@ -1,4 +1,4 @@
-"""Operators' orders at the scheduler: pause, resume, reload, clear, reset the prefix cache, abort. Behaviour B12.
+"""Operators' orders at the scheduler: pause, resume, reload, clear, reset the prefix cache, abort.
 
 Used by the scheduler process alone. An order about the weights is a `Change` in two phases: first the sequences come to rest,
 as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only then is
@@ -30,6 +30,7 @@ from engine.messages import (
     WeightsInUse,
     WeightsState,
 )
+from engine.messages.control import WEIGHT_MODES
 from engine.process.context import ActorContext
 from engine.scheduler.aborts import Aborts
 from engine.scheduler.batch_state import BatchState
@@ -40,7 +41,6 @@ from engine.scheduler.weight_state import WeightState, conflict
 
 Details = dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]  # of a Reply
 
-MODES = ("abort", "wait", "requeue", "keep")
 LEVELS = ("pause", "sleep")
 
 
@@ -170,14 +170,14 @@ class WeightUpdates:
             case Resume():
                 return self._resume(command_id)
             case Pause(mode, level):
-                _check(mode, MODES, "mode")
+                _check(mode, WEIGHT_MODES, "mode")
                 _check(level, LEVELS, "level")
                 self._pause(command_id, mode, clears=level == "sleep")
             case DropWeights(mode):
-                _check(mode, MODES, "mode")
+                _check(mode, WEIGHT_MODES, "mode")
                 self._pause(command_id, mode, clears=True)
             case ReloadWeights(path, mode, ranks):
-                _check(mode, MODES, "mode")
+                _check(mode, WEIGHT_MODES, "mode")
                 self._reload(command_id, path, mode, ranks)
             case _:
                 raise RequestError(f"the scheduler does not take {type(order).__name__}")

@@ -82,7 +82,7 @@ class TokenizerActor(Actor):
             vocab_size=model.vocab_size,
             eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, *self._vocabulary.eos_token_ids))),
             max_model_len=config.max_model_len,
-            max_positions=min(config.max_model_len, config.num_kv_blocks * config.block_size),
+            max_positions=config.max_positions,
         )
 
     def on_message(self, sender: str, message: Message) -> None:
@@ -289,7 +289,7 @@ def _request(submit: Submit, tokenizer: str, prompt_token_ids: array[int], sampl
         prompt_token_ids=prompt_token_ids.tobytes(),
         resume_token_ids=submit.resume_token_ids,
         sampling=sampling,
-        has_prompt_logprobs=submit.has_prompt_logprobs,
+        num_scored_prompt_tokens=submit.num_scored_prompt_tokens,
         group_id=submit.group_id,
         priority=submit.priority,
         arrival_ns=submit.arrival_ns,

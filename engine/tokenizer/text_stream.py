@@ -20,6 +20,7 @@ class TextStream:
         "_own_stop_token_ids",
         "_prompt_token_ids",
         "_returns_prompt",
+        "_scores_prompt",
         "_vocabulary",
         "api",
         "attempt",
@@ -35,6 +36,7 @@ class TextStream:
         self._vocabulary = vocabulary
         self._prompt_token_ids = prompt_token_ids
         self._returns_prompt = submit.text.return_prompt_token_ids and not resumed
+        self._scores_prompt = submit.sampling.num_prompt_logprobs >= 0 and not submit.num_scored_prompt_tokens
         self._own_stop_token_ids = frozenset(submit.sampling.stop_token_ids)
         self._is_stop_shown = submit.text.include_stop_str_in_output
         self._is_token_shown = submit.sampling.num_logprobs >= 0
@@ -93,9 +95,10 @@ class TextStream:
         if self._returns_prompt:
             self._returns_prompt = False
             delta.prompt_token_ids = self._prompt_token_ids.tobytes()
-        if output.prompt_logprobs is not None:
-            delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
-            delta.prompt_tokens = [self._vocabulary.bytes_of(token_id) for token_id in self._prompt_token_ids]
+        if self._scores_prompt:
+            self._scores_prompt = False
+            delta.first_prompt_token = b"".join(map(self._vocabulary.bytes_of, self._prompt_token_ids[:1]))
+        delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
 
     def _decoded(self, entry: TokenLogprobs, is_token_shown: bool) -> DecodedLogprobs:
         if not is_token_shown:

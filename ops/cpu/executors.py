@@ -96,7 +96,9 @@ class Recording:
                     life[0], life[1] = min(life[0], index), max(life[1], index)
         lives[id(output)][1] = len(self._ops)
         sizes = [-(-array.rows.limit * array.width * 4 // ALIGNMENT) * ALIGNMENT for array in self._results]
-        offsets, num_bytes = place([(*lives[id(array)], size) for array, size in zip(self._results, sizes, strict=True)])
+        offsets, num_bytes = place(
+            [(lives[id(array)][0], lives[id(array)][1], size) for array, size in zip(self._results, sizes, strict=True)]
+        )
         arena = empty(num_bytes // 4)
         for array, offset, size in zip(self._results, offsets, sizes, strict=True):
             array.owner = arena[offset // 4 : (offset + size) // 4]

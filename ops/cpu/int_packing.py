@@ -84,7 +84,8 @@ class IntPacking:
             return
         integers = values.values
         zero = 128 if self._is_int8 else 0 if self._format.has_offsets else 8
-        shape = (*integers.strides, self._num_outputs, self._num_inputs)
+        output_stride, input_stride = integers.strides
+        shape = (output_stride, input_stride, self._num_outputs, self._num_inputs)
         _cpu.lay_integers(packed.ctypes.data, self._kind, integers.ctypes.data, *shape, zero)
 
     def _floats(self, values: np.ndarray) -> tuple[int, bool, int, int, int, int]:

@@ -67,7 +67,7 @@ def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Ar
 # ---------------------------------------------------------------------------------------------------------- matrices
 
 WEIGHT_KINDS = ("float32", "bfloat16", "int8", "int4")  # as `WeightKind` in native/kernels.h
-_DTYPES = {"float32": _FLOAT, "bfloat16": np.dtype(np.uint16)}
+_DTYPES: dict[str, np.dtype] = {"float32": _FLOAT, "bfloat16": np.dtype(np.uint16)}
 _SIDE = {"float32": 1, "bfloat16": 2}  # inputs side by side in a line
 
 

@@ -66,7 +66,8 @@ def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: A
     """Every sequence's keys and values once, and two products for each query and key that it sees."""
     num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
     starts = np.asarray(inputs.sequence_starts[:num_sequences], np.int64)
-    counts = np.diff(np.asarray(inputs.sequence_offsets[: num_sequences + 1], np.int64))
+    offsets = np.asarray(inputs.sequence_offsets[: num_sequences + 1], np.int64)
+    counts = offsets[1:] - offsets[:-1]
     window = shape.sliding_window or 1 << 40
     positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
     num_seen = int(np.minimum(positions + 1, window).sum())

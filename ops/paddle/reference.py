@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import paddle
@@ -261,7 +262,7 @@ def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
 def keep_rows(
     step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
 ) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
-    kept = step.inputs.kept
+    kept = cast(Inputs, step.inputs).kept  # the step is that of `begin`
     row_ids = kept.row_ids[: kept.num_rows]
     return _attention_step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
 

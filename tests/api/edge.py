@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 
-from engine.config import EngineConfig
 from engine.messages import Command, Control, Order, Reply
 from engine.process.control import ControlServer
 from engine.process.run_directory import Manifest, Run, lock_run, new_run_id
@@ -27,6 +26,7 @@ from engine.process.topology import SUPERVISOR, default_plan
 from engine.supervisor.port import reserve_port
 from shm.counters import State
 from tests.api.tokenizer_peer import TokenizerPeer
+from tests.configurations import engine_config
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -50,7 +50,7 @@ class Edge:
             "run_id": run_id,
             "run_dir": str(directory),
         }
-        self.config = EngineConfig(**(fields | options))
+        self.config = engine_config(**(fields | options))
         self.run = Run(run_id, directory)
         self._lock = lock_run(self.run)
         plan = default_plan(self.config)

@@ -1,4 +1,4 @@
-"""Who may do what: API keys, the admin key, the loopback rule, and the orders themselves. Behaviour B12 at the edge."""
+"""Who may do what: API keys, the admin key, the loopback rule, and the orders themselves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
+from starlette.datastructures import Headers
 
+from api.auth import priority_of
+from engine.errors import RequestError
 from engine.messages import (
     AbortRequest,
     DropWeights,
@@ -24,12 +28,13 @@ from engine.messages import (
 from tests.api.edge import Edge
 from tests.waiting import wait_until
 
+KEYS = {"api_key": ("first", "s\xe9cond"), "api_key_priority": (("s\xe9cond", 10),), "admin_key": "master"}
 OPEN_PATHS = ("/", "/health", "/health/live", "/metrics", "/version", "/load", "/openapi.json")
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    with Edge(tmp_path_factory.mktemp("run"), api_key=("first", "s\xe9cond"), admin_key="master") as running:
+    with Edge(tmp_path_factory.mktemp("run"), **KEYS) as running:
         yield running
 
 
@@ -51,6 +56,26 @@ def test_api_keys(guarded: Edge) -> None:
         assert guarded.post(path, {}).status_code == 401
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="first") as client:
         assert client.completions.create(model="tiny", prompt="x", max_tokens=1).choices[0].text == "P"
+
+
+def test_priority_of_keys(guarded: Edge) -> None:
+    """A key's own priority is the best that its requests get; where requests may not choose, those that do are refused."""
+    for key, asked, expected in (
+        ("s\xe9cond", None, 10),
+        ("s\xe9cond", -5, 10),
+        ("s\xe9cond", 20, 20),
+        ("first", -5, -5),
+        ("first", None, 0),
+    ):
+        body = {"prompt": "x", "max_tokens": 1, "priority": asked}
+        assert guarded.post("/v1/completions", body, headers={b"authorization": f"Bearer {key}".encode()}).status_code == 200
+        assert guarded.peer.submits()[-1].priority == expected, (key, asked)
+    strict = msgspec.structs.replace(guarded.config, request_priority=False)
+    assert [priority_of(Headers(bearer("first")), asked, strict) for asked in (None, 0)] == [0, 0]
+    for asked in (1, -1):
+        with pytest.raises(RequestError, match="--no-request-priority") as error:
+            priority_of(Headers(bearer("first")), asked, strict)
+        assert (error.value.status, error.value.param) == (400, "priority")
 
 
 def test_admin_key(guarded: Edge) -> None:

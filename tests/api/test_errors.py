@@ -1,4 +1,4 @@
-"""Behaviour F7: a user's mistake is a 4xx in OpenAI's shape that names the parameter, and the server serves on."""
+"""A user's mistake is a 4xx in OpenAI's shape that names the parameter, and the server serves on."""
 
 from __future__ import annotations
 

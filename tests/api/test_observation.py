@@ -1,4 +1,4 @@
-"""`/health`, `/metrics`, `/load`, the page, and the OpenAPI document. Behaviours F3 and F7."""
+"""`/health`, `/metrics`, `/load`, the page, and the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -109,9 +109,9 @@ class Stream:
         if self.submit.text.return_prompt_token_ids:
             delta.prompt_token_ids = array("i", self.prompt).tobytes()
         num_top = self.submit.sampling.num_prompt_logprobs
-        if num_top >= 0 and not self.submit.has_prompt_logprobs:
+        if num_top >= 0 and not self.submit.num_scored_prompt_tokens:
             delta.prompt_logprobs = [entry(token, -0.5, num_top) for token in self.prompt[1:]]
-            delta.prompt_tokens = [bytes([token % 256]) for token in self.prompt]
+            delta.first_prompt_token = bytes(token % 256 for token in self.prompt[:1])
 
 
 def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:

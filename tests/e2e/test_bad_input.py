@@ -1,4 +1,4 @@
-"""Behaviour F7: a user's mistake is a 4xx or a closed connection, never a 5xx, and the engine serves on."""
+"""A user's mistake is a 4xx or a closed connection, never a 5xx, and the engine serves on."""
 
 from __future__ import annotations
 

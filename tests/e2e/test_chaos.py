@@ -1,4 +1,4 @@
-"""Promise 1: kill -9 any process behind the edge, and every stream goes on byte for byte."""
+"""Kill -9 any process behind the edge, and every stream goes on byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise 3: an answer depends on the request alone. Greedy and seeded answers are compared byte by byte over conditions."""
+"""An answer depends on the request alone. Greedy and seeded answers are compared byte by byte over conditions."""
 
 from __future__ import annotations
 

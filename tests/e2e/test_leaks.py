@@ -1,4 +1,4 @@
-"""Promise 2 and behaviours F1-F5: nothing is left after any end, two engines live side by side, a failed start says why."""
+"""Nothing is left after any end, two engines live side by side, a failed start says why."""
 
 from __future__ import annotations
 

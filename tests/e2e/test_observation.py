@@ -1,4 +1,4 @@
-"""Promise 4 and behaviours F3, B7, B13: health, metrics, `tokamak top` and `ctl` on running and dead engines, KV events."""
+"""Anyone may look: health, metrics, `tokamak top` and `ctl` on running and dead engines, KV events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_metrics_count(engine: EngineProcess) -> None:
 
 
 def test_nothing_is_logged_per_request(engine: EngineProcess) -> None:
-    """B13: a thousand steps add no line."""
+    """A thousand steps add no line."""
     answers(engine, BODIES)
     lines = len(engine.output)
     answers(engine, BODIES * 4)

@@ -1,4 +1,4 @@
-"""Promise 5 and behaviour B12: weights change in place under load; orders answer when done; wrong ones harm nobody."""
+"""Weights change in place under load; orders answer when done; wrong ones harm nobody."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_broken_checkpoint_changes_nothing(
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
 def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
-    """B12: after the answer nothing runs or waits; newcomers are held, then served; an illegal order is a 409."""
+    """After the answer nothing runs or waits; newcomers are held, then served; an illegal order is a 409."""
     reload(engine, MODEL_A)
 
     async def run() -> list[Answer]:

@@ -16,9 +16,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
-from engine.config import EngineConfig
 from engine.process.control import ControlClient
 from engine.process.run_directory import Run, new_run_id, open_run, root_lock, runs_root
 from engine.process.topology import ActorPlan
@@ -27,6 +24,7 @@ from engine.supervisor.progress import PlainProgress
 from engine.supervisor.reaper import reap
 from shm.counters import ActorSnapshot, Counters, State
 from shm.segment import segment_names
+from tests.configurations import engine_config
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -40,7 +38,6 @@ def main(arguments: list[str]) -> int:
     run_id = new_run_id()
     fields = {
         "model": "/none",
-        "served_model_name": ("echo",),
         "max_model_len": 64,
         "num_kv_blocks": 4,
         "kv_cache_bytes": 4096,
@@ -49,7 +46,7 @@ def main(arguments: list[str]) -> int:
         "run_dir": str(runs_root() / run_id),
     }
     fields |= dict(argument.split("=", 1) for argument in arguments[1:])
-    config = msgspec.convert(fields, EngineConfig, strict=False)
+    config = engine_config(**fields)
     return serve(config, plan, PlainProgress(), time.monotonic())
 
 

@@ -16,7 +16,14 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_every_option_is_in_the_table() -> None:
-    named = {name.removeprefix("no-") for name in re.findall(r"^\| `--([a-z-]+)` \|", README, re.MULTILINE)}
+    rows = re.findall(r"^\| `--(no-)?([a-z-]+)` \| ([^|]*?) ?\|", README, re.MULTILINE)
+    named = {name for _, name, _ in rows}
+    for negation, name, default in rows:
+        option = OPTIONS[name.replace("-", "_")]
+        if option.kind.is_flag:
+            assert (bool(negation), default) == (option.default, ""), name
+        elif option.default not in (None, "", ()):
+            assert option.kind.parse(default.partition(" (")[0]) == option.default, name
     assert named == {option.name for option in OPTIONS.values()}
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.errors import OptionError, TokamakError
 from engine.process.run_directory import Manifest, Run, new_run_id, runs_root
 from engine.supervisor.reaper import create_run, remove_run
+from tests.configurations import engine_config
 from tools.target import DEFAULT_URL, Target, add_target_arguments, find_target
 
 
@@ -33,12 +33,10 @@ def run() -> Iterator[Run]:
     """A run that this process owns, of an engine that would listen everywhere and wants a key."""
     run_id = new_run_id()
     run, lock = create_run(run_id, runs_root() / run_id)
-    config = EngineConfig(
+    config = engine_config(
         model="/m",
-        served_model_name=("m",),
         max_model_len=8,
         num_kv_blocks=2,
-        kv_cache_bytes=0,
         host="0.0.0.0",
         port=4321,
         api_key=("first", "second"),

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig
 from engine.messages import SamplingParams, SlotStart, Step, StepResult
+from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from workers.runner import ModelRunner
-from workers.step.kv_cache import kv_cache_bytes
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5")
 
@@ -28,11 +28,9 @@ def make_runner(path: Path, *, load: bool = True, **options: Any) -> ModelRunner
     """A runner over an arena of its own, with the weights of `path`."""
     model = ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32, **options}
-    kv_cache_dtype = settings.get("kv_cache_dtype", "float32")
-    num_bytes = kv_cache_bytes(model, settings["num_kv_blocks"], settings["block_size"], kv_cache_dtype)
-    config = EngineConfig(
-        model=str(path), served_model_name=("test",), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings
-    )
+    spec = KVCacheSpec.of(model, settings["block_size"], settings.get("kv_cache_dtype", "float32"))
+    num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
+    config = engine_config(model=str(path), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings)
     runner = ModelRunner(config, model, memoryview(bytearray(num_bytes)))
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
@@ -123,7 +121,7 @@ class Serving:
                         len(sample.prompt),
                         sample.sampling,
                         int32(sample.block_ids[:num_blocks]),
-                        has_prompt_logprobs=bool(sample.outputs),
+                        wants_prompt_logprobs=sample.sampling.num_prompt_logprobs >= 0 and not sample.outputs,
                     )
                 )
             else:  # all blocks so far, as growth

@@ -1,5 +1,5 @@
 """The reference outputs of transformers, under every way to cut, batch, cache and repeat the work: the same tokens,
-log-probabilities within 1e-3, and bit for bit the same among the ways (promise 3)."""
+log-probabilities within 1e-3, and bit for bit the same among the ways."""
 
 from __future__ import annotations
 

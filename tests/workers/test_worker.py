@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import zmq
 
-from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.errors import CheckpointError
 from engine.messages import (
     ActorState,
@@ -33,10 +32,9 @@ from engine.process.run_directory import Run, WeightsRecord, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
 from shm.counters import State
 from shm.mailbox import Mailbox
-from tests.paths import GOLDEN
+from tests.configurations import engine_config
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, int32, make_runner
-from workers.step.kv_cache import kv_cache_bytes
 from workers.worker import WorkerActor
 
 NAMES = ("scheduler", "worker0")
@@ -50,13 +48,12 @@ class Engine:
     def __init__(self, directory: Path, **options: str) -> None:
         self.model = directory / "model"
         shape = write_checkpoint(self.model, TINY)
-        self.config = EngineConfig(
+        self.config = engine_config(
             model=str(self.model),
-            served_model_name=("tiny",),
             max_model_len=64,
             max_num_seqs=4,
             num_kv_blocks=NUM_BLOCKS,
-            kv_cache_bytes=kv_cache_bytes(shape, NUM_BLOCKS, 16),
+            kv_cache_bytes=KVCacheSpec.of(shape, 16, "float32").arena_bytes(NUM_BLOCKS),
             run_id=new_run_id(),
             run_dir=str(directory),
             **options,
@@ -323,9 +320,3 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
     worker.on_stop()
     assert engine.segments.broadcast.active_readers() == []
     assert worker.context.row.state != State.FAILED
-
-
-def test_arena_of_the_config_is_enough() -> None:
-    """The supervisor reserves a dummy block besides the blocks that the scheduler has."""
-    shape = ModelConfig.read(GOLDEN / "qwen3")
-    assert kv_cache_bytes(shape, 7, 16) == 8 * shape.kv_bytes_per_block(16)

@@ -57,10 +57,10 @@ class Workload:
         if self.kind == "decode":
             if result["decode_tokens_per_s"] is None:
                 raise TokamakError("the first stream ended before the last one began; ask for more output tokens")
-            return result["decode_tokens_per_s"]
+            return float(result["decode_tokens_per_s"])
         if self.kind == "prefill":
-            return 1000 * self.input_len / result["ttft_ms"]["p50"]
-        return result["output_tokens_per_s"]
+            return 1000 * self.input_len / float(result["ttft_ms"]["p50"])
+        return float(result["output_tokens_per_s"])
 
     @staticmethod
     def parse(text: str) -> Workload:

@@ -100,7 +100,8 @@ class Replays:
         profiles = [profile for tape in self._tapes(case) for profile in tape.profile()]
         medians = [statistics.median(times) / 1e9 for times in zip(*ops_ns, strict=True)]
         ops = [TimedOp(profile, median_s) for profile, median_s in zip(profiles, medians, strict=True)]
-        return Timed(case, *(statistics.median(times) / 1e9 for times in (steps_ns, replays_ns, samples_ns)), ops)
+        step_s, replay_s, sample_s = (statistics.median(times) / 1e9 for times in (steps_ns, replays_ns, samples_ns))
+        return Timed(case, step_s, replay_s, sample_s, ops)
 
     def _tapes(self, case: Case) -> Iterator[Tape]:
         """What the step that the inputs hold replays, in order, each with its own rows: the model, and the head for some rows

@@ -118,13 +118,13 @@ class ZeroMQRoute(Route):
 
     @cached_property
     def _push(self) -> zmq.Socket[bytes]:
-        socket = zmq.Context.instance().socket(zmq.PUSH)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         socket.connect(self._endpoint)
         return socket
 
     @cached_property
     def _pull(self) -> zmq.Socket[bytes]:
-        socket = zmq.Context.instance().socket(zmq.PULL)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         socket.bind(self._endpoint)
         return socket
 

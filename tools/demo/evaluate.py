@@ -54,7 +54,8 @@ async def ask_all(url: str, questions: list[Question], concurrency: int, model: 
 
 def report(questions: list[Question], answers: list[str]) -> bool:
     """Print right answers per task, the wrong ones, and each group's result. True when every group meets its bar."""
-    asked, right = Counter(), Counter()
+    asked: Counter[str] = Counter()
+    right: Counter[str] = Counter()
     for question, answer in zip(questions, answers, strict=True):
         asked[question.task] += 1
         if is_correct(question, answer):

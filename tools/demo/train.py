@@ -260,6 +260,7 @@ Row = tuple[list[int], list[int], list[int]]
 def training_batches(tokenizer: Tokenizer, seed: int, num_rows: int, row_tokens: int) -> Iterator[Batch]:
     """Endless batches of fresh texts, each cut to a row and packed into the first row that has room for it."""
     pad = tokenizer.token_to_id(END_OF_TEXT)
+    assert pad is not None
     rows: list[Row] = [([], [], []) for _ in range(num_rows)]
     for number, (token_ids, targets) in enumerate(training_texts(tokenizer, seed)):
         num_tokens = min(len(token_ids), row_tokens)

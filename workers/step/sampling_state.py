@@ -1,4 +1,4 @@
-"""One sample's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
+"""One sequence's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
 
 Used by the slots and the sampler. Token ids outside the vocabulary are dropped here: a bad request must not end the worker.
 """
@@ -48,7 +48,7 @@ def record_of(params: SamplingParams, vocab_size: int) -> tuple[np.void, np.ndar
     bias_ids, stop_ids = known(params.logit_bias), known(params.stop_token_ids)
     allowed_ids = known(params.allowed_token_ids)
     words = [word for word in params.bad_words_token_ids if word and 0 <= word[-1] < vocab_size]
-    record = np.zeros((), SAMPLING)
+    record = np.zeros(1, SAMPLING)[0]
     lists = _token_lists(bias_ids, [params.logit_bias[token_id] for token_id in bias_ids], allowed_ids, stop_ids, words)
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
         record[name] = getattr(params, name)
@@ -61,7 +61,7 @@ def record_of(params: SamplingParams, vocab_size: int) -> tuple[np.void, np.ndar
     record["num_biases"] = len(bias_ids)
     record["num_allowed"] = len(allowed_ids) if params.allowed_token_ids else -1
     record["num_stops"], record["num_words"] = len(stop_ids), len(words)
-    return record[()], lists
+    return record, lists
 
 
 def _token_lists(

@@ -1,4 +1,4 @@
-"""The batch slots of a rank: what is kept of each running sample between steps. Everything in it can be rebuilt from a
+"""The batch slots of a rank: what is kept of each running sequence between steps. Everything in it can be rebuilt from a
 SlotStart.
 
 Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, and takes part in swap, reset
@@ -61,7 +61,7 @@ class Slots:
         self.num_slots = num_slots
 
     def start(self, message: SlotStart) -> None:
-        """Put a sample into its slot, in place of what was there."""
+        """Put a sequence into its slot, in place of what was there."""
         slot = message.slot
         assert 0 <= slot < self.num_slots, f"slot {slot} of {self.num_slots}"
         self.reset(slot)
@@ -71,7 +71,7 @@ class Slots:
         self.num_tokens[slot] = len(token_ids)
         self.num_prompt_tokens[slot] = message.num_prompt_tokens
         self.block_tables[slot, : len(block_ids)] = block_ids
-        self.wants_prompt_logprobs[slot] = message.sampling.num_prompt_logprobs >= 0 and not message.has_prompt_logprobs
+        self.wants_prompt_logprobs[slot] = message.wants_prompt_logprobs
         self.sampling[slot], self.token_lists[slot] = record_of(message.sampling, self._vocab_size)
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:

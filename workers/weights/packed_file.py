@@ -105,7 +105,7 @@ class FileWriter:
                 self._flush()
 
     def _flush(self) -> None:
-        rest = memoryview(self._piece)[: self._num_gathered]
+        rest = self._piece.data[: self._num_gathered]
         while rest:
             num_written = os.pwrite(self._descriptor, rest, self._num_written)
             self._num_written += num_written

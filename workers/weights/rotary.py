@@ -75,7 +75,8 @@ def _dynamic(rope: RopeConfig, exponents: np.ndarray, num_positions: int) -> np.
     lengths = np.maximum(np.arange(1, num_positions + 1, dtype=np.float64), rope.max_position_embeddings)
     growth = rope.factor * lengths / rope.max_position_embeddings - (rope.factor - 1)
     theta = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
-    return 1.0 / theta[:, None] ** exponents
+    frequencies: np.ndarray = 1.0 / theta[:, None] ** exponents
+    return frequencies
 
 
 def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
@@ -91,7 +92,8 @@ def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
     if low == high:
         high += 0.001  # no division by zero
     interpolated_share = np.clip((np.arange(rope.rotary_dim // 2) - low) / (high - low), 0, 1)
-    return plain / rope.factor * interpolated_share + plain * (1 - interpolated_share)
+    frequencies: np.ndarray = plain / rope.factor * interpolated_share + plain * (1 - interpolated_share)
+    return frequencies
 
 
 def _llama3(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:

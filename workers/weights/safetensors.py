@@ -25,7 +25,7 @@ from ops.weight_format import QuantizedWeight, WeightFormat
 
 _PREFIX_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
-_DTYPES = {
+_DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "F64": np.dtype("<f8"),

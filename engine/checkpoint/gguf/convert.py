@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
 from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
@@ -22,12 +23,6 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
 _LAYOUT = 1  # of the directories: another one, another directory
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-}
 _CHANGING = (  # options of other models that share an architecture's name; none of them is followed here
     *("expert_count", "attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
@@ -85,8 +80,8 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
 
 def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
     name = options.text("general.architecture", None)
-    if name not in _ARCHITECTURES:
-        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
+    if name not in FAMILIES:
+        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(FAMILIES)}")
     for key in _CHANGING:
         if options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
@@ -97,7 +92,7 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
         raise options.error(f"{name}.attention.value_length", f"differs from the length of keys, {head_dim}")
     has_bias = "blk.0.attn_q.bias" in file.tensors
     return {
-        "architectures": [_ARCHITECTURES[name]],
+        "architectures": [FAMILIES[name].class_names[0]],
         "model_type": name,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,

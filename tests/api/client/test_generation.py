@@ -42,6 +42,17 @@ def test_what_came_since_the_last_piece() -> None:
     assert (sample.delivered.tolist(), sample.cumulative_logprob) == ([97, 98, 99, 100], -2.0)
 
 
+def test_prompt_logprobs_come_in_parts() -> None:
+    """What a part brings is no piece of the answer; a resubmission asks for the rest."""
+    sample = generation([], []).samples[0]
+    entries = delta(98, 99, 100).logprobs
+    sample.accept(Delta("r", 0, [], "", prompt_logprobs=entries[:2], first_prompt_token=b"a"))
+    assert not sample.pending
+    assert sample.next_attempt().num_scored_prompt_tokens == 2
+    sample.accept(Delta("r", 1, [101], "e", prompt_logprobs=entries[2:]))
+    assert (sample.first_prompt_token, sample.prompt_logprobs, sample.take().text) == (b"a", entries, "e")
+
+
 def test_a_resubmission_is_another_object() -> None:
     sample = generation([], []).samples[0]
     first = sample.submit

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig, RopeConfig
 from engine.errors import CheckpointError
 from tests.paths import GOLDEN
@@ -207,11 +208,12 @@ def test_missing(directory: Path) -> None:
         ModelConfig.read(directory)
 
 
-def test_kv_bytes_per_block(directory: Path) -> None:
-    config = read(directory, LLAMA)
-    assert config.kv_bytes_per_block(16) == 3 * 2 * 16 * 4 * 16 * 4
-    assert config.kv_bytes_per_block(16, "bfloat16") == 3 * 2 * 16 * 4 * 16 * 2
-    assert config.kv_bytes_per_block(16, "int8") == 3 * 2 * 16 * 4 * (16 + 4)  # with a scale for each position and head
+@pytest.mark.parametrize(("dtype", "head_bytes"), [("float32", 16 * 4), ("bfloat16", 16 * 2), ("int8", 16 + 4)])
+def test_bytes_of_the_kv_cache(directory: Path, dtype: str, head_bytes: int) -> None:
+    """int8 has a scale for each position and head; an arena has a dummy block besides those of the scheduler."""
+    spec = KVCacheSpec.of(read(directory, LLAMA), 16, dtype)
+    assert spec.bytes_per_block == 3 * 2 * 16 * 4 * head_bytes
+    assert spec.arena_bytes(7) == 8 * spec.bytes_per_block
 
 
 def test_shape_differences(directory: Path) -> None:

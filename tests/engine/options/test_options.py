@@ -91,8 +91,9 @@ def test_names_keys_and_flags(model: Path) -> None:
     config = configure(model, "--served-model-name", "a", "--served-model-name", "b,c", "--no-enable-prefix-caching")
     assert config.served_model_name == ("a", "b", "c")
     assert not config.enable_prefix_caching
-    config = configure(model, environment={"TOKAMAK_API_KEY": "x,y", "TOKAMAK_ENABLE_PREFIX_CACHING": "off"})
-    assert config.api_key == ("x", "y")
+    environment = {"TOKAMAK_API_KEY": "x,y=", "TOKAMAK_API_KEY_PRIORITY": "y==-3", "TOKAMAK_ENABLE_PREFIX_CACHING": "off"}
+    config = configure(model, environment=environment)
+    assert (config.api_key, config.api_key_priority) == (("x", "y="), (("y=", -3),))
     assert not config.enable_prefix_caching
 
 
@@ -117,6 +118,13 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--threads", "0"], "--threads 0: expected 1 to 1024"),
         (["--ops", "reference", "--plan", "tape"], "--plan tape: only native ops can be recorded"),
         (["--api-key", "a,,b"], "--api-key"),
+        (["--api-key", "a", "--api-key-priority", "a"], "expected KEY=PRIORITY, such as secret=10"),
+        (["--api-key", "a", "--api-key-priority", "a=high"], "expected an integer"),
+        (
+            ["--api-key", "a", "--api-key-priority", "b=1"],
+            "--api-key-priority: key 1, of priority 1, is not among the 1 of --api-key",
+        ),
+        (["--api-key", "a", "--api-key-priority", "a=1,a=2"], "--api-key-priority: a key is given twice"),
         (["--model", "/other"], "two models are given"),
         (["--chat-template", "/no/such/file"], "--chat-template /no/such/file"),
         (["--config", "/no/such/file"], "--config /no/such/file: No such file"),

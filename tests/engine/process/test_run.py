@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
@@ -22,6 +23,7 @@ from shm.counters import Counters
 from shm.inspection import rings
 from shm.process import ProcessIdentity, boot_id
 from shm.segment import DIRECTORY, Segment, segment_name, segment_names, unlink_segment
+from tests.configurations import engine_config
 from tests.engine.echo_engine import REPOSITORY, is_gone
 from tests.waiting import wait_until
 
@@ -83,14 +85,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def configuration(run_id: str, directory: Path) -> EngineConfig:
-    return EngineConfig(
-        model="/none",
-        served_model_name=("x",),
-        max_model_len=8,
-        num_kv_blocks=1,
-        kv_cache_bytes=1,
-        run_id=run_id,
-        run_dir=str(directory),
+    return engine_config(
+        model="/none", max_model_len=8, num_kv_blocks=1, kv_cache_bytes=1, run_id=run_id, run_dir=str(directory)
     )
 
 
@@ -239,6 +235,10 @@ def test_documents(root: Path) -> None:
     run.write_manifest(manifest)
     assert open_run(run.directory) == run
     assert run.manifest() == manifest
+    others = msgspec.json.decode(run.manifest_path.read_bytes())
+    del others["config"]["port"]  # as another version wrote it
+    run.manifest_path.write_bytes(msgspec.json.encode(others))
+    assert run.log_path("echo0") in run.files()
     assert run.weights_in_use() is None
     run.write_weights_in_use(WeightsRecord("/w", 3))
     assert run.weights_in_use() == WeightsRecord("/w", 3)

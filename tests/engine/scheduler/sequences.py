@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.messages import Output, Request, SamplingParams
 from engine.scheduler.policy import Limits
+from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence
 
 
@@ -34,9 +35,11 @@ def make_sample(
     order: int = 0,
     group_id: str = "",
     num_prompt_logprobs: int = -1,
+    max_wait_ns: int = 30_000_000_000,
 ) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens, num_prompt_logprobs=num_prompt_logprobs)
     tokens = array("i", prompt)
+    rank = (place_in_line(priority, arrival_ns, max_wait_ns), priority, order)
     request = Request(
         name,
         "api0",
@@ -50,4 +53,4 @@ def make_sample(
         priority=priority,
         arrival_ns=arrival_ns,
     )
-    return Sequence(request, ListReader(), tokens, len(prompt), len(prompt) + max_tokens, (priority, arrival_ns, order))
+    return Sequence(request, ListReader(), tokens, len(prompt), len(prompt) + max_tokens, rank)

@@ -39,6 +39,7 @@ from engine.messages import (
     SlotStart,
     Step,
     StepResult,
+    TokenLogprobs,
     WeightsChanged,
     WeightsInUse,
     decode,
@@ -54,6 +55,7 @@ from engine.scheduler.actor import SchedulerActor
 from shm.broadcast import BroadcastReader
 from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
+from tests.configurations import engine_config
 from tests.waiting import WATCHDOG_S
 
 VOCAB_SIZE = 61
@@ -164,8 +166,8 @@ class EchoRank:
             assert index == len(table), "block tables grow at their end"
             table.append(block_id)
         rows = list(zip(ints(step.slots), ints(step.start), ints(step.num_tokens), step.is_sampling, strict=True))
-        assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "B4: rows in slot order"
-        assert sum(row[2] for row in rows) <= self.simulation.config.max_num_batched_tokens, "B8: the budget"
+        assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "rows are in slot order"
+        assert sum(row[2] for row in rows) <= self.simulation.config.max_num_batched_tokens, "a step keeps the token budget"
         token_ids, logprobs, tops, prompts = [], [], {}, {}
         for index, (slot_index, start_position, num_tokens, is_sampling) in enumerate(rows):
             slot = self.slots[slot_index]
@@ -212,7 +214,7 @@ class EchoRank:
             self.simulation.arena[slot.block_ids[position // size], position % size] = kv
             if position + 1 < slot.start.num_prompt_tokens:
                 values.append(logprob(kv, slot.token_ids[position + 1]))
-        if slot.start.sampling.num_prompt_logprobs < 0 or slot.start.has_prompt_logprobs or not values:
+        if not slot.start.wants_prompt_logprobs or not values:
             return None
         ranks = array("i", [1] * len(values)).tobytes()
         return PromptLogprobs(start + 1, 0, array("f", values).tobytes(), ranks, b"", b"")
@@ -227,6 +229,10 @@ class Stream:
     outputs: list[Output] = field(default_factory=list)
     finish_reason: str = ""
     rejected: Rejected | None = None
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        return [entry for output in self.outputs for entry in output.prompt_logprobs]
 
     @property
     def is_over(self) -> bool:
@@ -340,7 +346,7 @@ class Simulation:
             stream.request,
             attempt=stream.request.attempt + 1,
             resume_token_ids=array("i", stream.token_ids).tobytes(),
-            has_prompt_logprobs=any(output.prompt_logprobs is not None for output in stream.outputs),
+            num_scored_prompt_tokens=len(stream.prompt_logprobs),
         )
         self.send(stream.request.tokenizer, stream.request)
 
@@ -414,7 +420,7 @@ class Simulation:
             assert stream.finish_reason == ("stop" if is_stopped else "length")
 
     def check_idle(self) -> None:
-        """F6 and the books: nothing is held when nothing runs."""
+        """Nothing is held when nothing runs."""
         batch = self.scheduler.batch
         assert (len(batch.running), batch.num_waiting, batch.num_leaving) == (0, 0, 0)
         assert batch.pool.num_free == self.config.num_kv_blocks
@@ -451,17 +457,15 @@ def small_config(directory: Path, **options: Any) -> EngineConfig:
     """An engine for tokens 0 to 60, with blocks of 4."""
     defaults: dict[str, Any] = {
         "model": MODEL,
-        "served_model_name": ("echo",),
         "max_model_len": 256,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "block_size": 4,
         "num_kv_blocks": 128,
-        "kv_cache_bytes": 0,
         "run_id": new_run_id(),
         "run_dir": str(directory),
     }
-    return EngineConfig(**(defaults | options))
+    return engine_config(**(defaults | options))
 
 
 @contextmanager

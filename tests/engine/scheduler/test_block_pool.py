@@ -49,7 +49,7 @@ def test_keys_grow_with_the_tokens() -> None:
 
 
 def test_extra_keys_tell_blocks_with_equal_tokens_apart() -> None:
-    """A10: other image, no hit."""
+    """Another image, no hit."""
     tokens = array("i", [1, 2, 3, 4]).tobytes()
     assert len({hash_block(ROOT, tokens), hash_block(ROOT, tokens, (b"image",)), hash_block(ROOT, tokens, ("image",))}) == 3
 

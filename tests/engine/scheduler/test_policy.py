@@ -13,6 +13,7 @@ from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.dispatch import build_step
 from engine.scheduler.policy import Limits, Row, SchedulerOutput, next_row, schedule
+from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, SequenceState, start_bytes
 from tests.engine.scheduler.sequences import ListReader, make_limits, make_sample
 
@@ -174,7 +175,6 @@ def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
 
 
 def test_hits_are_taken_and_the_last_token_is_computed_again() -> None:
-    """A11."""
     world = World(make_limits(max_tokens=64), 16)
     world.add(make_sample("a", list(range(8)), max_tokens=1))
     world.dispatch()
@@ -265,6 +265,40 @@ def test_the_end_is_known_ahead(max_tokens: int) -> None:
     assert row == Row(sequence, 0, 3, max_tokens == 1)
     sequence.num_unknown = max_tokens
     assert next_row(sequence, 3, 16) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 40), st.data())
+def test_nobody_starves(max_wait_ns: int, max_running: int, victim_priority: int, data: st.DataObject) -> None:
+    """Better priorities arrive for ever, faster than they are served. Whatever arrives `max_wait_ns` after a request never runs
+    while that one waits, however little room there is and whoever is preempted; so every request ends after finitely many."""
+    world = World(make_limits(max_tokens=8, max_running=max_running, has_prefix_cache=False), 2 * max_running + 1)
+    victim = make_sample("victim", [1] * 4, 4, victim_priority, max_wait_ns=max_wait_ns)
+    world.add(victim)
+    rival_priorities = st.integers(-1000, -1)
+    for now_ns in range(40 * max_wait_ns + 400):
+        priority = data.draw(rival_priorities) if now_ns < 20 else -7
+        world.add(make_sample(f"r{now_ns}", [1] * 3, 3, priority, now_ns, now_ns + 1, max_wait_ns=max_wait_ns))
+        if victim.state in (SequenceState.WAITING, SequenceState.LEAVING):
+            assert all(rival.request.arrival_ns < max_wait_ns for rival in world.batch.running)
+        for _ in range(2 - len(world.flights)):
+            world.dispatch()
+        world.land()
+        if victim.state is SequenceState.FINISHED:
+            return
+    raise AssertionError(f"the victim is {victim.state} after {now_ns} rivals")
+
+
+PRIORITIES = st.integers(-(2**31), 2**31)
+
+
+@given(PRIORITIES, PRIORITIES, st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_place_in_line(first: int, second: int, arrival_ns: int, later_ns: int, max_wait_ns: int) -> None:
+    """The better priority goes first, unless the other has waited `max_wait_ns` longer."""
+    place = place_in_line(first, arrival_ns, max_wait_ns)
+    assert place <= place_in_line(second, arrival_ns + later_ns + max_wait_ns, max_wait_ns)
+    assert place_in_line(max(first, second), 5, max_wait_ns) >= place_in_line(min(first, second), 5, max_wait_ns)
+    assert [place_in_line(level, 0, 30 * 10**9) / 1e9 for level in (-1, 0, 1, 14)] == [-1, 0, 1, 7.5]
 
 
 PROMPTS = st.lists(

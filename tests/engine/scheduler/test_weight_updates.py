@@ -1,4 +1,4 @@
-"""Operators' orders at the scheduler on real rings: each mode, each state, each failure. Behaviour B12, promise 5."""
+"""Operators' orders at the scheduler on real rings: each mode, each state, each failure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Supervision with real processes: kills, hangs, restarts and their limit, failed starts, and the end in every way. F1, F2, F4,
-F5."""
+"""Supervision with real processes: kills, hangs, restarts and their limit, failed starts, and the end in every way."""
 
 from __future__ import annotations
 

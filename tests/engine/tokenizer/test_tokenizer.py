@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.messages import (
     Abort,
     ChatPrompt,
@@ -46,6 +45,7 @@ from engine.tokenizer.actor import TokenizerActor
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.vocabulary import Vocabulary
 from shm.mailbox import Mailbox, MailboxSender
+from tests.configurations import engine_config
 from tests.paths import GOLDEN
 
 MODEL = GOLDEN / "qwen3"
@@ -86,9 +86,9 @@ class Bench:
 
     def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, scheduler_ring_bytes: int = 0, **options: Any) -> None:
         self.run_id = secrets.token_hex(4)
-        fields: dict[str, Any] = {"model": str(MODEL), "served_model_name": ("m",), "max_model_len": MAX_MODEL_LEN}
-        fields |= {"num_kv_blocks": 64, "kv_cache_bytes": 0, "run_id": self.run_id, "run_dir": str(directory)}
-        self.config = EngineConfig(**(fields | options))
+        fields: dict[str, Any] = {"model": str(MODEL), "max_model_len": MAX_MODEL_LEN}
+        fields |= {"num_kv_blocks": 64, "run_id": self.run_id, "run_dir": str(directory)}
+        self.config = engine_config(**(fields | options))
         sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
         self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 1, 0)
         for name in NAMES:
@@ -379,9 +379,11 @@ def test_log_probabilities_carry_bytes(bench: Bench, vocabulary: Vocabulary) -> 
     delta = bench.delta()
     assert delta.logprobs[0].token == b"\xe2"
     assert delta.logprobs[0].top_tokens == [vocabulary.bytes_of(5), b""]
-    assert delta.prompt_logprobs is not None
     assert delta.prompt_logprobs[0].token == vocabulary.bytes_of(6)
-    assert delta.prompt_tokens == [vocabulary.bytes_of(i) for i in vocabulary.encode("Hi", True)]
+    assert delta.first_prompt_token == vocabulary.bytes_of(vocabulary.encode("Hi", True)[0])
+    bench.send("scheduler", outputs([], prompt_logprobs=[prompt_entry, prompt_entry]))
+    delta = bench.delta()
+    assert (len(delta.prompt_logprobs), delta.first_prompt_token, delta.token_ids) == (2, b"", [])
 
 
 def test_one_record_a_turn_and_api(bench: Bench) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.metrics import metrics_of
 from engine.process.run_directory import Manifest, Run, make_private_directory, new_run_id
 from engine.process.topology import default_plan
 from shm.counters import Counters, State
 from shm.mailbox import Mailbox, MailboxSender
 from shm.process import ProcessIdentity
+from tests.configurations import engine_config
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.top.command import main
@@ -77,12 +77,11 @@ def engine(run_id: str = RUN_ID) -> Iterator[Engine]:
     directory = Path(os.environ["XDG_RUNTIME_DIR"]) / "tokamak" / run_id
     make_private_directory(directory)
     run = Run(run_id, directory)
-    config = EngineConfig(
+    config = engine_config(
         model="/models/tiny",
         served_model_name=("tiny",),
         max_model_len=128,
         num_kv_blocks=100,
-        kv_cache_bytes=0,
         run_id=run_id,
         run_dir=str(directory),
     )

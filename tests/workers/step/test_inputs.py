@@ -1,4 +1,4 @@
-"""A step's metadata (behaviours D1, D2, D3, D5): right, refreshed in place, never moved."""
+"""A step's metadata: right, refreshed in place, never moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behaviour B3: every per-slot array takes part in swap, reset and resize; a swapped batch runs as it would have run."""
+"""Every per-slot array takes part in swap, reset and resize; a swapped batch runs as it would have run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def filled_slots() -> Slots:
     for slot in range(NUM_SLOTS):
         tokens = range(10 * slot + 1, 10 * slot + 5)
         sampling = SamplingParams(seed=slot, num_prompt_logprobs=1 if slot % 2 else -1)
-        slots.start(SlotStart(slot, f"r{slot}", int32(tokens), slot + 1, sampling, int32([slot + 1, slot + 7])))
+        blocks = int32([slot + 1, slot + 7])
+        slots.start(SlotStart(slot, f"r{slot}", int32(tokens), slot + 1, sampling, blocks, wants_prompt_logprobs=slot % 2 == 1))
     return slots
 
 

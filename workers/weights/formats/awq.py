@@ -36,10 +36,11 @@ def awq_weight(module: QuantizedModule) -> DecodedTensor:
 
     def read() -> np.ndarray:
         group = np.arange(num_inputs) // group_size
-        values = _in_order(words.read_stored()).astype(np.float32)
+        values: np.ndarray = _in_order(words.read_stored()).astype(np.float32)
         values -= read_zeros()[group]
         values *= scales.read()[group]
-        return values.T
+        outputs_first: np.ndarray = values.T
+        return outputs_first
 
     def kept() -> Kept:
         has_offsets = bool((read_zeros() != _SYMMETRIC_ZERO).any())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
@@ -17,7 +18,7 @@ def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
     return values
 
 
-def half(blocks: np.ndarray, begin: int) -> np.ndarray:
+def half(blocks: np.ndarray, begin: int) -> NDArray[np.float32]:
     """The float16 at `begin` of each block, [n, 1]."""
     return np.ascontiguousarray(blocks[:, begin : begin + 2]).view(np.float16).astype(np.float32)
 
@@ -44,25 +45,25 @@ def _f32(blocks: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(blocks).view("<f4").astype(np.float32, copy=False)
 
 
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
+def _q8_0(blocks: np.ndarray) -> NDArray[np.float32]:
     return blocks[:, 2:].view(np.int8).astype(np.float32) * half(blocks, 0)
 
 
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
+def _q4_0(blocks: np.ndarray) -> NDArray[np.float32]:
     return (halves(blocks[:, 2:]).astype(np.float32) - 8) * half(blocks, 0)
 
 
-def _q4_1(blocks: np.ndarray) -> np.ndarray:
+def _q4_1(blocks: np.ndarray) -> NDArray[np.float32]:
     return halves(blocks[:, 4:]).astype(np.float32) * half(blocks, 0) + half(blocks, 2)
 
 
-def _q5_0(blocks: np.ndarray) -> np.ndarray:
-    values = halves(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])
+def _q5_0(blocks: np.ndarray) -> NDArray[np.float32]:
+    values: NDArray[np.uint8] = halves(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])
     return (values.astype(np.float32) - 16) * half(blocks, 0)
 
 
-def _q5_1(blocks: np.ndarray) -> np.ndarray:
-    values = halves(blocks[:, 8:]) | fifth_bits(blocks[:, 4:8])
+def _q5_1(blocks: np.ndarray) -> NDArray[np.float32]:
+    values: NDArray[np.uint8] = halves(blocks[:, 8:]) | fifth_bits(blocks[:, 4:8])
     return values.astype(np.float32) * half(blocks, 0) + half(blocks, 2)
 
 
@@ -80,10 +81,11 @@ def k_values(blocks: np.ndarray, num_bits: int) -> np.ndarray:
     if num_bits == 4:
         return low
     high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return low | high << 4
+    values: np.ndarray = low | high << 4
+    return values
 
 
-def k_factors(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def k_factors(blocks: np.ndarray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """What the 8 parts are multiplied by, and what is then subtracted, [n, 8] each: d * scale and m * minimum. The 8 scales and
     8 minima of 6 bits are packed in 12 bytes: 4 bytes with scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the
     others, whose high bits are the upper two before."""
@@ -93,7 +95,7 @@ def k_factors(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return half(blocks, 0) * scales.astype(np.float32), half(blocks, 2) * minima.astype(np.float32)
 
 
-def _with_minima(blocks: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _with_minima(blocks: np.ndarray, values: np.ndarray) -> NDArray[np.float32]:
     factors, offsets = k_factors(blocks)
     return (factors[:, :, None] * values.astype(np.float32) - offsets[:, :, None]).reshape(len(blocks), 256)
 
@@ -103,7 +105,8 @@ def q6_values(blocks: np.ndarray) -> np.ndarray:
     to 63 hold values 0 to 63 low and 64 to 127 high; the upper bits of value 32 i + j are bits 2 i of byte j."""
     low = halves(blocks[:, :128].reshape(-1, 2, 64))
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    return low | high.reshape(-1, 2, 128) << 4
+    values: np.ndarray = low | high.reshape(-1, 2, 128) << 4
+    return values
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:

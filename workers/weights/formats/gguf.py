@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.gguf.file import BLOCKS, GgufFile, GgufTensor
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
@@ -35,7 +36,7 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
 }
 _IN_THE_CONFIG = ("rope_freqs.weight",)
-_PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_PLAIN: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 
@@ -55,7 +56,8 @@ def _plain_name(name: str) -> str:
 
 
 def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
-    is_permuted = config.architecture == "llama" and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name)
+    is_rotated = re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name) is not None
+    is_permuted = is_rotated and FAMILIES[config.architecture].is_permuted_in_gguf
     num_heads = config.num_attention_heads if ".attn_q." in tensor.name else config.num_kv_heads
     num_permuted = num_heads if is_permuted else 0
 
@@ -96,4 +98,5 @@ def _in_order(values: np.ndarray, num_heads: int) -> np.ndarray:
     if not num_heads:
         return values
     pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(values.shape)
+    ordered: np.ndarray = pairs.swapaxes(1, 2).reshape(values.shape)
+    return ordered

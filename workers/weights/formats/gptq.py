@@ -35,8 +35,9 @@ def gptq_weight(module: QuantizedModule) -> DecodedTensor:
         if zeros is None:
             return np.full(scales.shape[::-1], middle, np.float32)
         stored = unpacked(zeros.read_stored(), scheme.num_bits)
-        points = (stored + np.uint8(scheme.zero_offset)) & np.uint8((1 << scheme.num_bits) - 1)
-        return points.astype(np.float32).T
+        points: np.ndarray = (stored + np.uint8(scheme.zero_offset)) & np.uint8((1 << scheme.num_bits) - 1)
+        outputs_first: np.ndarray = points.astype(np.float32).T
+        return outputs_first
 
     def read() -> np.ndarray:
         group = group_index()

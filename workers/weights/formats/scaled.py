@@ -37,7 +37,8 @@ def packed_weight(module: QuantizedModule) -> DecodedTensor:
     middle = 1 << (module.scheme.num_bits - 1)
 
     def read() -> np.ndarray:
-        return read_unsigned().astype(np.float32) - np.float32(middle)
+        values: np.ndarray = read_unsigned().astype(np.float32) - np.float32(middle)
+        return values
 
     def read_unsigned() -> np.ndarray:
         return unpacked(words.read_stored(), module.scheme.num_bits)[:, :num_inputs]
@@ -126,5 +127,6 @@ def _zero_points(module: QuantizedModule, grid: tuple[int, int]) -> _Read:
 
 
 def _unpacked_zeros(tensor: StoredTensor, num_bits: int, grid: tuple[int, int]) -> np.ndarray:
-    points = unpacked(tensor.read_stored().T, num_bits)[:, : grid[0]].T
-    return points.astype(np.float32) - np.float32(1 << (num_bits - 1))
+    points: np.ndarray = unpacked(tensor.read_stored().T, num_bits)[:, : grid[0]].T.astype(np.float32)
+    points -= np.float32(1 << (num_bits - 1))
+    return points

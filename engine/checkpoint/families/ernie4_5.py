@@ -1,0 +1,19 @@
+"""ERNIE 4.5, dense (Baidu 2025): llama whose rotary pairs are neighbours, and whose projections all have a bias or none."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.family import Biases, Family
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Ernie4_5(Family):
+    name = "ernie4_5"
+    class_names = ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")  # the second is Paddle's spelling
+    is_rotary_interleaved = True
+    rms_norm_eps = 1e-5
+    rope_theta = 500_000.0
+    ties_word_embeddings = True
+
+    def biases(self, options: JsonOptions) -> Biases:
+        bias = options.flag("use_bias", False)
+        return Biases(bias, bias, bias)

@@ -1,0 +1,40 @@
+"""What a family of models does its own way. Used by `model_config.py` and `gguf/` in every process that reads a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.checkpoint.json_fields import JsonOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which projections add one."""
+
+    qkv: bool  # queries, keys and values
+    output: bool  # of the attention
+    mlp: bool
+
+
+class Family:
+    """The common conventions of config.json; a family overrides what it does otherwise."""
+
+    name: str  # `model_type` in config.json, `general.architecture` in GGUF files
+    class_names: tuple[str, ...]  # in `architectures` of config.json; the first is the one that we write
+    model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
+    is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
+    is_permuted_in_gguf: bool = False  # GGUF files hold the rows of queries and keys so that pairs are neighbours
+
+    # where config.json does not say
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    ties_word_embeddings: bool = False
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+
+    def biases(self, options: JsonOptions) -> Biases:
+        bias = options.flag("attention_bias", False)
+        return Biases(bias, bias, False)
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        """Of each layer the keys that a query sees, itself included; 0: all before it."""
+        return (0,) * num_layers

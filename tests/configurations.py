@@ -1,0 +1,31 @@
+"""Configurations of engines under test: the options' own defaults, and native ops for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.options.table import OPTIONS
+
+_RESOLVED = {
+    "served_model_name": ("test",),
+    "dtype": "float32",
+    "load_format": "safetensors",
+    "weight_cache_dir": "",
+    "kv_cache_dtype": "float32",
+    "kv_cache_bytes": 0,
+    "device": "cpu",
+    "ops": "native",
+    "plan": "tape",
+    "threads": 1,
+    "num_ranks": 1,
+}
+
+
+def engine_config(**fields: Any) -> EngineConfig:
+    """What is not given is as in an engine that was started without options; texts will do for numbers."""
+    options = {name: OPTIONS.get(name.removesuffix("_s")) for name in EngineConfig.__struct_fields__}
+    defaults = {name: option.default for name, option in options.items() if option is not None}
+    return msgspec.convert(defaults | _RESOLVED | fields, EngineConfig, strict=False)
