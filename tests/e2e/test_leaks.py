@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +20,7 @@ from tests.e2e.checkpoints import broken_truncated
 from tests.e2e.engine_process import GOLDEN, EngineProcess, leftovers
 from tests.e2e.workload import answers, mixed_bodies
 from tests.engine.echo_engine import is_gone
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
@@ -91,6 +96,62 @@ def test_two_engines_side_by_side() -> None:
         assert set(pids_of(first)).isdisjoint(pids_of(second))
         assert second.stop() == 0
         assert answers(first, BODIES) == one
+
+
+OTHER_USER = 54321  # an account need not exist to run processes
+
+
+def other_user_commands() -> list[tuple[str, ...]]:
+    """How to run something as another user; none where the suite is not root's. The interpreter may lie where only root looks:
+    then the other user keeps root's right to read, and no other."""
+    plain = ("setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups")
+    reading = (*plain, "--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search")
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return []
+    again = "import subprocess, sys, tokenizers, ops._cpu, shm.segment; subprocess.run([sys.executable, '-c', ''], check=True)"
+    for command in (plain, reading):
+        checked = subprocess.run([*command, sys.executable, "-c", again], cwd=REPOSITORY, capture_output=True, check=False)
+        if checked.returncode == 0:
+            return [command]
+    return []
+
+
+@pytest.mark.parametrize("command", other_user_commands(), ids=" ".join)
+def test_engines_of_two_users_side_by_side(command: tuple[str, ...]) -> None:
+    """Names do not collide, neither stops, sweeps or disturbs the other, and each sweeps its own dead."""
+    with tempfile.TemporaryDirectory(prefix="tokamak-") as home, EngineProcess(MODEL) as mine:
+        os.chown(home, OTHER_USER, OTHER_USER)
+        before = answers(mine, BODIES)
+
+        def engine_of_other() -> EngineProcess:
+            engine = EngineProcess(
+                GOLDEN / "qwen2", environment={"HOME": home, "XDG_RUNTIME_DIR": home, "XDG_CACHE_HOME": home}
+            )
+            engine.command = [*command, *engine.command]
+            return engine
+
+        killed = engine_of_other().start()
+        try:
+            pids = pids_of(killed)
+            assert {os.stat(f"/proc/{pid}").st_uid for pid in pids} == {OTHER_USER}
+            assert answers(killed, BODIES) != before
+            os.kill(killed.pid, signal.SIGKILL)
+            killed.wait_for_exit()
+            wait_until(lambda: all(map(is_gone, pids)), what="the children die with the supervisor")
+        finally:
+            killed.close()
+        with EngineProcess(MODEL):
+            assert segments_of(OTHER_USER)
+        with engine_of_other() as next_one:
+            answers(next_one, BODIES)
+        assert segments_of(OTHER_USER) == []
+        assert answers(mine, BODIES) == before
+        pids += pids_of(mine)
+    assert leftovers(pids) == []
+
+
+def segments_of(user: int) -> list[str]:
+    return [path.name for path in Path("/dev/shm").glob("tokamak.*") if path.lstat().st_uid == user]
 
 
 def test_a_busy_port_is_said_at_once() -> None:
