@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one, wait_for_waiting
+from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, stream_one, wait_for_waiting
 from tests.waiting import WATCHDOG_S
 
 MODEL_A = GOLDEN / "qwen2"
@@ -164,6 +164,28 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
 
     assert stripped(asyncio.run(held())) == truth["a"]
     assert order(engine, "resume").status_code == 409
+
+
+def test_a_deadline_passes_in_a_pause(engine: EngineProcess) -> None:
+    """What came until then is the answer. A pause in the middle of it, so that no machine ends it by itself in time."""
+    whole = answers(engine, LONG[:1])[0].token_ids
+
+    async def cut_after(timeout_s: float) -> Answer:
+        async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
+            flowing = asyncio.Event()
+            stream = asyncio.create_task(stream_one(client, LONG[0] | {"timeout": timeout_s}, flowing.set))
+            stream.add_done_callback(lambda _: flowing.set())  # a slow machine may not even begin
+            await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
+            async with held(engine, "keep"):
+                return await asyncio.wait_for(stream, timeout_s + WATCHDOG_S)
+
+    def is_cut(timeout_s: float) -> bool:
+        cut = asyncio.run(cut_after(timeout_s))
+        assert (cut.error, cut.token_ids) == (None, whole[: len(cut.token_ids)])
+        assert cut.finish_reason == ("timeout" if len(cut.token_ids) < len(whole) else "length")
+        return 0 < len(cut.token_ids) < len(whole)
+
+    assert any(is_cut(0.5 * 2**tries) for tries in range(7))
 
 
 def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path) -> None:
