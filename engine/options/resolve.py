@@ -14,7 +14,7 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
-from engine.options.resolve_weights import resolve_cache_directory, resolve_dtype, resolve_quantization
+from engine.options.resolve_weights import processor_flags, resolve_cache_directory, resolve_dtype, resolve_quantization
 from engine.options.table import OptionValues
 from engine.process.run_directory import new_run_id, runs_root
 from shm.memory import available_memory_bytes
@@ -40,9 +40,9 @@ _SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "ap
 _SAME += ("max_body_bytes", "max_connections", "kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
 
 
-def resolve(options: OptionValues) -> EngineConfig:
+def resolve(options: OptionValues, flags: frozenset[str] | None = None) -> EngineConfig:
     """The configuration that `options` ask for. OptionError where they contradict each other, the model or the machine; what
-    was chosen for the user and may surprise is added to `options.notes`."""
+    was chosen for the user and may surprise is added to `options.notes`. `flags` are the processor's; None: this machine's."""
     values = options.values
     model_path = _model_path(options)
     try:
@@ -51,7 +51,7 @@ def resolve(options: OptionValues) -> EngineConfig:
         raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
     device = _device(values["device"], values["ops"])
     ops = _ops(values["ops"], device)
-    dtype = resolve_dtype(values["dtype"], ops)
+    dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags)
     quantization = resolve_quantization(values["quantization"], ops, model, model_path)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow)

@@ -17,13 +17,13 @@ _BFLOAT16_FLAG = "avx512_bf16"  # as Linux names it
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
-def resolve_dtype(asked: str, ops: str) -> str:
+def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str]) -> str:
     if ops != "native":
         if asked == "bfloat16":
             raise OptionError(f"--dtype bfloat16 needs native ops, the ops are {ops}; use --dtype float32")
         return "float32"
     if asked == "auto":
-        return "bfloat16" if _BFLOAT16_FLAG in _processor_flags() else "float32"
+        return "bfloat16" if _BFLOAT16_FLAG in processor_flags else "float32"
     return asked
 
 
@@ -64,10 +64,10 @@ def _stored_types(path: Path) -> str:
     return ", ".join(sorted(types - {*_PLAIN_TYPES}))
 
 
-def _processor_flags() -> set[str]:
-    """What the first processor can do; empty where the kernel does not say."""
+def processor_flags() -> frozenset[str]:
+    """What the first processor of this machine can do; empty where the kernel does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return set()
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+        return frozenset()
+    return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())

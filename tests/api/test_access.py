@@ -172,4 +172,4 @@ def test_abort_by_the_id_that_the_client_knows(edge: Edge) -> None:
         assert edge.post("/admin/abort", {"request_id": "to-be-aborted"}).status_code == 200
         asking.join()
     assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == ["abort"] * 4
-    assert len(edge.peer.aborts("to-be-aborted~")) == 4
+    wait_until(lambda: len(edge.peer.aborts("to-be-aborted~")) == 4, what="told to the engine")

@@ -196,7 +196,6 @@ SCHEMA = schemathesis.openapi.from_dict(document(("tiny", "alias")))
 @SCHEMA.exclude(path_regex="^/(admin|$)").parametrize()
 @settings(
     max_examples=3,
-    deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
@@ -18,11 +20,16 @@ def precision(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(scope="module")
-def alone(precision: str) -> list[Answer]:
+@functools.cache
+def alone_in(precision: str) -> list[Answer]:
     """The reference: every request alone in the engine, without a prefix cache."""
     with EngineProcess(MODEL, "--max-model-len", "400", "--no-enable-prefix-caching", *PRECISIONS[precision]) as engine:
         return answers(engine, BODIES, concurrency=1)
+
+
+@pytest.fixture(scope="module")
+def alone(precision: str) -> list[Answer]:
+    return alone_in(precision)
 
 
 def assert_same_bytes(alone: list[Answer], *options: str) -> None:
@@ -64,12 +71,7 @@ def test_same_bytes(alone: list[Answer], precision: str, options: tuple[str, ...
 
 def test_precisions_differ() -> None:
     """Otherwise an option would do nothing."""
-    body = BODIES[0]
-    found = []
-    for options in PRECISIONS.values():
-        with EngineProcess(MODEL, "--max-model-len", "400", *options) as engine:
-            found.append(tuple(answers(engine, [body], concurrency=1)[0].token_logprobs))
-    assert len(set(found)) == len(PRECISIONS)
+    assert len({tuple(alone_in(precision)[0].token_logprobs) for precision in PRECISIONS}) == len(PRECISIONS)
 
 
 def test_sampling_is_spread(alone: list[Answer]) -> None:

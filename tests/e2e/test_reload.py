@@ -12,12 +12,13 @@ import pytest
 
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one, wait_for_waiting
+from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, stream_one, wait_for_waiting
 from tests.waiting import WATCHDOG_S
 
 MODEL_A = GOLDEN / "qwen2"
 SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
-LONG: list[Body] = mixed_bodies(12, seed=32, max_tokens=3800, max_prompt=60)
+# They run when the order comes, and still when it is answered; so long costs, so few are enough.
+LONG: list[Body] = mixed_bodies(3, seed=32, max_tokens=3800, max_prompt=60)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,9 @@ def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
     return int(engine.metric("weight_version"))
 
 
-@pytest.mark.parametrize("ranks", [[], [0]], ids=["whole-engine", "one-rank"])
-@pytest.mark.parametrize("mode", ["requeue", "wait", "keep"])
+@pytest.mark.parametrize(
+    ("mode", "ranks"), [("requeue", []), ("wait", []), ("keep", [0])], ids=["requeue-all", "wait-all", "keep-one-rank"]
+)
 def test_reload_under_load(
     engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, mode: str, ranks: list[int]
 ) -> None:
@@ -69,7 +71,7 @@ def test_reload_under_load(
 
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
-        streams = asyncio.create_task(stream_all(engine.url, bodies, 12, flowing.set))
+        streams = asyncio.create_task(stream_all(engine.url, bodies, len(bodies), flowing.set))
         await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
         assert await asyncio.to_thread(reload, engine, model_b, mode=mode, ranks=ranks) == before + 1
         during = asyncio.to_thread(answers, engine, SHORT)
@@ -97,7 +99,7 @@ def test_version_in_headers(engine: EngineProcess, model_b: Path) -> None:
 def test_abort_mode_ends_what_runs(engine: EngineProcess) -> None:
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
-        streams = asyncio.create_task(stream_all(engine.url, LONG, 12, flowing.set))
+        streams = asyncio.create_task(stream_all(engine.url, LONG, len(LONG), flowing.set))
         await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
         await asyncio.to_thread(reload, engine, MODEL_A, mode="abort")
         return await streams
@@ -140,7 +142,7 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
 
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
-        streams = asyncio.create_task(stream_all(engine.url, LONG, 12, flowing.set))
+        streams = asyncio.create_task(stream_all(engine.url, LONG, len(LONG), flowing.set))
         await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
         answer = await asyncio.to_thread(order, engine, down)
         assert answer.status_code == 200, answer.text
@@ -162,6 +164,28 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
 
     assert stripped(asyncio.run(held())) == truth["a"]
     assert order(engine, "resume").status_code == 409
+
+
+def test_a_deadline_passes_in_a_pause(engine: EngineProcess) -> None:
+    """What came until then is the answer. A pause in the middle of it, so that no machine ends it by itself in time."""
+    whole = answers(engine, LONG[:1])[0].token_ids
+
+    async def cut_after(timeout_s: float) -> Answer:
+        async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
+            flowing = asyncio.Event()
+            stream = asyncio.create_task(stream_one(client, LONG[0] | {"timeout": timeout_s}, flowing.set))
+            stream.add_done_callback(lambda _: flowing.set())  # a slow machine may not even begin
+            await asyncio.wait_for(flowing.wait(), WATCHDOG_S)
+            async with held(engine, "keep"):
+                return await asyncio.wait_for(stream, timeout_s + WATCHDOG_S)
+
+    def is_cut(timeout_s: float) -> bool:
+        cut = asyncio.run(cut_after(timeout_s))
+        assert (cut.error, cut.token_ids) == (None, whole[: len(cut.token_ids)])
+        assert cut.finish_reason == ("timeout" if len(cut.token_ids) < len(whole) else "length")
+        return 0 < len(cut.token_ids) < len(whole)
+
+    assert any(is_cut(0.5 * 2**tries) for tries in range(7))
 
 
 def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path) -> None:

@@ -125,10 +125,10 @@ def wait_for_waiting(engine: EngineProcess, num_requests: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def held(engine: EngineProcess) -> AsyncIterator[None]:
+async def held(engine: EngineProcess, mode: str = "abort") -> AsyncIterator[None]:
     """Within, the engine is paused: what comes waits."""
     async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
-        (await client.post("/admin/pause", json={})).raise_for_status()
+        (await client.post("/admin/pause", json={"mode": mode})).raise_for_status()
         yield
         (await client.post("/admin/resume", json={})).raise_for_status()
 

@@ -86,7 +86,8 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
+# One thread gives the bits of any number: test_native.py holds it, and test_formulas.py runs every shape with one.
+@pytest.mark.parametrize(("k", "kv_dtype"), [cache for cache in CACHES if not cache[0].endswith("-1")], indirect=["k"])
 @pytest.mark.parametrize(
     ("shape", "block_size"), [*((shape, 16) for shape in SHAPES), (SHAPES[0], 8), (SHAPES[4], 32)], ids=str
 )
@@ -175,5 +176,5 @@ def test_two_threads() -> None:
         "test_attention_and_rotation(k, 'float32', SHAPES[0], 16)\n"
         "test_attention_and_rotation(k, 'float32', SHAPES[2], 16)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=500)
     assert ran.returncode == 0, ran.stderr

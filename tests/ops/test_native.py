@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ops import _cpu
@@ -79,7 +79,6 @@ def test_memory_starts_at_a_cache_line() -> None:
     assert executor.allocate(executor.rows(counts, 0, 8), 5).address % 64 == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(1, 9)), max_size=40))
 def test_buffers_that_live_at_the_same_time_do_not_overlap(drawn: list[tuple[int, int, int]]) -> None:
     lives = [(first, first + length, size * 64) for first, length, size in sorted(drawn)]

@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shm import layout
@@ -175,7 +175,7 @@ def test_corrupt_head_is_an_error_for_the_writer(link: Link) -> None:
 
 
 @KINDS
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     operations=st.lists(
         st.one_of(

@@ -140,7 +140,7 @@ def test_only_a_slab_can_be_attached() -> None:
     memory.close()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     operations=st.lists(
         st.one_of(

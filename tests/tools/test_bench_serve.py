@@ -132,6 +132,21 @@ def test_a_timeout_is_an_error() -> None:
     assert (timeline.error, timeline.detail) == ("timeout", "no complete reply within 0.2 s")
 
 
+def test_an_interruption_that_comes_with_the_reply_is_heard() -> None:
+    async def run(url: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        client = Client(Target.parse(url, ""), WATCHDOG_S)
+        soon = asyncio.get_running_loop().call_soon
+        try:
+            await client.send("GET", "/v1/models", b"", lambda _: soon(task.cancel) and None)
+        finally:
+            client.close()
+
+    with openai_server() as server, pytest.raises(asyncio.CancelledError):
+        asyncio.run(run(server.url))
+
+
 def test_a_key_and_a_url_with_v1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with openai_server(Behaviour(needs_key=True)) as server:
         assert main(["--url", f"{server.url}/v1", "--num-prompts", "1"]) == 1

@@ -104,10 +104,15 @@ class Client:
         """One exchange; returns the status when the body is complete. Raises OSError (ConnectionError, TimeoutError)."""
         framing = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if method == "POST" else ""
         request = f"{method} {self._target.path(path)} HTTP/1.1\r\n{self._head}{framing}\r\n".encode() + body
+        exchange = asyncio.ensure_future(self._send(request, on_body))
         try:
-            return await asyncio.wait_for(self._send(request, on_body), self._timeout_s)
-        except asyncio.TimeoutError:
-            raise TimeoutError(f"no complete reply within {self._timeout_s:g} s") from None
+            # Not wait_for: before Python 3.12 it loses a cancellation (Ctrl+C) that comes together with the reply.
+            await asyncio.wait({exchange}, timeout=self._timeout_s)
+            if not exchange.done():
+                raise TimeoutError(f"no complete reply within {self._timeout_s:g} s")
+            return exchange.result()
+        finally:
+            exchange.cancel()
 
     def close(self) -> None:
         for connection in self._idle:

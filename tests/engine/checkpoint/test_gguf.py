@@ -167,7 +167,7 @@ def test_same_tokens(pair: tuple[Vocabulary, Vocabulary]) -> None:
     assert found.eos_token_ids == (original.pieces.index("<|im_end|>"),)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=40))
 def test_same_tokens_of_any_text(pair: tuple[Vocabulary, Vocabulary], text: str) -> None:
     original, found = pair

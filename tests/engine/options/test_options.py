@@ -19,7 +19,9 @@ from tests.engine.echo_engine import REPOSITORY
 from tools.demo import MODEL
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
-TOKEN_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+TOKEN_NUMBERS = LAYERS * 2 * KV_HEADS * HEAD_DIM  # keys and values
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+PROCESSORS = {"float32": frozenset({"avx2"}), "bfloat16": frozenset({"avx2", "avx512_bf16"})}  # by what `--dtype auto` chooses
 
 
 @pytest.fixture
@@ -42,18 +44,27 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-def configure(model: Path, *arguments: str, environment: dict[str, str] | None = None) -> EngineConfig:
-    return resolve(read_options([str(model), *arguments], environment or {}))
+@pytest.fixture(params=PROCESSORS)
+def dtype(request: pytest.FixtureRequest) -> str:
+    """What `auto` comes to, on a processor of each kind whichever this machine has."""
+    name: str = request.param
+    return name
 
 
-def test_defaults(model: Path) -> None:
-    config = configure(model)
+def configure(
+    model: Path, *arguments: str, environment: dict[str, str] | None = None, processor: str = "float32"
+) -> EngineConfig:
+    return resolve(read_options([str(model), *arguments], environment or {}), PROCESSORS[processor])
+
+
+def test_defaults(model: Path, dtype: str) -> None:
+    config = configure(model, processor=dtype)
     assert config.model == str(model)
     assert config.served_model_name == ("small-model",)
     assert (config.load_format, config.max_model_len, config.device) == ("safetensors", 1024, "cpu")
-    assert (config.dtype in ("float32", "bfloat16"), config.quantization) == (True, "none")
+    assert (config.dtype, config.kv_cache_dtype, config.quantization) == (dtype, dtype, "none")
     assert config.num_kv_blocks == 32 * 1024 // 16  # a full batch of the longest samples
-    assert config.kv_cache_bytes == (config.num_kv_blocks + 1) * 16 * TOKEN_BYTES
+    assert config.kv_cache_bytes == (config.num_kv_blocks + 1) * 16 * TOKEN_NUMBERS * DTYPE_BYTES[dtype]
     assert config.threads >= 1
     assert (config.ops, config.plan) == ("native", "tape")
     assert configure(model, "--ops", "reference").plan == "eager"
@@ -170,9 +181,9 @@ def test_sizes(size: str, num_bytes: int) -> None:
     assert OPTIONS["kv_cache_memory"].kind.parse(size) == num_bytes
 
 
-def test_kv_blocks(model: Path) -> None:
-    block_bytes = 16 * TOKEN_BYTES
-    config = configure(model, "--kv-cache-memory", str(101 * block_bytes + 5))
+def test_kv_blocks(model: Path, dtype: str) -> None:
+    block_bytes = 16 * TOKEN_NUMBERS * DTYPE_BYTES[dtype]
+    config = configure(model, "--kv-cache-memory", str(101 * block_bytes + 5), processor=dtype)
     assert (config.num_kv_blocks, config.kv_cache_bytes) == (100, 101 * block_bytes)
     config = configure(model, "--kv-cache-memory", "1GiB", "--num-kv-blocks", "70")
     assert (config.num_kv_blocks, config.max_model_len) == (70, 1024)

@@ -11,6 +11,7 @@ from engine.checkpoint.locate import resolve_model
 from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.resolve import resolve
+from engine.options.resolve_weights import processor_flags
 from engine.options.table import read_options
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tools.demo import MODEL as DEMO
@@ -27,10 +28,9 @@ def configure(*arguments: str) -> EngineConfig:
 
 
 def test_dtype() -> None:
-    flags = next(
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.lower().startswith(("flags", "features"))
-    )
-    assert configure().dtype == ("bfloat16" if "avx512_bf16" in flags.split() else "float32")
+    for flags, dtype in ((frozenset({"avx512f"}), "float32"), (frozenset({"avx512f", "avx512_bf16"}), "bfloat16")):
+        assert resolve(read_options([], {}, str(DEMO)), flags).dtype == dtype
+    assert configure().dtype == ("bfloat16" if "avx512_bf16" in processor_flags() else "float32")
     assert configure("--dtype", "bfloat16").dtype == "bfloat16"
     assert configure("--dtype", "float32").dtype == "float32"
     assert configure("--ops", "reference").dtype == "float32"

@@ -47,7 +47,7 @@ from engine.messages import (
     encode,
 )
 from engine.process.actor import ActorLoop
-from engine.process.context import ActorContext
+from engine.process.context import ActorContext, EventSender
 from engine.process.run_directory import Run, WeightsRecord, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import RingSizes
@@ -239,6 +239,17 @@ class Stream:
         return bool(self.finish_reason) or self.rejected is not None
 
 
+class CountedEvents(EventSender):
+    """The scheduler's way to its supervisor; ZeroMQ delivers them by a thread of its own, at any time later, so that the
+    simulation waits for as many as it counts here: else streams would go on meanwhile, for as long as the machine likes."""
+
+    num_sent = 0  # and not collected
+
+    def send(self, event: Control) -> None:
+        super().send(event)
+        self.num_sent += 1
+
+
 class Simulation:
     """The whole: rings, the scheduler's loop, a rank, and the tokenizers' ends."""
 
@@ -278,6 +289,7 @@ class Simulation:
         self.begin_epoch("scheduler", epoch)
         self.scheduler_epoch = epoch
         self.context = ActorContext(self.run, self.config, "scheduler", epoch)
+        self.context.events = self.events = CountedEvents(self.run.events_endpoint)
         self.scheduler = SchedulerActor(self.context)
         self.loop = ActorLoop(self.scheduler)
         self.scheduler.on_start()
@@ -285,6 +297,7 @@ class Simulation:
 
     def restart_scheduler(self) -> None:
         """It dies; the edge submits everything open again, and the rank greets the new one."""
+        self._collect_events()
         self.context.close()
         self.start_scheduler(self.scheduler_epoch + 1)
         self.rank.say_hello()
@@ -384,8 +397,14 @@ class Simulation:
                 for _, payload in mailbox.receive():
                     num_done += 1
                     self._take(decode(payload))
-        while self._events.poll(0):
+        return num_done + self._collect_events()
+
+    def _collect_events(self) -> int:
+        num_done = 0
+        while self.events.num_sent:
+            assert self._events.poll(WATCHDOG_S * 1000), "an event of the scheduler was lost"
             self._take_event(decode_control(self._events.recv()))
+            self.events.num_sent -= 1
             num_done += 1
         return num_done
 

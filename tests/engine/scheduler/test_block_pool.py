@@ -170,5 +170,5 @@ class PoolMachine(RuleBasedStateMachine):
                 assert chains.setdefault(block_id, chain) == chain
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestPool = PoolMachine.TestCase

@@ -308,7 +308,7 @@ PROMPTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     PROMPTS,
     st.integers(1, 24),

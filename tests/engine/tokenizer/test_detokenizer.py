@@ -17,7 +17,7 @@ from engine.tokenizer.detokenizer import Detokenizer, decode
 from engine.tokenizer.vocabulary import Vocabulary
 from tests.engine.tokenizer.vocabularies import CORPUS, TOKENIZERS, byte_level, llama, sentencepiece_model, write_checkpoint
 
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 texts = st.text(max_size=40) | st.sampled_from([*CORPUS, "😀👩‍👩‍👧 e\u0301 日本", "", " ", "  a  ", "\x00\u2028\ufffd"])
 id_lists = st.lists(st.integers(min_value=0, max_value=520), max_size=30)
 

@@ -101,7 +101,7 @@ def test_unknown_token_ids_are_dropped() -> None:
     assert kept["lists"] == slots.token_lists[0].ctypes.data
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
 def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
     """Samples in the middle of their answers change places; the answers do not change."""

@@ -1,0 +1,132 @@
+"""A request of every kind that the API takes, and its whole answer, for comparisons byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+
+from tests.e2e.workload import Body
+from tests.waiting import WATCHDOG_S
+
+Json = dict[str, Any]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+OF_THIS_REQUEST = ("id", "created", "weight_version")  # an answer's fields that say when it was asked, not what
+NEVER = ["never said"]
+GROWING = ("text", "content")  # strings of which a stream brings pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    path: str
+    body: Body
+
+
+def every_kind(max_tokens: int) -> list[Call]:
+    """No two prompts share a block, so that no answer has cached tokens where the prefix cache was empty before."""
+    completions: list[Body] = [
+        {"logprobs": 3, "return_token_ids": True, "priority": -3},
+        {"temperature": 0, "priority": 7, "stream": False},
+        {"ignore_eos": False, "timeout": 3600, "return_token_ids": True},
+        {"n": 3, "logprobs": 0},
+        {"n": 2, "best_of": 4, "stream": False},
+        {"best_of": 3, "logprobs": 2, "stream": False},
+        {"echo": True, "logprobs": 2},
+        {"echo": True, "n": 2, "stream": False},
+        {"echo": True, "prompt_logprobs": 1, "stream": False},
+        {"prompt_logprobs": 2, "temperature": 0, "stream": False},
+        {"prompt_logprobs": 0, "logprobs": 1, "stream": False},
+        {"stop_token_ids": [*range(40, 300)], "min_tokens": max_tokens // 2, "return_token_ids": True},
+        {"bad_words": ["the", " a"], "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"allowed_token_ids": [*range(100, 200)], "logit_bias": {"150": 3.0}, "top_k": 20},
+        {"stop": NEVER, "logprobs": 1},
+        {"stop": NEVER, "include_stop_str_in_output": True, "return_token_ids": True},
+        {"stop": NEVER, "stream": False},
+    ]
+    chats: list[Body] = [
+        {"logprobs": True, "top_logprobs": 2},
+        {"n": 2, "return_token_ids": True, "priority": 2},
+        {"temperature": 0, "stream": False},
+        {"n": 2, "best_of": 3, "stream": False},
+        {"stop": NEVER},
+        {"stop": NEVER, "include_stop_str_in_output": True, "logprobs": True},
+    ]
+    calls = [Call(COMPLETIONS, {"prompt": words(index, 10 + 4 * index), **own}) for index, own in enumerate(completions)]
+    calls.append(Call(COMPLETIONS, {"prompt": [words(50, 40), words(51, 3), words(52, 90)], "n": 2}))
+    calls += [Call(CHAT, {"messages": conversation(60 + index), **own}) for index, own in enumerate(chats)]
+    return [_completed(call, seed, max_tokens) for seed, call in enumerate(calls)]
+
+
+def words(number: int, count: int) -> str:
+    """A text that begins with its number."""
+    return " ".join(f"{number}{'abcdefghij'[(number * 7 + index * index) % 10]}{index}" for index in range(count))
+
+
+def conversation(number: int) -> list[Json]:
+    roles = ("user", "assistant", "user")
+    return [{"role": role, "content": words(number + 10 * turn, 15)} for turn, role in enumerate(roles)]
+
+
+def _completed(call: Call, seed: int, max_tokens: int) -> Call:
+    body: Body = {"max_tokens": max_tokens, "temperature": 1.0, "top_p": 0.95, "ignore_eos": True, "seed": seed, "stream": True}
+    body |= call.body
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    return Call(call.path, body)
+
+
+def with_late_stops(calls: Iterable[Call], answers: Iterable[Json]) -> list[Call]:
+    """Those with a stop string get one that their text, as it was answered, brings late and not before."""
+    found = []
+    for call, answer in zip(calls, answers, strict=True):
+        stop = ""
+        if "stop" in call.body:
+            choice = answer["choices"][0]
+            text = str(choice.get("text") or choice["delta"]["content"])
+            late = [text[at : at + 5] for at in range(len(text) // 2, len(text) - 5)]
+            stop = next((piece for piece in late if piece.isprintable() and text.find(piece) >= len(text) // 2), "")
+        found.append(Call(call.path, call.body | {"stop": [stop, *NEVER]}) if stop else call)
+    return found
+
+
+async def ask_all(url: str, calls: list[Call], on_delta: Callable[[], None] = lambda: None) -> list[Json]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=2 * WATCHDOG_S, limits=limits) as client:
+        return list(await asyncio.gather(*(ask(client, call, on_delta) for call in calls)))
+
+
+async def ask(client: httpx.AsyncClient, call: Call, on_delta: Callable[[], None]) -> Json:
+    """The whole answer but for `OF_THIS_REQUEST`: choices by their index, a stream's chunks put together."""
+    answer: Json = {}
+    async with client.stream("POST", call.path, json=call.body) as response:
+        if not call.body["stream"] or response.status_code != 200:
+            put_together(answer, orjson.loads(await response.aread()))
+        else:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    put_together(answer, orjson.loads(line[6:]))
+                    on_delta()
+    assert "error" not in answer, (call, answer)
+    return answer
+
+
+def put_together(whole: Json, chunk: Json) -> None:
+    for key, value in chunk.items():
+        if key in OF_THIS_REQUEST or value is None:
+            continue
+        if key == "choices":
+            choices = whole.setdefault(key, {})
+            for choice in value:
+                put_together(choices.setdefault(choice["index"], {}), choice)
+        elif isinstance(value, dict):
+            put_together(whole.setdefault(key, {}), value)
+        elif isinstance(value, list):
+            whole.setdefault(key, []).extend(value)
+        elif key in GROWING:
+            whole[key] = whole.get(key, "") + value
+        else:
+            whole[key] = value
