@@ -1,8 +1,8 @@
 // What one instruction set offers: the kernels over a range of rows, without threads.
 //
 // Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags;
-// `variants()` (ops.cpp) asks the processor which it can run. A further variant is one more such unit, a line in CMakeLists.txt
-// and one in `variants()`.
+// `variants()` (ops.cpp) are those that the processor runs (processor.h). A further variant is one more such unit, its flags in
+// CMakeLists.txt, its line in processor.h and one in `built_variants()`.
 //
 // Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
 // shape of the operands alone. Variants need not agree with each other.
@@ -171,17 +171,12 @@ struct Kernels {
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
 bool adds_floats_apart();
 
+// Of those that are built, in the order of `VARIANTS` (processor.h).
 const Kernels &portable_kernels();
-#ifdef TOKAMAK_AVX2
-const Kernels &wide_kernels();  // the 64-byte code on AVX2, for tests
+const Kernels &wide_kernels();
 const Kernels &avx2_kernels();
-#endif
-#ifdef TOKAMAK_AVXVNNI
 const Kernels &avxvnni_kernels();
-#endif
-#ifdef TOKAMAK_AVX512
 const Kernels &avx512_kernels();
 const Kernels &avx512bf16_kernels();
-#endif
 
 }  // namespace tokamak::cpu

@@ -4,11 +4,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "checksum.h"
 #include "ops.h"
 #include "packing.h"
-#include "probe.h"
 #include "philox.h"
+#include "probe.h"
+#include "processor.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -83,6 +86,15 @@ void bind_engine(nb::module_ &module) {
         std::vector<std::string> names;
         for (const Kernels *kernels : variants()) names.emplace_back(kernels->name);
         return names;
+    });
+    module.def("known_variants", [] {
+        nb::list all;
+        for (const Variant &variant : VARIANTS) {
+            bool is_built = false;
+            for (const Kernels *kernels : built_variants()) is_built |= std::strcmp(kernels->name, variant.name) == 0;
+            all.append(nb::make_tuple(variant.name, is_built, variant.is_runnable()));
+        }
+        return all;
     });
     module.def("variant", [] { return std::string(Engine::get().kernels().name); });
     module.def("has_paired_products", [] { return Engine::get().kernels().has_paired_products; });

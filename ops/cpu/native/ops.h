@@ -99,7 +99,8 @@ private:
     std::vector<char> prepared_;
 };
 
-std::vector<const Kernels *> variants();  // of this processor, the best last
+std::vector<const Kernels *> built_variants();  // in the order of `VARIANTS` (processor.h)
+std::vector<const Kernels *> variants();        // those that this processor runs, the best last
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
 void look_up(const Embed &op, i64 row);
