@@ -48,9 +48,8 @@ LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &ke
     if (bytes == 0) return shape;
     shape.prepared = engine.prepared(rows * bytes);
     const i64 tiles = divide_up(rows, kernels.tile_rows);
-    for_rows(engine, tiles, rows * shape.inputs / tiles, [&](i64 begin, i64 end) {
-        kernels.prepare(shape, rows * begin / tiles, rows * end / tiles);
-    });
+    for_rows(engine, tiles, rows * shape.inputs / tiles,
+             [&](i64 begin, i64 end) { kernels.prepare(shape, rows * begin / tiles, rows * end / tiles); });
     return shape;
 }
 
@@ -91,9 +90,8 @@ void run_op(Engine &, const MapSlots &op) {
 
 void run_op(Engine &engine, const RotateAndStore &op) {
     const i64 width = (op.shape.heads + 2 * op.shape.kv_heads) * op.shape.head_dim;
-    for_rows(engine, op.rows.get(), width, [&](i64 begin, i64 end) {
-        engine.kernels().rotate_and_store(op.shape, begin, end);
-    });
+    for_rows(engine, op.rows.get(), width,
+             [&](i64 begin, i64 end) { engine.kernels().rotate_and_store(op.shape, begin, end); });
 }
 
 void run_op(Engine &engine, const Attend &op) { attend(engine, op); }
