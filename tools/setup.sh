@@ -34,6 +34,8 @@ find_python() {
 
 hash_of() { sha256sum | cut -d' ' -f1; }
 
+# ----------------------------------------------------------------------------------------- what is there, and whether it will do
+
 # What the packages in the environment depend on. Scripts in it name both directories.
 package_fingerprint() { (cd "$root" && cat pyproject.toml && echo "$root" "$venv" && "$venv/bin/python" --version) | hash_of; }
 
@@ -41,7 +43,7 @@ package_fingerprint() { (cd "$root" && cat pyproject.toml && echo "$root" "$venv
 native_fingerprint() {
   (
     cd "$root"
-    find CMakeLists.txt ./*/native ./*/*/native -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    find CMakeLists.txt shm/native ops/*/native -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     echo "$package_fingerprint"
     { grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true; } | grep -oE '\b(fma|avx2|avx_vnni|avx512\w*)\b' || true
   ) | hash_of
@@ -174,7 +176,7 @@ wait_for_jobs() {
       [ "$status" -eq 0 ] && continue
       end_jobs
       [ ! -t 2 ] || printf '\r\033[K' >&2
-      grep -vE "^ *WARNING: Location '.*' is ignored" "$(log_of "$name")" | tail -n 40 >&2 || true
+      grep -vE "^ *WARNING: Location .* is ignored" "$(log_of "$name")" | tail -n 40 >&2 || true
       fail "$name: failed; its messages end as above, all are in $(log_of "$name")"
     done
     line="$(how_far)"
@@ -226,4 +228,40 @@ setup() {
     say "installed in $SECONDS s"
   fi
   exec {lock}>&-
+}
+
+# ---------------------------------------------------------------------------------------------- what options need
+
+# asked NAME VALUE ARGUMENTS...: whether the option has that value on the command line, in the environment or in the file.
+asked() {
+  local name="$1" value="$2" variable="TOKAMAK_${1^^}" file="${TOKAMAK_CONFIG:-}" previous="" argument given=""
+  shift 2
+  for argument in "$@"; do
+    case "$previous $argument" in
+      "--$name "*) given="$argument" ;;
+      *" --$name="*) given="${argument#*=}" ;;
+      "--config "*) file="$argument" ;;
+      *" --config="*) file="${argument#*=}" ;;
+    esac
+    previous="$argument"
+  done
+  given="${given:-${!variable:-}}"
+  if [ -z "$given" ] && [ -f "$file" ]; then
+    grep -qE "^[[:space:]{,\"']*$name[\"']?[[:space:]]*:[[:space:]]*[\"']?$value\b" "$file"
+  else
+    [ "$given" = "$value" ]
+  fi
+}
+
+# The extra that has the build of Paddle which options of tools/serve need; nothing where native ops do.
+paddle_build() {
+  if [ -n "${TOKAMAK_EXTRA:-}" ]; then
+    echo "$TOKAMAK_EXTRA"
+  elif asked device gpu "$@"; then
+    echo gpu
+  elif asked device xpu "$@"; then
+    echo xpu
+  elif asked ops reference "$@"; then
+    echo cpu
+  fi
 }

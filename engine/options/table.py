@@ -21,7 +21,13 @@ from engine.errors import OptionError
 from engine.options.kinds import Kind, choice, flag, num_bytes, power_of_two, seconds, template, text, texts, whole
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
-TOOL_VARIABLES = ("TOKAMAK_BUILD_ALL", "TOKAMAK_EXTRA", "TOKAMAK_PYTHON", "TOKAMAK_URL", "TOKAMAK_VENV")  # of tools/serve and the clients
+TOOL_VARIABLES = (
+    "TOKAMAK_BUILD_ALL",
+    "TOKAMAK_EXTRA",
+    "TOKAMAK_PYTHON",
+    "TOKAMAK_URL",
+    "TOKAMAK_VENV",
+)  # of tools/serve and the clients
 
 
 @dataclass(frozen=True, slots=True)
