@@ -154,6 +154,7 @@ def set_heartbeat(word: int) -> None: ...  # address of a uint64 that is written
 def num_threads() -> int: ...
 def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)
+def known_variants() -> list[tuple[str, bool, bool]]: ...  # all of them: name, is built, is run by this processor
 def variant() -> str: ...  # the one in use
 def has_paired_products() -> bool: ...  # attention over narrow keys and values rounds queries and weights to bfloat16
 def select(name: str) -> bool: ...  # False: no such variant here

@@ -1,14 +1,17 @@
 # Makes .venv with this checkout installed into it, or finds it up to date. Sourced by tools/serve and tools/test.
 #
-#   setup EXTRA...    extras of pyproject.toml that are needed, such as: setup cpu test
+#   setup LEVEL [EXTRA...]    LEVEL: which variants of the kernels, "best" for this machine or all that are "runnable" on it
+#                             EXTRA: extras of pyproject.toml that are needed, such as: setup runnable cpu test
 #
-# TOKAMAK_VENV    where the environment is (default: .venv in the checkout)
-# TOKAMAK_PYTHON  the interpreter it is made with (default: the first of python3, python3.13 ... python3.10 that will do)
+# TOKAMAK_VENV       where the environment is (default: .venv in the checkout)
+# TOKAMAK_PYTHON     the interpreter it is made with (default: the first of python3, python3.13 ... python3.10 that will do)
+# TOKAMAK_BUILD_ALL  1: kernels for every processor, not for this machine alone
 
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${TOKAMAK_VENV:-$root/.venv}"
+native_stamp="$root/build/tokamak-native" # what the modules beside the sources were built from
 
 say() { printf 'tokamak: %s\n' "$*" >&2; }
 
@@ -29,22 +32,38 @@ find_python() {
   fail "no Python 3.10 to 3.13 found (python3 is $(python3 --version 2>&1 || true)); install one, or name it with TOKAMAK_PYTHON"
 }
 
-# What an installation depends on. Python sources are used in place, so they are not part of it.
-fingerprint() {
+hash_of() { sha256sum | cut -d' ' -f1; }
+
+# ----------------------------------------------------------------------------------------- what is there, and whether it will do
+
+# What the packages in the environment depend on. Scripts in it name both directories.
+package_fingerprint() { (cd "$root" && cat pyproject.toml && echo "$root" "$venv" && "$venv/bin/python" --version) | hash_of; }
+
+# What the native modules depend on. Python sources are used in place, so they are part of neither.
+native_fingerprint() {
   (
     cd "$root"
-    find pyproject.toml CMakeLists.txt ./*/native -type f \( -name '*.toml' -o -name '*.txt' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \) -print0 |
-      LC_ALL=C sort -z | xargs -0 sha256sum
-    echo "$root" "$venv" # scripts in it name both
-    "$venv/bin/python" --version
-  ) | sha256sum | cut -d' ' -f1
+    find CMakeLists.txt shm/native ops/*/native -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    echo "$package_fingerprint"
+    { grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true; } | grep -oE '\b(fma|avx2|avx_vnni|avx512\w*)\b' || true
+  ) | hash_of
 }
 
-is_installed() {
-  local extra now
-  now="$(fingerprint)"
-  for extra in "$@"; do
-    [ "$(cat "$venv/.tokamak-$extra" 2>/dev/null)" = "$now" ] || return 1
+# Whether the modules that were built last have the variants of `level`, or more.
+has_level() {
+  case "$1 $2" in "best "* | "runnable runnable" | *" all") ;; *) return 1 ;; esac
+}
+
+is_native_built() {
+  local built hash
+  read -r built hash 2>/dev/null <"$native_stamp" || return 1
+  [ "$hash" = "$native_fingerprint" ] && has_level "$level" "$built"
+}
+
+has_packages() {
+  local name
+  for name in base "$@"; do
+    [ "$(cat "$venv/.tokamak-$name" 2>/dev/null)" = "$package_fingerprint" ] || return 1
   done
 }
 
@@ -58,27 +77,191 @@ make_venv() {
   touch "$venv/.tokamak-made"
 }
 
-install_into_venv() {
-  local extra extras quiet=()
-  extras="$(IFS=, && echo "$*")"
-  command -v c++ >/dev/null || command -v g++ >/dev/null ||
-    fail "no C++ compiler found; the shared-memory module needs one (Debian, Ubuntu: apt install g++)"
-  [ -t 2 ] || quiet=(--quiet)
-  say "installing with [$extras]; the first time this downloads Paddle and takes a few minutes"
-  "$venv/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check --editable "$root[$extras]" >&2 ||
-    fail "pip could not install tokamak[$extras]; its messages are above"
-  for extra in "$@"; do
-    fingerprint >"$venv/.tokamak-$extra"
+# pip with its messages in a log; the environment's own modules are compiled when they are first imported.
+pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile --no-warn-conflicts "$@"; }
+
+# The requirements of pyproject.toml that a person would write after `pip install`, one a line: PART is build, base or an extra.
+requirements() {
+  "$venv/bin/python" - "$root/pyproject.toml" "$@" <<'PYTHON'
+import sys
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+with open(sys.argv[1], "rb") as file:
+    content = tomllib.load(file)
+parts = {"build": content["build-system"]["requires"], "base": content["project"]["dependencies"]}
+parts |= content["project"]["optional-dependencies"]
+print(*(requirement for part in sys.argv[2:] for requirement in parts[part]), sep="\n")
+PYTHON
+}
+
+# What builds the modules: installed here, so that a later build finds everything where it was. A cmake and ninja of the machine
+# are used where they will do.
+install_build_tools() {
+  local tools
+  mapfile -t tools < <(requirements build)
+  pip_install --upgrade pip "${tools[@]}" &&
+    mapfile -t tools < <(cd "$root" && "$venv/bin/python" -c '
+from scikit_build_core.build import get_requires_for_build_editable as required
+print(*required(), sep="\n")') &&
+    { [ -z "${tools[*]}" ] || pip_install "${tools[@]}"; }
+}
+
+# The modules, beside their sources. Once a build directory is there, only what changed is compiled.
+build_native() {
+  local cache cmake
+  cache="$(grep -lsF "$venv/" "$root"/build/editable/*/CMakeCache.txt | head -n1 || true)"
+  if [ -n "$cache" ] && has_packages; then
+    cmake="$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' "$cache")"
+    "$cmake" -DTOKAMAK_VARIANTS="$level" "${cache%/*}" && "$cmake" --build "${cache%/*}"
+  else
+    pip_install --verbose --no-deps --no-build-isolation --config-settings=cmake.define.TOKAMAK_VARIANTS="$level" --editable "$root"
+  fi
+}
+
+install_packages() {
+  local packages
+  mapfile -t packages < <(requirements base "$@")
+  pip_install "${packages[@]}"
+}
+
+# --------------------------------------------------------------------------------------------- jobs, and how far they are
+
+declare -A jobs=() # what runs: its name -> its process group
+
+log_of() { echo "$venv/${1// /-}.log"; }
+
+# begin NAME COMMAND...: in a process group of its own, its messages in a log.
+begin() {
+  local name="$1"
+  shift
+  set -m
+  "$@" </dev/null >"$(log_of "$name")" 2>&1 &
+  jobs[$name]=$!
+  set +m
+}
+
+end_jobs() {
+  local name
+  for name in "${!jobs[@]}"; do kill -TERM -- "-${jobs[$name]}" 2>/dev/null || true; done
+}
+
+how_far() {
+  local name log line="" part
+  for name in "${!jobs[@]}"; do
+    log="$(log_of "$name")"
+    case "$name" in
+      packages)
+        part="$(sed -n 's/^Installing collected packages: //p' "$log" | tr -cd , | wc -c)"
+        [ "$part" -eq 0 ] && part="$(grep -c '^Collecting' "$log" || true) found" || part="installing $((part + 1))"
+        ;;
+      *) part="$(grep -oE '\[[0-9]+/[0-9]+\]' "$log" | tail -n1 | tr -d '[]' | sed 's:/: of :' || true)" ;;
+    esac
+    line+="${line:+, }$name${part:+: $part}"
   done
+  echo "$line"
+}
+
+# Waits for all jobs; where one fails the others end, and its last messages are shown.
+wait_for_jobs() {
+  local name status line tick=0
+  trap 'end_jobs; exit 130' INT TERM
+  while [ "${#jobs[@]}" -gt 0 ]; do
+    for name in "${!jobs[@]}"; do
+      kill -0 "${jobs[$name]}" 2>/dev/null && continue
+      status=0
+      wait "${jobs[$name]}" || status=$?
+      unset "jobs[$name]"
+      [ "$status" -eq 0 ] && continue
+      end_jobs
+      [ ! -t 2 ] || printf '\r\033[K' >&2
+      grep -vE "^ *WARNING: Location .* is ignored" "$(log_of "$name")" | tail -n 40 >&2 || true
+      fail "$name: failed; its messages end as above, all are in $(log_of "$name")"
+    done
+    line="$(how_far)"
+    if [ -t 2 ]; then
+      printf '\r\033[Ktokamak: %s' "$line" >&2
+    elif [ $((tick++ % 50)) -eq 49 ] && [ -n "$line" ]; then
+      say "$line"
+    fi
+    [ "${#jobs[@]}" -eq 0 ] || sleep 0.2
+  done
+  [ ! -t 2 ] || printf '\r\033[K' >&2
+  trap - INT TERM
+}
+
+# -------------------------------------------------------------------------------------------------------------- setup
+
+install_into_venv() {
+  local name
+  command -v c++ >/dev/null || command -v g++ >/dev/null ||
+    fail "no C++ compiler found; the native modules need one (Debian, Ubuntu: apt install g++)"
+  if ! has_packages; then
+    say "installing packages and building native modules (kernels: $level)"
+    begin "build tools" install_build_tools
+    wait_for_jobs
+  fi
+  has_packages "$@" || begin packages install_packages "$@"
+  { has_packages && is_native_built; } || begin "native modules" build_native
+  wait_for_jobs
+  for name in base "$@"; do
+    echo "$package_fingerprint" >"$venv/.tokamak-$name"
+  done
+  is_native_built || echo "$level $native_fingerprint" >"$native_stamp"
 }
 
 # One setup at a time; the second finds everything done.
 setup() {
-  local lock
+  local lock level="$1" package_fingerprint native_fingerprint
+  shift
+  [ "${TOKAMAK_BUILD_ALL:-0}" = 0 ] || level=all
   mkdir -p "$venv"
   exec {lock}>"$venv/.tokamak-lock"
   ! command -v flock >/dev/null || flock "$lock"
   [ -e "$venv/.tokamak-made" ] || make_venv
-  is_installed "$@" || install_into_venv "$@"
+  package_fingerprint="$(package_fingerprint)"
+  native_fingerprint="$(native_fingerprint)"
+  if ! has_packages "$@" || ! is_native_built; then
+    SECONDS=0
+    install_into_venv "$@"
+    say "installed in $SECONDS s"
+  fi
   exec {lock}>&-
+}
+
+# ---------------------------------------------------------------------------------------------- what options need
+
+# asked NAME VALUE ARGUMENTS...: whether the option has that value on the command line, in the environment or in the file.
+asked() {
+  local name="$1" value="$2" variable="TOKAMAK_${1^^}" file="${TOKAMAK_CONFIG:-}" previous="" argument given=""
+  shift 2
+  for argument in "$@"; do
+    case "$previous $argument" in
+      "--$name "*) given="$argument" ;;
+      *" --$name="*) given="${argument#*=}" ;;
+      "--config "*) file="$argument" ;;
+      *" --config="*) file="${argument#*=}" ;;
+    esac
+    previous="$argument"
+  done
+  given="${given:-${!variable:-}}"
+  if [ -z "$given" ] && [ -f "$file" ]; then
+    grep -qE "^[[:space:]{,\"']*$name[\"']?[[:space:]]*:[[:space:]]*[\"']?$value\b" "$file"
+  else
+    [ "$given" = "$value" ]
+  fi
+}
+
+# The extra that has the build of Paddle which options of tools/serve need; nothing where native ops do.
+paddle_build() {
+  if [ -n "${TOKAMAK_EXTRA:-}" ]; then
+    echo "$TOKAMAK_EXTRA"
+  elif asked device gpu "$@"; then
+    echo gpu
+  elif asked device xpu "$@"; then
+    echo xpu
+  elif asked ops reference "$@"; then
+    echo cpu
+  fi
 }

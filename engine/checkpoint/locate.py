@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import httpx
+import httpx2
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -71,6 +71,6 @@ def _download(name: str, endpoint: str | None) -> Path:
         raise CheckpointError(
             f"{repository}: the hub cannot be reached and no snapshot is cached; check the connection or give a local directory"
         ) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+    except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
         raise CheckpointError(f"{repository} cannot be downloaded: {error}") from error
     return Path(snapshot).resolve()

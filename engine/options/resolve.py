@@ -191,7 +191,7 @@ def _device(asked: str, ops: str) -> str:
     is_native = asked == "cpu" and ops != "reference"
     if not is_native and not _has_build(asked):
         raise OptionError(
-            f"--device {asked} needs {' or '.join(_DISTRIBUTIONS[asked][:1])}, which is not installed; "
+            f"--ops {ops} on --device {asked} needs {_DISTRIBUTIONS[asked][0]}, which is not installed; "
             f"run pip install 'tokamak[{asked}]' or TOKAMAK_EXTRA={asked} tools/serve"
         )
     return asked

@@ -33,7 +33,13 @@ from engine.options.kinds import (
 )
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
-TOOL_VARIABLES = ("TOKAMAK_EXTRA", "TOKAMAK_PYTHON", "TOKAMAK_URL", "TOKAMAK_VENV")  # of tools/serve and the clients
+TOOL_VARIABLES = (
+    "TOKAMAK_BUILD_ALL",
+    "TOKAMAK_EXTRA",
+    "TOKAMAK_PYTHON",
+    "TOKAMAK_URL",
+    "TOKAMAK_VENV",
+)  # of tools/serve and the clients
 
 
 @dataclass(frozen=True, slots=True)

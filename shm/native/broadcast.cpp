@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "bindings.h"
+#include "buffer.h"
 #include "doorbell.h"
 #include "record_ring.h"
 
@@ -59,7 +60,7 @@ public:
     bool try_send(nb::handle object) {
         const Payload payload(object);
         admit();
-        if (!writer_.push(payload.view(), [this] { return slowest_head(); })) return false;
+        if (!writer_.push(payload.data(), payload.num_bytes(), [this] { return slowest_head(); })) return false;
         for (ReaderPlace &place : readers_) place.doorbell.ring();
         return true;
     }
@@ -116,10 +117,8 @@ public:
         nb::list batch;
         if (!is_joined()) return batch;
         try {
-            while (nb::len(batch) < max_records) {
-                const nb::object payload = ring_->next();
-                if (!payload.is_valid()) break;
-                batch.append(payload);
+            const auto append = [&](const void *payload, u64 num_bytes) { batch.append(nb::bytes(payload, num_bytes)); };
+            while (nb::len(batch) < max_records && ring_->next(append)) {
             }
         } catch (const Fault &) {
             check_place();

@@ -3,19 +3,14 @@
 
 #include <nanobind/nanobind.h>
 
-#include <stdexcept>
 #include <string>
 
+#include "fault.h"
 #include "layout.h"
 
 namespace tokamak {
 
 namespace nb = nanobind;
-
-// Becomes shm.errors.SharedMemoryError in Python.
-struct Fault : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 // Keeps the mapping alive for as long as it lives: a native object that outlives Segment.close() still has its memory.
 class Buffer {
@@ -53,6 +48,22 @@ public:
         if (is_readonly()) throw Fault("shared memory: this segment is mapped read-only");
         return at<T>(offset, count);
     }
+
+private:
+    Py_buffer view_;
+};
+
+// A payload given by Python: anything with contiguous bytes.
+class Payload {
+public:
+    explicit Payload(nb::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    }
+    ~Payload() { PyBuffer_Release(&view_); }
+    Payload(const Payload &) = delete;
+    Payload &operator=(const Payload &) = delete;
+    const void *data() const { return view_.buf; }
+    u64 num_bytes() const { return static_cast<u64>(view_.len); }
 
 private:
     Py_buffer view_;

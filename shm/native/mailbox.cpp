@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "buffer.h"
 #include "doorbell.h"
 #include "record_ring.h"
 
@@ -37,7 +38,8 @@ public:
 
     bool try_send(nb::handle object) {
         const Payload payload(object);
-        if (!writer_.push(payload.view(), [this] { return load_acquire(&ring_.reader->head); })) return false;
+        if (!writer_.push(payload.data(), payload.num_bytes(), [this] { return load_acquire(&ring_.reader->head); }))
+            return false;
         doorbell_.ring();
         return true;
     }
@@ -101,10 +103,11 @@ private:
 
     bool take(u64 index, nb::list &batch) {
         RecordReader &ring = rings_[index];
-        const nb::object payload = ring.next();
-        if (payload.is_valid()) batch.append(nb::make_tuple(senders_[index], payload));
+        const bool has_taken = ring.next([&](const void *payload, u64 num_bytes) {
+            batch.append(nb::make_tuple(senders_[index], nb::bytes(payload, num_bytes)));
+        });
         ring.commit();
-        return payload.is_valid();
+        return has_taken;
     }
 
     Buffer buffer_;

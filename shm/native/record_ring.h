@@ -1,10 +1,12 @@
-// Records in a ring of bytes: the writer's half and the reader's half. Mailbox and broadcast ring are built of these.
+// Records in a ring of bytes: the writer's half and the reader's half. Mailbox and broadcast ring are built of these. Nothing
+// here knows of Python.
 #pragma once
 
 #include <cstring>
+#include <string>
 #include <utility>
 
-#include "buffer.h"
+#include "fault.h"
 #include "sync.h"
 
 namespace tokamak {
@@ -39,8 +41,7 @@ public:
 
     // Writes and publishes one record. False: no room. `slowest_head()` is asked only when the last answer is not enough.
     template <class Head>
-    bool push(const Py_buffer &payload, Head slowest_head) {
-        const u64 num_bytes = static_cast<u64>(payload.len);
+    bool push(const void *payload, u64 num_bytes, Head slowest_head) {
         if (num_bytes > max_record_bytes()) {
             throw Fault("a record of " + std::to_string(num_bytes) + " bytes does not fit: a ring of " +
                         std::to_string(area_.capacity) + " bytes takes records of up to " + std::to_string(max_record_bytes()) +
@@ -65,7 +66,7 @@ public:
         }
         u8 *record = area_.data + area_.offset(tail_ + pad);
         const RecordHeader header{static_cast<u32>(num_bytes), RECORD, epoch_, 0, ++seq_};
-        std::memcpy(record + sizeof header, payload.buf, num_bytes);
+        std::memcpy(record + sizeof header, payload, num_bytes);
         std::memcpy(record, &header, sizeof header);
         publish(tail_ + pad + span);
         return true;
@@ -103,9 +104,11 @@ public:
     // True: something is published beyond the committed head. Looks at shared words only, so any thread may ask.
     bool has_records() const { return load_acquire(&writer_->tail) != load_relaxed(&line_->head); }
 
-    // The next record's payload as new Python bytes, or a null object. Doubles, and records of a writer older than the
-    // last one, are dropped. Nothing is given back to the writer before commit().
-    nb::object next() {
+    // take(payload, num_bytes) of the next record; false: there is none. Where `take` throws, the record is the next one still.
+    // Doubles, and records of a writer older than the last one, are dropped. Nothing is given back to the writer before
+    // commit().
+    template <class Take>
+    bool next(const Take &take) {
         // SYNC: pairs with the store-release of tail in RecordWriter::publish.
         const u64 tail = load_acquire(&writer_->tail);
         while (head_ != tail) {
@@ -121,14 +124,12 @@ public:
                 head_ += RecordArea::span(header.num_bytes);
                 continue;
             }
-            nb::object payload = nb::steal(
-                PyBytes_FromStringAndSize(reinterpret_cast<const char *>(area_.data + area_.offset(begin)), header.num_bytes));
-            if (!payload.is_valid()) throw nb::python_error();
+            take(area_.data + area_.offset(begin), header.num_bytes);
             last_ = number;
             head_ += RecordArea::span(header.num_bytes);
-            return payload;
+            return true;
         }
-        return {};
+        return false;
     }
 
     // Gives the space of what next() returned (or dropped) back to the writer. SYNC: pairs with the load-acquire of head
@@ -168,21 +169,6 @@ private:
     RecordArea area_;
     u64 head_;
     std::pair<u32, u64> last_;  // (epoch, seq) of the last record returned
-};
-
-// A payload given by Python: anything with contiguous bytes.
-class Payload {
-public:
-    explicit Payload(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    }
-    ~Payload() { PyBuffer_Release(&view_); }
-    Payload(const Payload &) = delete;
-    Payload &operator=(const Payload &) = delete;
-    const Py_buffer &view() const { return view_; }
-
-private:
-    Py_buffer view_;
 };
 
 }  // namespace tokamak

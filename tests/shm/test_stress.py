@@ -74,7 +74,7 @@ def test_broadcast_carries_every_record_to_every_process(run_id: str) -> None:
 def test_no_wake_is_lost(run_id: str, spin_ns: int) -> None:
     """Each side sleeps for the other in each round. A send that does not wake would show as a sleep that ran out (100 ms) with
     the record there, in each round; so does a machine that stalls for that long between a store and a system call, now and
-    then. Wakes that are lost in a race are the concern of test_doorbell.py."""
+    then. Wakes that are lost in a race are the concern of test_programs.py."""
     num_rounds = 20_000
     Mailbox.create(run_id, "echo", ["caller"], 1024)
     Mailbox.create(run_id, "caller", ["echo"], 1024)

@@ -6,6 +6,7 @@ reference ops tensors are Paddle's (`paddle.py`).
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from ops.modules import Tensor
 from ops.table import OpTable
 from workers.devices.blas import configure_blas
 from workers.devices.cores import rank_cores
+
+_LOG = logging.getLogger(__name__)
 
 
 class Device(Protocol):
@@ -37,12 +40,23 @@ class HostDevice:
     def __init__(self, num_threads: int, cores: list[int]) -> None:
         _cpu.set_num_threads(num_threads, cores)
         self.ops = native.TABLE
+        if missing := missing_variants():
+            _LOG.warning(
+                "kernels: %s, though this processor runs %s; tools/serve builds them", _cpu.variant(), ", ".join(missing)
+            )
 
     def tensor(self, host: np.ndarray) -> np.ndarray:
         return host
 
     def upload(self, host: np.ndarray, tensor: Tensor) -> None:
         """They are the same memory."""
+
+
+def missing_variants() -> list[str]:
+    """Variants of the kernels that would be better here than the best of those that were built."""
+    known = _cpu.known_variants()
+    best = [name for name, _, _ in known].index(_cpu.variants()[-1])
+    return [name for name, is_built, is_runnable in known[best + 1 :] if is_runnable and not is_built]
 
 
 def make_device(name: str, ops: str, num_threads: int, rank: int = 0, num_ranks: int = 1) -> Device:

@@ -19,9 +19,9 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i64 TILE_QUERIES = 288, LEAST_TILE_QUERIES = 48;  // fewer where there would be too few tiles for the threads
-constexpr i64 MANY_QUERIES = 13;        // from here on writing a split out pays
+constexpr i64 MANY_QUERIES = 13;                            // from here on writing a split out pays
 constexpr i64 TASKS_PER_THREAD = 4;
-constexpr i64 SMALL_WORK = 1 << 17;     // multiply-adds that one thread does sooner than it wakes others
+constexpr i64 SMALL_WORK = 1 << 17;  // multiply-adds that one thread does sooner than it wakes others
 static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
 
 struct Tile {
@@ -38,7 +38,7 @@ struct Sums {
 
 // A thread's place to work.
 struct Workspace {
-    char *queries, *keys, *values;  // of the tile; of a split, written out
+    char *queries, *keys, *values;     // of the tile; of a split, written out
     float *key_scales, *value_scales;  // [KEY_SPLIT]
     float *scores, *factors, *next_factors;
     Sums all;
@@ -106,14 +106,15 @@ private:
 
     i64 num_queries(const Tile &tile) const { return tile.num_rows * group_; }
     bool has_many(const Tile &tile) const { return num_queries(tile) >= MANY_QUERIES; }
-    i64 key_bytes() const { return KEY_PANEL * op_.head_dim * (has_pairs_ ? 2 : 4); }             // of a panel written out
-    i64 value_row_bytes() const { return stride_ * static_cast<i64>(sizeof(float)); }             // likewise, of a row
+    i64 key_bytes() const { return KEY_PANEL * op_.head_dim * (has_pairs_ ? 2 : 4); }                 // of a panel written out
+    i64 value_row_bytes() const { return stride_ * static_cast<i64>(sizeof(float)); }                 // likewise, of a row
     i64 value_bytes() const { return value_row_bytes() * (has_pairs_ ? KEY_PANEL / 2 : KEY_PANEL); }  // likewise, of a panel
 
     Workspace take_workspace(int thread) const {
         const i64 floats = sizeof(float), most = round_up(max_queries_, PANEL);
-        const i64 sizes[] = {most * stride_ * floats, SPLIT_PANELS * round_up(key_bytes(), 64), SPLIT_PANELS * value_bytes(),
-                             most * SCORE_STRIDE * floats, most * stride_ * floats, (6 * most + 2 * KEY_SPLIT) * floats};
+        const i64 sizes[] = {most * stride_ * floats,      SPLIT_PANELS * round_up(key_bytes(), 64),
+                             SPLIT_PANELS * value_bytes(), most * SCORE_STRIDE * floats,
+                             most * stride_ * floats,      (6 * most + 2 * KEY_SPLIT) * floats};
         i64 num_bytes = 64;
         for (i64 size : sizes) num_bytes += size;
         char *at = reinterpret_cast<char *>(engine_.scratch(thread, num_bytes / floats));

@@ -1,8 +1,8 @@
 // What one instruction set offers: the kernels over a range of rows, without threads.
 //
 // Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags;
-// `variants()` (ops.cpp) asks the processor which it can run. A further variant is one more such unit, a line in CMakeLists.txt
-// and one in `variants()`.
+// `variants()` (ops.cpp) are those that the processor runs (processor.h). A further variant is one more such unit, its flags in
+// CMakeLists.txt, its line in processor.h and one in `built_variants()`.
 //
 // Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
 // shape of the operands alone. Variants need not agree with each other.
@@ -16,26 +16,26 @@ namespace tokamak::cpu {
 using i32 = std::int32_t;
 using i64 = std::int64_t;
 
-constexpr i64 PANEL = 16;  // outputs that packed weights hold side by side
-constexpr i64 LINE = 64;   // bytes of what a panel has of one input (float32), two (bfloat16), four (int8) or eight (int4)
+constexpr i64 PANEL = 16;      // outputs that packed weights hold side by side
+constexpr i64 LINE = 64;       // bytes of what a panel has of one input (float32), two (bfloat16), four (int8) or eight (int4)
 constexpr i64 KEY_PANEL = 16;  // slots that the KV cache holds side by side
 constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the second cache
-constexpr i64 KEY_SPLIT = 64;  // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
+constexpr i64 KEY_SPLIT = 64;       // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
 
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, COUNT };
 
 enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // as WEIGHT_KINDS in ops/cpu/packing.py
 
 struct LinearShape {
-    float *y;            // [rows, outputs]
-    const float *x;      // [rows, inputs]
-    void *prepared;      // rows * prepared_bytes: what `prepare` makes of x
-    const void *weight;  // packed: panels of lines
+    float *y;                       // [rows, outputs]
+    const float *x;                 // [rows, inputs]
+    void *prepared;                 // rows * prepared_bytes: what `prepare` makes of x
+    const void *weight;             // packed: panels of lines
     const float *scales, *offsets;  // [panels][groups][PANEL] of integers; no offsets: null
-    const float *bias;   // [outputs, filled up to whole panels] or null
+    const float *bias;              // [outputs, filled up to whole panels] or null
     i64 inputs, outputs;
-    i64 group_size;      // inputs of a scale, 0: all
-    i64 rows;            // of the op
+    i64 group_size;  // inputs of a scale, 0: all
+    i64 rows;        // of the op
 };
 
 // y = x W + b for one kind of weights. Integers stand for scale * (q - zero) - offset: without offsets the zero of stored int4
@@ -70,12 +70,12 @@ struct CacheLayout {
 };
 
 struct RotationShape {
-    float *queries;     // [rows, heads * head_dim]
-    const float *qkv;   // [rows, (heads + 2 * kv_heads) * head_dim]
-    char *keys, *values;  // of the layer
-    const i32 *positions, *slots;  // of each row
-    const float *cosines, *sines;  // [positions, head_dim]
-    const i32 *partners;           // [head_dim]
+    float *queries;                          // [rows, heads * head_dim]
+    const float *qkv;                        // [rows, (heads + 2 * kv_heads) * head_dim]
+    char *keys, *values;                     // of the layer
+    const i32 *positions, *slots;            // of each row
+    const float *cosines, *sines;            // [positions, head_dim]
+    const i32 *partners;                     // [head_dim]
     const float *query_weight, *key_weight;  // [head_dim] or null: heads are not normalized
     float epsilon;
     i64 heads, kv_heads, head_dim;
@@ -94,18 +94,18 @@ struct ChunkShape {
 
 // One split of keys for a tile of queries that share a kv head. `dim` is head_dim filled up to whole panels.
 struct SplitShape {
-    const char *queries;       // [num_queries] rows of `query_bytes` bytes, by take_query
+    const char *queries;                                    // [num_queries] rows of `query_bytes` bytes, by take_query
     const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; where no query sees any: any memory
     const char *next_values[SPLIT_PANELS], *next_keys[SPLIT_PANELS];  // fetched after the scores' keys, and after the values
-    KvType format;             // of the panels
-    bool has_scales;           // keys' and values' below
-    const float *key_scales, *value_scales;  // [KEY_SPLIT], finite where keys are seen
-    i64 value_bytes;           // from one slot, or pair of slots, to the next
+    KvType format;                                                    // of the panels
+    bool has_scales;                                                  // keys' and values' below
+    const float *key_scales, *value_scales;                           // [KEY_SPLIT], finite where keys are seen
+    i64 value_bytes;                                                  // from one slot, or pair of slots, to the next
     const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
     i64 num_queries, query_bytes, head_dim, dim;
-    float *scores;             // [num_queries, SCORE_STRIDE] scratch
-    float *factors, *next_factors;  // [num_queries, filled up to whole panels] scratch
-    bool joins;                // what the splits before gave is in the sums; else they are written
+    float *scores;                    // [num_queries, SCORE_STRIDE] scratch
+    float *factors, *next_factors;    // [num_queries, filled up to whole panels] scratch
+    bool joins;                       // what the splits before gave is in the sums; else they are written
     float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, output_stride]
     i64 output_stride;
 };
@@ -142,7 +142,7 @@ struct SamplingKernels {
 
 struct Kernels {
     const char *name;
-    i64 lanes;      // floats of a vector
+    i64 lanes;                 // floats of a vector
     bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
@@ -171,17 +171,12 @@ struct Kernels {
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
 bool adds_floats_apart();
 
+// Of those that are built, in the order of `VARIANTS` (processor.h).
 const Kernels &portable_kernels();
-#ifdef TOKAMAK_AVX2
-const Kernels &wide_kernels();  // the 64-byte code on AVX2, for tests
+const Kernels &wide_kernels();
 const Kernels &avx2_kernels();
-#endif
-#ifdef TOKAMAK_AVXVNNI
 const Kernels &avxvnni_kernels();
-#endif
-#ifdef TOKAMAK_AVX512
 const Kernels &avx512_kernels();
 const Kernels &avx512bf16_kernels();
-#endif
 
 }  // namespace tokamak::cpu

@@ -4,12 +4,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "checksum.h"
 #include "ops.h"
 #include "packing.h"
-#include "probe.h"
-#include "progress.h"
 #include "philox.h"
+#include "probe.h"
+#include "processor.h"
+#include "progress.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -49,23 +52,22 @@ void bind_ops(nb::module_ &module) {
         return Op{MapSlots{ints(slots), ints(positions), ints(row_slots), ints(block_tables), table_width, block_size,
                            rows_of(rows, count)}};
     });
-    module.def("rotate_and_store", [](Address queries, Address qkv, Address keys, Address values, Address positions,
-                                      Address slots, Address cosines, Address sines, Address partners, Address query_weight,
-                                      Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, i32 kv_type,
-                                      i64 block_size, Address rows, i64 count) {
-        return Op{RotateAndStore{{floats(queries), floats(qkv), cache(keys), cache(values), ints(positions), ints(slots),
-                                  floats(cosines), floats(sines), ints(partners), floats(query_weight), floats(key_weight),
-                                  epsilon, heads, kv_heads, head_dim,
-                                  make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim)},
-                                 rows_of(rows, count)}};
-    });
+    module.def("rotate_and_store",
+               [](Address queries, Address qkv, Address keys, Address values, Address positions, Address slots, Address cosines,
+                  Address sines, Address partners, Address query_weight, Address key_weight, float epsilon, i64 heads,
+                  i64 kv_heads, i64 head_dim, i32 kv_type, i64 block_size, Address rows, i64 count) {
+                   return Op{RotateAndStore{
+                       {floats(queries), floats(qkv), cache(keys), cache(values), ints(positions), ints(slots), floats(cosines),
+                        floats(sines), ints(partners), floats(query_weight), floats(key_weight), epsilon, heads, kv_heads,
+                        head_dim, make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim)},
+                       rows_of(rows, count)}};
+               });
     module.def("attention", [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets,
                                Address starts, Address block_tables, i64 table_width, i64 heads, i64 kv_heads, i64 head_dim,
                                i64 window, i32 kv_type, i64 block_size, Address sequences, i64 count) {
         return Op{Attend{floats(y), floats(queries), cache(keys), cache(values), ints(slots), ints(offsets), ints(starts),
                          ints(block_tables), table_width, heads, kv_heads, head_dim, window,
-                         make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim),
-                         rows_of(sequences, count)}};
+                         make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim), rows_of(sequences, count)}};
     });
     module.def("activate_and_multiply", [](Address y, Address x, i32 activation, i64 width, Address rows, i64 count) {
         return Op{Activate{floats(y), floats(x), static_cast<Activation>(activation), width, rows_of(rows, count)}};
@@ -74,17 +76,30 @@ void bind_ops(nb::module_ &module) {
 }
 
 void bind_engine(nb::module_ &module) {
-    module.def("set_num_threads", [](int count, const std::vector<int> &cores) { Engine::get().set_num_threads(count, cores); },
-               nb::arg("count"), nb::arg("cores") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "set_num_threads", [](int count, const std::vector<int> &cores) { Engine::get().set_num_threads(count, cores); },
+        nb::arg("count"), nb::arg("cores") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
     module.def("set_heartbeat", [](Address word) { heartbeat_word.store(reinterpret_cast<std::uint64_t *>(word)); });
     module.def("num_threads", [] { return Engine::get().pool().num_threads(); });
-    module.def("read_memory", [](Address memory, i64 num_bytes) {
-        return read_memory(Engine::get(), reinterpret_cast<const void *>(memory), num_bytes);
-    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "read_memory",
+        [](Address memory, i64 num_bytes) {
+            return read_memory(Engine::get(), reinterpret_cast<const void *>(memory), num_bytes);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
     module.def("variants", [] {
         std::vector<std::string> names;
         for (const Kernels *kernels : variants()) names.emplace_back(kernels->name);
         return names;
+    });
+    module.def("known_variants", [] {
+        nb::list all;
+        for (const Variant &variant : VARIANTS) {
+            bool is_built = false;
+            for (const Kernels *kernels : built_variants()) is_built |= std::strcmp(kernels->name, variant.name) == 0;
+            all.append(nb::make_tuple(variant.name, is_built, variant.is_runnable()));
+        }
+        return all;
     });
     module.def("variant", [] { return std::string(Engine::get().kernels().name); });
     module.def("has_paired_products", [] { return Engine::get().kernels().has_paired_products; });
@@ -94,67 +109,92 @@ void bind_engine(nb::module_ &module) {
 void bind_packing(nb::module_ &module) {
     const auto in_parallel = [](i64 count, i64 at_once, auto function) {
         const i64 num_tasks = (count + at_once - 1) / at_once;
-        Engine::get().pool().run(num_tasks, [&](i64 task, int) {
-            function(count * task / num_tasks, count * (task + 1) / num_tasks);
-        });
+        Engine::get().pool().run(num_tasks,
+                                 [&](i64 task, int) { function(count * task / num_tasks, count * (task + 1) / num_tasks); });
     };
-    module.def("pack_panels", [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
-                                            i64 input_stride, i64 outputs, i64 inputs) {
-        const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-        in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
-            pack_panels(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
-        });
-    }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("weight_scales", [in_parallel](Address scales, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
-                                              i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
-        const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-        in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
-            const Kernels &kernels = Engine::get().kernels();
-            kernels.weight_scales(floats(scales), matrix, static_cast<WeightKind>(kind), group_size, begin, end);
-        });
-    }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("quantize_weight", [in_parallel](Address packed, Address scales, i32 kind, Address weight, bool is_bfloat16,
-                                                i64 output_stride, i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
-        const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-        in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
-            const Kernels &kernels = Engine::get().kernels();
-            kernels.quantize_weight(floats(packed), floats(scales), matrix, static_cast<WeightKind>(kind), group_size, begin,
-                                    end);
-        });
-    }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("lay_integers", [in_parallel](Address packed, i32 kind, Address weight, i64 output_stride, i64 input_stride,
-                                             i64 outputs, i64 inputs, int zero) {
-        const IntMatrix matrix{bytes(weight), output_stride, input_stride, outputs, inputs};
-        in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
-            lay_integers(bytes(packed), static_cast<WeightKind>(kind), matrix, static_cast<std::uint8_t>(zero), begin, end);
-        });
-    }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("pack_rows", [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 row_stride,
-                                          i64 column_stride, i64 rows, i64 columns) {
-        const Matrix matrix{floats(weight), is_bfloat16, row_stride, column_stride, rows, columns};
-        in_parallel(rows, 256, [&](i64 begin, i64 end) {
-            pack_rows(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
-        });
-    }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("checksum", [](Address bytes, i64 num_bytes) {
-        return checksum(Engine::get(), reinterpret_cast<const unsigned char *>(bytes), num_bytes);
-    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "pack_panels",
+        [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 output_stride, i64 input_stride,
+                      i64 outputs, i64 inputs) {
+            const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
+            in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
+                pack_panels(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
+            });
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "weight_scales",
+        [in_parallel](Address scales, i32 kind, Address weight, bool is_bfloat16, i64 output_stride, i64 input_stride,
+                      i64 outputs, i64 inputs, i64 group_size) {
+            const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
+            in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
+                const Kernels &kernels = Engine::get().kernels();
+                kernels.weight_scales(floats(scales), matrix, static_cast<WeightKind>(kind), group_size, begin, end);
+            });
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "quantize_weight",
+        [in_parallel](Address packed, Address scales, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
+                      i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
+            const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
+            in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
+                const Kernels &kernels = Engine::get().kernels();
+                kernels.quantize_weight(floats(packed), floats(scales), matrix, static_cast<WeightKind>(kind), group_size,
+                                        begin, end);
+            });
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "lay_integers",
+        [in_parallel](Address packed, i32 kind, Address weight, i64 output_stride, i64 input_stride, i64 outputs, i64 inputs,
+                      int zero) {
+            const IntMatrix matrix{bytes(weight), output_stride, input_stride, outputs, inputs};
+            in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
+                lay_integers(bytes(packed), static_cast<WeightKind>(kind), matrix, static_cast<std::uint8_t>(zero), begin, end);
+            });
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "pack_rows",
+        [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 row_stride, i64 column_stride, i64 rows,
+                      i64 columns) {
+            const Matrix matrix{floats(weight), is_bfloat16, row_stride, column_stride, rows, columns};
+            in_parallel(rows, 256, [&](i64 begin, i64 end) {
+                pack_rows(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
+            });
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "checksum",
+        [](Address bytes, i64 num_bytes) {
+            return checksum(Engine::get(), reinterpret_cast<const unsigned char *>(bytes), num_bytes);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_sampling(nb::module_ &module) {
-    module.def("sample", [](Address logits, i64 vocab, i64 rows, Address token_ids, Address logprobs, Address ranks, i64 num_top,
-                            Address top_token_ids, Address top_logprobs, Address samplings, Address histories, i64 width,
-                            Address num_prompt_tokens, Address slots, Address positions) {
-        const SampledRows sampled{floats(logits), vocab, rows, ints(token_ids), floats(logprobs), ints(ranks), num_top,
-                                  ints(top_token_ids), floats(top_logprobs)};
-        const SlotTable table{reinterpret_cast<const SlotSampling *>(samplings), ints(histories), width, ints(num_prompt_tokens)};
-        sample(Engine::get(), sampled, table, ints(slots), ints(positions));
-    }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("score", [](Address logits, i64 vocab, i64 rows, Address token_ids, Address logprobs, Address ranks, i64 num_top,
-                           Address top_token_ids, Address top_logprobs) {
-        score(Engine::get(), {floats(logits), vocab, rows, ints(token_ids), floats(logprobs), ints(ranks), num_top,
-                              ints(top_token_ids), floats(top_logprobs)});
-    }, nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "sample",
+        [](Address logits, i64 vocab, i64 rows, Address token_ids, Address logprobs, Address ranks, i64 num_top,
+           Address top_token_ids, Address top_logprobs, Address samplings, Address histories, i64 width,
+           Address num_prompt_tokens, Address slots, Address positions) {
+            const SampledRows sampled{floats(logits),      vocab,       rows,    ints(token_ids),
+                                      floats(logprobs),    ints(ranks), num_top, ints(top_token_ids),
+                                      floats(top_logprobs)};
+            const SlotTable table{reinterpret_cast<const SlotSampling *>(samplings), ints(histories), width,
+                                  ints(num_prompt_tokens)};
+            sample(Engine::get(), sampled, table, ints(slots), ints(positions));
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "score",
+        [](Address logits, i64 vocab, i64 rows, Address token_ids, Address logprobs, Address ranks, i64 num_top,
+           Address top_token_ids, Address top_logprobs) {
+            score(Engine::get(), {floats(logits), vocab, rows, ints(token_ids), floats(logprobs), ints(ranks), num_top,
+                                  ints(top_token_ids), floats(top_logprobs)});
+        },
+        nb::call_guard<nb::gil_scoped_release>());
     module.def("philox4x32", [](std::vector<std::uint32_t> counter, std::vector<std::uint32_t> key) {
         if (counter.size() != 4 || key.size() != 2) throw nb::value_error("philox4x32 takes four words and two");
         philox4x32(counter.data(), key.data());

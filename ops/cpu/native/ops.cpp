@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "clock.h"
+#include "processor.h"
 #include "progress.h"
 
 namespace tokamak::cpu {
@@ -47,9 +50,8 @@ LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &ke
     if (bytes == 0) return shape;
     shape.prepared = engine.prepared(rows * bytes);
     const i64 tiles = divide_up(rows, kernels.tile_rows);
-    for_rows(engine, tiles, rows * shape.inputs / tiles, [&](i64 begin, i64 end) {
-        kernels.prepare(shape, rows * begin / tiles, rows * end / tiles);
-    });
+    for_rows(engine, tiles, rows * shape.inputs / tiles,
+             [&](i64 begin, i64 end) { kernels.prepare(shape, rows * begin / tiles, rows * end / tiles); });
     return shape;
 }
 
@@ -92,9 +94,8 @@ void run_op(Engine &, const MapSlots &op) {
 
 void run_op(Engine &engine, const RotateAndStore &op) {
     const i64 width = (op.shape.heads + 2 * op.shape.kv_heads) * op.shape.head_dim;
-    for_rows(engine, op.rows.get(), width, [&](i64 begin, i64 end) {
-        engine.kernels().rotate_and_store(op.shape, begin, end);
-    });
+    for_rows(engine, op.rows.get(), width,
+             [&](i64 begin, i64 end) { engine.kernels().rotate_and_store(op.shape, begin, end); });
 }
 
 void run_op(Engine &engine, const Attend &op) { attend(engine, op); }
@@ -109,14 +110,6 @@ void run_op(Engine &engine, const Activate &op) {
         }
     });
 }
-
-#ifdef TOKAMAK_AVX2
-// Leaf 7.1 of CPUID, register A: not every compiler's __builtin_cpu_supports knows AVX-VNNI (4) and AVX512-BF16 (5).
-bool has_extension(int bit) {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> bit & 1) != 0;
-}
-#endif
 
 #if defined(__x86_64__)
 // The processor's family, where AMD made it.
@@ -139,27 +132,53 @@ bool adds_floats_apart() {
 #endif
 }
 
-std::vector<const Kernels *> variants() {
-    std::vector<const Kernels *> found{&portable_kernels()};
+std::vector<const Kernels *> built_variants() {
+    return {
+#ifdef TOKAMAK_PORTABLE
+        &portable_kernels(),
+#endif
+#ifdef TOKAMAK_WIDE
+        &wide_kernels(),
+#endif
 #ifdef TOKAMAK_AVX2
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return found;
-    found.push_back(&wide_kernels());
-    found.push_back(&avx2_kernels());
+        &avx2_kernels(),
 #endif
 #ifdef TOKAMAK_AVXVNNI
-    if (has_extension(4)) found.push_back(&avxvnni_kernels());
+        &avxvnni_kernels(),
 #endif
 #ifdef TOKAMAK_AVX512
-    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                            __builtin_cpu_supports("avx512vnni");
-    if (has_avx512) found.push_back(&avx512_kernels());
-    if (has_avx512 && has_extension(5)) found.push_back(&avx512bf16_kernels());
+        &avx512_kernels(),
 #endif
+#ifdef TOKAMAK_AVX512BF16
+        &avx512bf16_kernels(),
+#endif
+    };
+}
+
+std::vector<const Kernels *> variants() {
+    std::vector<const Kernels *> found;
+    for (const Kernels *kernels : built_variants()) {
+        for (const Variant &variant : VARIANTS) {
+            if (std::strcmp(variant.name, kernels->name) == 0 && variant.is_runnable()) found.push_back(kernels);
+        }
+    }
     return found;
 }
 
-Engine::Engine() : kernels_(variants().back()) { set_num_threads(1); }
+namespace {
+
+const Kernels *best_variant() {
+    const std::vector<const Kernels *> found = variants();
+    if (!found.empty()) return found.back();
+    std::string names;
+    for (const Kernels *kernels : built_variants()) names += std::string(names.empty() ? "" : ", ") + kernels->name;
+    throw std::runtime_error("ops: the native modules were built for another processor: they have kernels for " + names +
+                             ", none of which this one runs; tools/serve builds them again, as does pip install");
+}
+
+}  // namespace
+
+Engine::Engine() : kernels_(best_variant()) { set_num_threads(1); }
 
 Engine &Engine::get() {
     static Engine *engine = new Engine();  // never destroyed: its threads may still sleep when the process ends

@@ -85,9 +85,9 @@ public:
     Pool &pool() { return *pool_; }
     const Kernels &kernels() const { return *kernels_; }
     void set_num_threads(int num_threads, const std::vector<int> &cores = {});  // as Pool
-    bool select(const char *variant);  // false: this processor has no such variant
-    float *scratch(int thread, i64 num_floats);  // contents do not outlast a task
-    void *prepared(i64 num_bytes);               // contents do not outlast an op
+    bool select(const char *variant);                                           // false: this processor has no such variant
+    float *scratch(int thread, i64 num_floats);                                 // contents do not outlast a task
+    void *prepared(i64 num_bytes);                                              // contents do not outlast an op
 
     std::vector<float> partial;  // what attention keeps of splits that are done in parallel
 
@@ -99,7 +99,8 @@ private:
     std::vector<char> prepared_;
 };
 
-std::vector<const Kernels *> variants();  // of this processor, the best last
+std::vector<const Kernels *> built_variants();  // in the order of `VARIANTS` (processor.h)
+std::vector<const Kernels *> variants();        // those that this processor runs, the best last
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
 void look_up(const Embed &op, i64 row);

@@ -40,7 +40,10 @@ struct Row {
 class Batch {
 public:
     Batch(Engine &engine, const SampledRows &shape)
-        : engine_(engine), kernels_(engine.kernels().sampling), shape_(shape), lanes_(engine.kernels().lanes),
+        : engine_(engine),
+          kernels_(engine.kernels().sampling),
+          shape_(shape),
+          lanes_(engine.kernels().lanes),
           blocks_(divide_up(shape.vocab, SAMPLING_BLOCK)) {
         spaces_.resize(engine.pool().num_threads());
         rows_.reserve(shape.rows);
@@ -102,7 +105,9 @@ private:
 
     bool has_top_k(const SlotSampling &sampling) const { return sampling.top_k > 0 && sampling.top_k < shape_.vocab; }
 
-    static float scale_of(const SlotSampling &sampling) { return static_cast<float>(1 / std::max(sampling.temperature, 1e-30)); }
+    static float scale_of(const SlotSampling &sampling) {
+        return static_cast<float>(1 / std::max(sampling.temperature, 1e-30));
+    }
 
     void plan_scans(Row &row) {
         float choice_scale = 0;

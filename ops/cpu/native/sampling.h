@@ -37,10 +37,10 @@ struct SlotTable {
 struct SampledRows {
     const float *logits;  // [rows, vocab]
     i64 vocab, rows;
-    i32 *token_ids;   // [rows]: drawn, or given where there are no slots
-    float *logprobs;  // [rows], of these tokens
-    i32 *ranks;       // [rows]: 1 + the number of larger logits
-    i64 num_top;      // of each row; of a slot at most as many as it wants
+    i32 *token_ids;       // [rows]: drawn, or given where there are no slots
+    float *logprobs;      // [rows], of these tokens
+    i32 *ranks;           // [rows]: 1 + the number of larger logits
+    i64 num_top;          // of each row; of a slot at most as many as it wants
     i32 *top_token_ids;   // [rows, num_top], best first
     float *top_logprobs;  // likewise
 };

@@ -1,7 +1,7 @@
 // Two processes on one doorbell, in C++ so that thousands of rounds meet in the few nanoseconds between "publish, look at parked"
 // and "park, look at tail". Prints the number of wakes that were lost: sleeps that ran out with something there already. They are
 // so long that a machine that stalls a process between the store and the wake is not taken for a lost wake. Built and run by
-// test_doorbell.py.
+// test_programs.py.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,0 +1,85 @@
+"""Every package that ours import is declared, and serving on the native ops needs none but the base ones."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+PACKAGES = ("api", "engine", "ops", "shm", "tools", "workers")
+BY_HAND = {  # run by a person who installs what their docstrings name
+    "tools/bench/openvino_server.py": {"openvino-genai"},
+    "tools/demo/evaluate.py": {"httpx"},
+    "tools/demo/train.py": {"torch", "safetensors"},
+}
+PADDLE_USERS = ("ops/paddle/", "workers/devices/")
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(extra: str = "") -> set[str]:
+    """Distributions that `pip install tokamak` brings, or with an extra what that adds."""
+    condition = f'extra == "{extra}"' if extra else ""
+    requirements = [text.replace("'", '"').partition(";") for text in importlib.metadata.requires("tokamak") or []]
+    names = [text for text, _, marker in requirements if marker.strip() == condition]
+    return {normal(re.split(r"[^\w.-]", name, maxsplit=1)[0]) for name in names}
+
+
+def imported(path: str) -> Iterator[str]:
+    """Roots of what a module imports anywhere but for annotations alone."""
+    waiting: list[ast.AST] = [ast.parse((REPOSITORY / path).read_text(), path)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0]
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_import_is_declared(package: str) -> None:
+    distributions = importlib.metadata.packages_distributions()
+    undeclared = []
+    for file in sorted((REPOSITORY / package).rglob("*.py")):
+        path = str(file.relative_to(REPOSITORY))
+        allowed = declared() | BY_HAND.get(path, set())
+        if path.startswith(PADDLE_USERS):
+            allowed |= declared("cpu")
+        for name in set(imported(path)) - {*PACKAGES, *sys.stdlib_module_names}:
+            if not allowed.intersection(normal(origin) for origin in distributions.get(name, [name])):
+                undeclared.append((path, name))
+    assert undeclared == []
+
+
+def test_a_private_class_of_uvicorn_is_bounded() -> None:
+    """api/connection.py builds on one, which any release may change."""
+    assert any(text.startswith("uvicorn") and "<" in text for text in importlib.metadata.requires("tokamak") or [])
+
+
+def test_native_serving_imports_no_paddle() -> None:
+    """All actors' modules, the command line, and a device with native ops."""
+    code = """
+import sys
+from engine.process.topology import TARGETS
+import importlib
+import tools.serving
+from workers.devices.device import make_device
+for target in TARGETS.values():
+    importlib.import_module(target.partition(":")[0])
+make_device("cpu", "native", 1)
+print([name for name in sys.modules if name.partition(".")[0] in ("paddle", "openai", "torch")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
+    assert done.stdout == "[]\n"
