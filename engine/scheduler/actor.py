@@ -84,8 +84,8 @@ class SchedulerActor(Actor):
         self.dispatcher = Dispatcher(writer, context.epoch)
         self.results = Results(context, self.batch)
         self.aborts = Aborts(context, self.batch)
-        self.weights = WeightState(*context.weights_in_use())
-        self.ranks = Ranks(config.num_ranks, self.weights.path, self.weights.version)
+        self.weights = WeightState(context.run.weights())
+        self.ranks = Ranks(config.num_ranks)
         self.weight_updates = WeightUpdates(
             context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events
         )
@@ -102,7 +102,6 @@ class SchedulerActor(Actor):
                 f"the broadcast ring takes starts of {self.limits.max_start_bytes} bytes, the longest request needs {longest}; "
                 "lower --max-model-len"
             )
-        self.weights.go_on(self.stats.last_state)
         self.stats.show()
 
     def step(self) -> int:
@@ -168,6 +167,9 @@ class SchedulerActor(Actor):
         return bool(output.rows) or output.preempted is not None
 
     def _on_result(self, result: StepResult) -> None:
+        if result.error:
+            self.weight_updates.rank_has_no_weights(result.rank, result.error)
+            return
         step = self.dispatcher.complete(result.step_id) if result.rank == 0 else None
         if step is None:
             self._dropped.add(1)
@@ -184,6 +186,7 @@ class SchedulerActor(Actor):
             return
         if known is not None:
             self.batch.finish(known)
+        self.batch.waiting.came_back(request.request_id)
         stream = self.delivery.stream(request.tokenizer)
         num_waiting = 0 if request.attempt else self.batch.num_waiting  # what was begun is not refused any more
         try:
@@ -196,10 +199,11 @@ class SchedulerActor(Actor):
         if finish_reason:  # its last token was delivered, its end was not
             stream.add(ending_output(sequence, finish_reason))
             return
-        self.batch.add(sequence, is_newcomer=known is None)
+        self.batch.add(sequence, is_newcomer=known is None and not request.attempt)
         self.aborts.watch(sequence)
 
     def _on_abort(self, abort: Abort) -> None:
+        self.batch.waiting.came_back(abort.request_id)
         sequence = self.batch.sequences.get(abort.request_id)
         if sequence is None or sequence.request.attempt > abort.attempt:
             return

@@ -18,7 +18,7 @@ from engine.config import EngineConfig, http_url
 from engine.errors import OptionError, TokamakError
 from engine.options.resolve import resolve
 from engine.options.table import read_options
-from engine.process.run_directory import Manifest, Run
+from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
 from engine.process.topology import SUPERVISOR, ActorPlan, default_plan
 from engine.supervisor.port import reserve_port
@@ -72,6 +72,7 @@ def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: c
     run, lock = create_run(config.run_id, Path(config.run_dir))
     open_until_end.callback(os.close, lock)
     open_until_end.callback(remove_run, run)
+    run.write_weights(WeightsRecord.of_start(config))
     run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
     return run
 

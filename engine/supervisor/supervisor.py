@@ -19,10 +19,10 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 import zmq
 
 from engine.config import EngineConfig
-from engine.messages import ActorState, Reply, WeightsInUse
+from engine.messages import ActorState, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.process.control import ControlServer
-from engine.process.run_directory import Run, WeightsRecord
+from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, index_of, role_of
 from engine.supervisor.child_process import Child, describe_exit, spawn
@@ -276,8 +276,6 @@ class Supervisor:
                     self._take_state(event)
                 case Reply():
                     self._orders.answer(event)
-                case WeightsInUse(path, version):
-                    self._run.write_weights_in_use(WeightsRecord(path, version))
                 case _:
                     raise AssertionError(f"no event: {event}")
 
