@@ -320,6 +320,15 @@ def test_a_step_after_the_clearing_of_a_dead_scheduler(simulation: Simulation) -
     assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
 
 
+def test_a_rank_that_holds_nothing_gets_what_is_in_use(simulation: Simulation) -> None:
+    """Even where it never said so."""
+    streams = running_streams(simulation)
+    simulation.rank.version = 0
+    simulation.finish()
+    simulation.check(*streams)
+    assert simulation.rank.version == 1
+
+
 def test_where_there_are_no_weights_at_all_any_more(simulation: Simulation) -> None:
     """The engine waits without any, and takes others."""
     simulation.ask(DropWeights())
