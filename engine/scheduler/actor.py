@@ -8,9 +8,9 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
     queues.py        sequences in their order               results.py         what came of a step
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
-    aborts.py        sequences that end early               weight_updates.py  operators' orders
+    aborts.py        sequences that end early               orders.py          what operators ask
     ranks.py         which ranks are there                  weight_state.py    the state machine of the weights
-    stats.py         what is counted
+    stats.py         what is counted                        weight_updates.py  how orders about the weights are carried out
 
     tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
 """
@@ -42,6 +42,7 @@ from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.delivery import RETRY_INTERVAL_NS, Delivery
 from engine.scheduler.dispatch import Dispatcher
+from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of
@@ -89,6 +90,7 @@ class SchedulerActor(Actor):
         self.weight_updates = WeightUpdates(
             context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events
         )
+        self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
         self.stats = SchedulerStats(context, self.batch, self.weights)
         self._preemptions = context.counter("num_preemptions_total")
         self._rejections = context.counter("requests_rejected_total")
@@ -138,7 +140,7 @@ class SchedulerActor(Actor):
                 raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
 
     def on_command(self, command: Command) -> Reply | None:
-        return self.weight_updates.handle(command)
+        return self.orders.handle(command)
 
     def on_peer(self, name: str, epoch: int) -> None:
         match role_of(name):

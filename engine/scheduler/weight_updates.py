@@ -1,8 +1,9 @@
-"""Operators' orders at the scheduler: pause, resume, reload, clear, reset the prefix cache, abort. Behaviour B12.
+"""How orders about the weights (pause, clear, wake, reload) are carried out, and how ranks are made to hold what they should.
 
-Used by the scheduler process alone. An order about the weights is a `Change` in two phases: first the sequences come to rest,
-as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only then is
-it written down in the run's record, and only after that its Reply sent. One change at a time; another order meanwhile is a 409.
+Used by the scheduler process alone; `orders.py` takes the orders. One is a `Change` in two phases: first the sequences come to
+rest, as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only then
+is it written down in the run's record, and only after that its Reply sent. One change at a time; another order meanwhile is a
+409.
 
 The record is the truth that all ranks are held to: a rank that shows up with other weights (it died in the middle of a change,
 or its scheduler did) is made to load those of the record before the next step. So whichever process dies, and whenever, the
@@ -17,17 +18,9 @@ from enum import Enum
 
 from engine.errors import RequestError
 from engine.messages import (
-    AbortRequest,
     ClearWeights,
-    Command,
-    DropWeights,
     LoadWeights,
-    Order,
-    Pause,
-    ReloadWeights,
     Reply,
-    ResetPrefixCache,
-    Resume,
     WeightsChanged,
     WeightsState,
 )
@@ -41,9 +34,6 @@ from engine.scheduler.ranks import Ranks
 from engine.scheduler.weight_state import WeightState, conflict
 
 Details = dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]  # of a Reply
-
-MODES = ("abort", "wait", "requeue", "keep")
-LEVELS = ("pause", "sleep")
 
 
 class Phase(Enum):
@@ -66,7 +56,7 @@ class Change:
 
 
 class WeightUpdates:
-    """Takes orders and carries out the one about the weights that is under way."""
+    """Carries out the order that is under way."""
 
     def __init__(
         self,
@@ -94,13 +84,6 @@ class WeightUpdates:
         if self._change is None:
             return self._weights.state is WeightsState.NORMAL
         return self._change.phase is Phase.RESTING and self._change.mode == "wait"
-
-    def handle(self, command: Command) -> Reply | None:
-        """Answer an order, or begin it: then None, and its Reply is sent when it is done."""
-        try:
-            return self._begin_order(command.command_id, command.order)
-        except RequestError as error:
-            return Reply(command.command_id, error.status, error.message)
 
     def advance(self) -> int:
         """Take the change under way to its next phase if it can, or begin to repair a rank's weights. 1 where something was
@@ -165,62 +148,7 @@ class WeightUpdates:
             self._dispatcher.give_up_flight()
             self._batch.rollback_in_flight()
 
-    # ------------------------------------------------------------------------------------------------- taking orders
-
-    def _begin_order(self, command_id: str, order: Order) -> Reply | None:
-        match order:
-            case AbortRequest(request_id):
-                num_aborted = self._aborts.abort_request(request_id)
-                if not num_aborted:
-                    raise RequestError(f"no running or waiting request has the id {request_id!r}", status=404)
-                return Reply(command_id, 200, f"{num_aborted} sequences aborted", {"num_aborted": num_aborted})
-            case ResetPrefixCache():
-                self._clear_prefix_cache()
-                return Reply(command_id, 200, "the prefix cache is empty")
-            case Resume():
-                return self._resume(command_id)
-            case Pause(mode, level):
-                _check(mode, MODES, "mode")
-                _check(level, LEVELS, "level")
-                self._pause(command_id, mode, clears=level == "sleep")
-            case DropWeights(mode):
-                _check(mode, MODES, "mode")
-                self._pause(command_id, mode, clears=True)
-            case ReloadWeights(path, mode, ranks):
-                _check(mode, MODES, "mode")
-                self._reload(command_id, path, mode, ranks)
-            case _:
-                raise RequestError(f"the scheduler does not take {type(order).__name__}")
-        return None
-
-    def _pause(self, command_id: str, mode: str, clears: bool) -> None:
-        name = "clear the weights" if clears else "pause"
-        self._refuse_while_changing(name)
-        after = self._weights.in_state(WeightsState.CLEARED if clears else WeightsState.PAUSED)
-        self._begin(command_id, name, mode, after)
-
-    def _resume(self, command_id: str) -> Reply | None:
-        self._refuse_while_changing("resume")
-        after = self._weights.in_state(WeightsState.NORMAL)
-        if self._weights.state is WeightsState.CLEARED:
-            self._begin(command_id, "resume", "keep", after)
-            return None
-        self._weights.check("resume")
-        self._write(after)
-        return Reply(command_id, 200, "resumed", self._details())
-
-    def _reload(self, command_id: str, path: str, mode: str, ranks: list[int]) -> None:
-        self._refuse_while_changing("load weights")
-        unknown = [rank for rank in ranks if rank not in self._ranks.all]
-        if unknown:
-            raise RequestError(
-                f"there is no rank {unknown[0]}; the engine has ranks 0 to {len(self._ranks.all) - 1}", param="ranks"
-            )
-        self._write(self._weights.with_next_version())
-        after = self._weights.loaded(path or self._weights.path, ranks or self._ranks.all)
-        self._begin(command_id, "load weights", mode, after)
-
-    def _refuse_while_changing(self, name: str) -> None:
+    def refuse_while_changing(self, name: str) -> None:
         if self._change is not None:
             raise conflict(
                 f"cannot {name}: the engine is {self._weights.state.name}, an order to {self._change.name} is under way "
@@ -229,7 +157,7 @@ class WeightUpdates:
 
     # --------------------------------------------------------------------------------------------- carrying them out
 
-    def _begin(self, command_id: str, name: str, mode: str, after: WeightsRecord | None) -> None:
+    def begin(self, command_id: str, name: str, mode: str, after: WeightsRecord | None) -> None:
         """Bring the sequences to rest as the mode says; where the engine did not run, there is nothing to wait for."""
         before = self._weights.state
         self._weights.begin(name)
@@ -271,12 +199,12 @@ class WeightUpdates:
     def _succeed(self, change: Change) -> None:
         record = change.after or self._weights.record
         try:
-            self._write(record)
+            self.write(record)
         except RequestError as error:
             self._fail(change, error.status, error.message)
             return
         if change.name != "pause":
-            self._clear_prefix_cache()
+            self.clear_prefix_cache()
         if record.state is WeightsState.CLEARED:
             message = "the weights are cleared"
         else:
@@ -291,9 +219,9 @@ class WeightUpdates:
     def _end(self, change: Change, status: int, message: str) -> None:
         self._change = None
         if change.after is not None:
-            self._context.events.send(Reply(change.command_id, status, message, self._details()))
+            self._context.events.send(Reply(change.command_id, status, message, self.details()))
 
-    def _write(self, record: WeightsRecord) -> None:
+    def write(self, record: WeightsRecord) -> None:
         """From here on it is so, whoever dies. RequestError where it cannot be written."""
         run = self._context.run
         try:
@@ -306,10 +234,10 @@ class WeightUpdates:
             ) from error
         self._weights.settle(record)
 
-    def _details(self) -> Details:
+    def details(self) -> Details:
         return {"state": self._weights.state.name, "weight_version": self._weights.version, "path": self._weights.path}
 
-    def _clear_prefix_cache(self) -> None:
+    def clear_prefix_cache(self) -> None:
         self._batch.pool.clear()
         self._block_events.cleared()
 
@@ -320,7 +248,7 @@ class WeightUpdates:
         if not self._ranks.are_complete or not self._ranks.have_wrong_weights(self._weights.record):
             return 0
         self._num_repairs += 1
-        self._begin(f"{self._context.name}-{self._context.epoch}-{self._num_repairs}", "repair", "requeue", None)
+        self.begin(f"{self._context.name}-{self._context.epoch}-{self._num_repairs}", "repair", "requeue", None)
         return 1
 
     def _adopt(self, cause: str) -> None:
@@ -328,10 +256,5 @@ class WeightUpdates:
         say so."""
         path = self._weights.path
         self._context.counters.errors.record(self._context.name, f"weights {path} cannot be loaded again: {cause}")
-        self._write(self._weights.adopted(*self._ranks.weights_of(0)))
-        self._clear_prefix_cache()
-
-
-def _check(value: str, allowed: tuple[str, ...], param: str) -> None:
-    if value not in allowed:
-        raise RequestError(f"{param} is {value!r}, must be one of {', '.join(allowed)}", param=param)
+        self.write(self._weights.adopted(*self._ranks.weights_of(0)))
+        self.clear_prefix_cache()

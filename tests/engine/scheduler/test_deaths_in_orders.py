@@ -29,6 +29,7 @@ from engine.messages import (
 from engine.process.context import EventSender
 from engine.process.run_directory import Run, WeightsRecord
 from engine.scheduler.dispatch import Dispatcher
+from engine.scheduler.orders import Orders
 from engine.scheduler.weight_updates import WeightUpdates
 from tests.engine.scheduler.simulation import Simulation, Stream, expected_tokens, ints, simulate
 
@@ -65,8 +66,8 @@ class Killed(BaseException):
 
 Point = tuple[str, str, int]  # function, call or return, which time
 _FUNCTIONS: list[Callable[..., Any]] = [
-    *(vars(WeightUpdates)[name] for name in ("handle", "_begin", "rank_answered", "_succeed", "_write", "_end")),
-    *(Run.write_weights, Dispatcher.send, EventSender.send),
+    *(Orders.handle, Run.write_weights, Dispatcher.send, EventSender.send),
+    *(vars(WeightUpdates)[name] for name in ("begin", "rank_answered", "_succeed", "write", "_end")),
 ]
 _CODES = {function.__code__ for function in _FUNCTIONS}
 
