@@ -106,7 +106,7 @@ class WorkerActor(Actor):
     def _take(self, message: Message, received_ns: int) -> None:
         match message:
             case Step():
-                self._send(self._run(message, received_ns))
+                self._send(self._run(message, received_ns) if self._runner.weights.version else self._refusal(message))
             case LoadWeights():
                 if not message.ranks or self.context.index in message.ranks:
                     self._send(self._change_weights(message))
@@ -129,6 +129,11 @@ class WorkerActor(Actor):
         self._tokens.add(result.num_tokens)
         self._busy_seconds.add((end_ns - received_ns) / 1e9)
         return result
+
+    def _refusal(self, step: Step) -> StepResult:
+        """The answer to a step after ClearWeights: the order of a scheduler that died may lie before a step of the next."""
+        error = f"step {step.step_id} came while the weights are cleared"
+        return StepResult(step.step_id, self.context.index, 0, b"", b"", b"", error=error)
 
     def _change_weights(self, message: LoadWeights) -> WeightsChanged:
         before = self.context.row.state

@@ -6,16 +6,39 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import CheckpointError
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """The whole file, read-only. CheckpointError names a missing, unreadable or empty one."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedFile:
+    """A whole file, read-only, and what the file system said of it when it was mapped."""
+
+    path: Path
+    data: mmap.mmap
+    status: os.stat_result
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the same file is still there and nobody has written to it since."""
+        try:
+            now = self.path.stat()
+        except OSError:
+            return False
+        return os.path.samestat(now, self.status) and (now.st_size, now.st_mtime_ns) == (
+            self.status.st_size,
+            self.status.st_mtime_ns,
+        )
+
+
+def map_file(path: Path) -> MappedFile:
+    """The whole file. CheckpointError names a missing, unreadable or empty one."""
     try:
         with path.open("rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            status = os.fstat(stream.fileno())
+            return MappedFile(path, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), status)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped

@@ -27,7 +27,6 @@ from engine.messages.control import ResetPrefixCache as ResetPrefixCache
 from engine.messages.control import RestartActor as RestartActor
 from engine.messages.control import Resume as Resume
 from engine.messages.control import Shutdown as Shutdown
-from engine.messages.control import WeightsInUse as WeightsInUse
 from engine.messages.control import WeightsState as WeightsState
 from engine.messages.request import Abort as Abort
 from engine.messages.request import ChatPrompt as ChatPrompt
@@ -81,7 +80,7 @@ Message = (
     | BlocksMove
     | BlocksMoved
 )
-Control = Command | Reply | ActorState | WeightsInUse
+Control = Command | Reply | ActorState
 
 _encoder = msgspec.msgpack.Encoder()
 _message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -1,7 +1,7 @@
 """Orders of operators, their answers, and what actors tell their supervisor.
 
 client -> supervisor (ZeroMQ) -> actor (control ring)    Command, which carries an Order
-actor -> supervisor (ZeroMQ)                             Reply, ActorState, WeightsInUse
+actor -> supervisor (ZeroMQ)                             Reply, ActorState
 """
 
 from __future__ import annotations
@@ -90,10 +90,3 @@ class ActorState(msgspec.Struct, tag=True):
     epoch: int
     state: str
     text: str = ""
-
-
-class WeightsInUse(msgspec.Struct, tag=True):
-    """Scheduler to supervisor: what a (re)started worker must load from now on."""
-
-    path: str
-    version: int

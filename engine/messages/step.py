@@ -100,3 +100,4 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     run_ns: int = 0  # durations
     sample_ns: int = 0
     idle_ns: int = 0  # rank idle before this step
+    error: str = ""  # the step was not run: the rank holds no weights

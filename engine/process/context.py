@@ -109,9 +109,8 @@ class ActorContext:
         return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
 
     def weights_in_use(self) -> tuple[str, int]:
-        """Path and version of the weights that a worker must load; version 1 is what the engine was started with."""
-        record = self.run.weights_in_use()
-        return (record.path, record.version) if record else (self.config.model, 1)
+        """Path and version of the weights that this rank must load."""
+        return self.run.weights().ranks[self.index]
 
     def request_stop(self) -> None:
         """Let the loop end after its turn."""

@@ -9,7 +9,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
         <run id>/               or the directory given with --run-dir, to which <root>/<run id> is then a symbolic link
             lock                flock held by the supervisor; text: pid, start ticks, boot id
             manifest.json       configuration and actors
-            weights.json        path and version of the weights in use, once they were changed
+            weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used
             control.ipc         supervisor's ROUTER: Command -> Reply
             events.ipc          supervisor's PULL: events of the actors
             kv-events.ipc       cache messenger's PUB
@@ -31,6 +31,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import StartError, TokamakError
+from engine.messages import WeightsState
 from engine.process.topology import ActorPlan
 from shm.process import ProcessIdentity
 
@@ -57,10 +58,20 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class WeightsRecord(msgspec.Struct, frozen=True):
-    """The weights that a (re)started worker loads."""
+    """What the engine is to be, whichever actor dies. The scheduler alone writes it, as a whole: before a version number is
+    used, and when an order is done, before anybody hears of it. So it always says what was before an order or what is after it.
+    """
 
-    path: str
+    path: str  # of the weights in use; while cleared, of those to come back to
     version: int
+    last_version: int  # the highest number that was ever taken in this run
+    state: WeightsState  # NORMAL, PAUSED or CLEARED
+    ranks: tuple[tuple[str, int], ...]  # path and version that each rank holds; while cleared, comes back to
+
+    @staticmethod
+    def of_start(config: EngineConfig) -> WeightsRecord:
+        """Version 1 is what the engine was started with."""
+        return WeightsRecord(config.model, 1, 1, WeightsState.NORMAL, ((config.model, 1),) * config.num_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class Run:
         """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
         actors: tuple[ActorPlan, ...] = ()
         with contextlib.suppress(OSError, msgspec.DecodeError):  # another version's has other options, but its actors
-            actors = msgspec.json.decode(self.manifest_path.read_bytes(), type=_ManifestActors).actors
+            actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         documents = (self.weights_path, self.manifest_path)
         return [
             *(self.log_path(actor.name) for actor in actors if "/" not in actor.name),
@@ -138,14 +149,15 @@ class Run:
         """Whether the run is found under the root of this user's runs."""
         return os.path.lexists(runs_root() / self.run_id)
 
-    def weights_in_use(self) -> WeightsRecord | None:
-        """The weights that replaced those of the start; None while they were not changed."""
+    def weights(self) -> WeightsRecord:
+        """What was written last. TokamakError where it is missing: going on with the weights of the start would be a guess."""
         try:
-            return msgspec.json.decode(self.weights_path.read_bytes(), type=WeightsRecord)
-        except FileNotFoundError:
-            return None
+            return msgspec.json.decode(read_document(self.weights_path), type=WeightsRecord)
+        except (OSError, msgspec.DecodeError) as error:
+            raise TokamakError(f"no readable {WEIGHTS_NAME} in {self.directory}: {error}; start the engine anew") from error
 
-    def write_weights_in_use(self, record: WeightsRecord) -> None:
+    def write_weights(self, record: WeightsRecord) -> None:
+        """Whole or not at all, whenever this process dies. OSError where there is no room, or no such directory any more."""
         _write_atomically(self.weights_path, msgspec.json.encode(record))
 
     def owner(self) -> ProcessIdentity | None:

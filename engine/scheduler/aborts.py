@@ -8,11 +8,14 @@ in flight that has it, that is within a step or two.
 from __future__ import annotations
 
 import heapq
+import time
 
 from engine.process.context import ActorContext
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.results import ending_output
 from engine.scheduler.sequence import Sequence
+
+RETURN_TIMEOUT_NS = 30_000_000_000  # a tokenizer loads in seconds; a sequence that it finds to have ended never returns
 
 
 class Aborts:
@@ -75,6 +78,7 @@ class Aborts:
 
     def drop_api(self, api: str, epoch: int) -> None:
         """`api` was started again; the connections of its predecessor are gone."""
+        self._batch.waiting.api_died(api)
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.api == api and sequence.request.api_epoch < epoch:
                 self.drop(sequence)
@@ -82,8 +86,10 @@ class Aborts:
     def drop_tokenizer(self, tokenizer: str, epoch: int) -> None:
         """`tokenizer` was started again and knows none of its predecessor's sequences; the edge submits them anew. They are not
         counted as aborted: each goes on as another attempt."""
+        deadline_ns = time.monotonic_ns() + RETURN_TIMEOUT_NS
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.tokenizer == tokenizer and sequence.tokenizer_epoch < epoch:
+                self._batch.waiting.expect_back(sequence, deadline_ns)
                 self._batch.finish(sequence)
 
 

@@ -8,9 +8,9 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
     queues.py        sequences in their order               results.py         what came of a step
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
-    aborts.py        sequences that end early               weight_updates.py  operators' orders
+    aborts.py        sequences that end early               orders.py          what operators ask
     ranks.py         which ranks are there                  weight_state.py    the state machine of the weights
-    stats.py         what is counted
+    stats.py         what is counted                        weight_updates.py  how orders about the weights are carried out
 
     tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
 """
@@ -43,6 +43,7 @@ from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
+from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of
@@ -85,11 +86,12 @@ class SchedulerActor(Actor):
         self.dispatcher = Dispatcher(writer, context.epoch)
         self.results = Results(context, self.batch)
         self.aborts = Aborts(context, self.batch)
-        self.weights = WeightState(*context.weights_in_use())
-        self.ranks = Ranks(config.num_ranks, self.weights.path, self.weights.version)
+        self.weights = WeightState(context.run.weights())
+        self.ranks = Ranks(config.num_ranks)
         self.weight_updates = WeightUpdates(
             context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events
         )
+        self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
         self.stats = SchedulerStats(context, self.batch, self.weights)
         self._preemptions = context.counter("num_preemptions_total")
         self._rejections = context.counter("requests_rejected_total")
@@ -103,7 +105,6 @@ class SchedulerActor(Actor):
                 f"the broadcast ring takes starts of {self.limits.max_start_bytes} bytes, the longest request needs {longest}; "
                 "lower --max-model-len"
             )
-        self.weights.go_on(self.stats.last_state)
         self.stats.show()
 
     def step(self) -> int:
@@ -136,7 +137,7 @@ class SchedulerActor(Actor):
                 raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
 
     def on_command(self, command: Command) -> Reply | None:
-        return self.weight_updates.handle(command)
+        return self.orders.handle(command)
 
     def on_peer(self, name: str, epoch: int) -> None:
         match role_of(name):
@@ -165,6 +166,9 @@ class SchedulerActor(Actor):
         return bool(output.rows) or output.preempted is not None
 
     def _on_result(self, result: StepResult) -> None:
+        if result.error:
+            self.weight_updates.rank_has_no_weights(result.rank, result.error)
+            return
         step = self.dispatcher.complete(result.step_id) if result.rank == 0 else None
         if step is None:
             self._dropped.add(1)
@@ -181,6 +185,7 @@ class SchedulerActor(Actor):
             return
         if known is not None:
             self.batch.finish(known)
+        self.batch.waiting.came_back(request.request_id)
         stream = self.delivery.stream(request.tokenizer)
         num_waiting = 0 if request.attempt else self.batch.num_waiting  # a request that was taken once is never refused later
         try:
@@ -195,10 +200,11 @@ class SchedulerActor(Actor):
             # before it said that it was the last
             stream.add(ending_output(sequence, finish_reason))
             return
-        self.batch.add(sequence, is_newcomer=known is None)
+        self.batch.add(sequence, is_newcomer=known is None and not request.attempt)
         self.aborts.watch(sequence)
 
     def _on_abort(self, abort: Abort) -> None:
+        self.batch.waiting.came_back(abort.request_id)
         sequence = self.batch.sequences.get(abort.request_id)
         if sequence is None or sequence.request.attempt > abort.attempt:
             return

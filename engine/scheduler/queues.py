@@ -50,12 +50,14 @@ class SequenceQueue:
 
 
 class WaitingQueue(SequenceQueue):
-    """What waits for a slot; while the intake is held, newcomers stand aside, counted but not to be admitted."""
+    """What waits for a slot; while the intake is held, newcomers stand aside, counted but not to be admitted. What was begun
+    before and is away for a moment, because its tokenizer died, is waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_held = False
         self._newcomers: dict[str, Sequence] = {}
+        self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
 
     @property
     def num_waiting(self) -> int:
@@ -81,6 +83,24 @@ class WaitingQueue(SequenceQueue):
     def let_in(self) -> None:
         """Newcomers take their place in the order."""
         self.is_held = False
+        self._away.clear()
         for sequence in self._newcomers.values():
             self.push(sequence)
         self._newcomers.clear()
+
+    def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:
+        """The edge submits this one again; until then it counts as one that is to run to its end, unless it stood aside."""
+        request = sequence.request
+        if self.is_held and request.request_id not in self._newcomers:
+            self._away[request.request_id] = (request.api, deadline_ns)
+
+    def came_back(self, request_id: str) -> None:
+        """Or it was aborted, or has ended."""
+        self._away.pop(request_id, None)
+
+    def api_died(self, api: str) -> None:
+        """Nobody submits its samples again."""
+        self._away = {request_id: away for request_id, away in self._away.items() if away[0] != api}
+
+    def is_expecting(self, now_ns: int) -> bool:
+        return any(deadline_ns > now_ns for _, deadline_ns in self._away.values())

@@ -1,4 +1,4 @@
-"""Which ranks take steps, and which weights each of them holds.
+"""Which ranks take steps, and which weights each of them holds; what they should hold is in the run's record.
 
 Used by the scheduler process alone. A rank is there from its Hello on, which it sends when it has joined the broadcast ring,
 until the actor table shows a newer epoch of it.
@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.messages import Hello
+from engine.messages import Hello, WeightsState
+from engine.process.run_directory import WeightsRecord
 
 
 @dataclass(slots=True)
 class Rank:
-    """A rank: its incarnation, the weights that it holds and those that it should hold."""
+    """A rank: its incarnation, and the weights that it holds (version 0: none)."""
 
-    path: str
-    version: int
+    path: str = ""
+    version: int = 0
     epoch: int = 0
     is_there: bool = False
-    expected_path: str = ""
-    expected_version: int = 0
 
 
 class Ranks:
     """All ranks of the engine."""
 
-    def __init__(self, num_ranks: int, weight_path: str, weight_version: int) -> None:
-        self._ranks = [Rank("", 0, expected_path=weight_path, expected_version=weight_version) for _ in range(num_ranks)]
+    def __init__(self, num_ranks: int) -> None:
+        self._ranks = [Rank() for _ in range(num_ranks)]
 
     @property
     def all(self) -> range:
@@ -37,11 +36,6 @@ class Ranks:
     def are_complete(self) -> bool:
         """Every rank takes steps."""
         return all(rank.is_there for rank in self._ranks)
-
-    @property
-    def are_cleared(self) -> bool:
-        """No rank holds weights."""
-        return all(rank.version == 0 for rank in self._ranks)
 
     def greet(self, index: int, hello: Hello) -> bool:
         """A rank says that it is there. False where that is no news."""
@@ -62,21 +56,12 @@ class Ranks:
         """A rank holds other weights now."""
         self._ranks[index].path, self._ranks[index].version = path, version
 
-    def expect(self, indexes: list[int], path: str, version: int) -> None:
-        """These ranks (none named: all) should hold these weights from now on."""
-        for index in indexes or self.all:
-            self._ranks[index].expected_path, self._ranks[index].expected_version = path, version
-
-    def with_wrong_weights(self, is_cleared: bool) -> list[int]:
-        """The ranks that hold other weights than they should; none should hold any while they are cleared."""
-        return [
-            index
-            for index, rank in enumerate(self._ranks)
-            if rank.is_there and rank.version != (0 if is_cleared else rank.expected_version)
-        ]
+    def have_wrong_weights(self, record: WeightsRecord) -> bool:
+        """Some rank holds other weights than the record says, or any where that says none."""
+        is_cleared = record.state is WeightsState.CLEARED
+        return any(
+            rank.version != (0 if is_cleared else version) for rank, (_, version) in zip(self._ranks, record.ranks, strict=True)
+        )
 
     def weights_of(self, index: int) -> tuple[str, int]:
         return self._ranks[index].path, self._ranks[index].version
-
-    def expected_of(self, index: int) -> tuple[str, int]:
-        return self._ranks[index].expected_path, self._ranks[index].expected_version

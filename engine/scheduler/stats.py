@@ -40,11 +40,6 @@ class SchedulerStats:
         self._return = context.histogram("step_return_seconds")
         cell("num_kv_blocks").set(batch.pool.num_blocks)
 
-    @property
-    def last_state(self) -> WeightsState:
-        """What the gauge says: after a restart, the state in which the predecessor died."""
-        return WeightsState(int(self._state.value))
-
     def admitted(self, sequence: Sequence, now_ns: int) -> None:
         """A sequence got its slot, perhaps for the first time."""
         if sequence.first_scheduled_ns:

@@ -1,29 +1,45 @@
 """The weights in use and the engine's state about them: the one place where NORMAL, PAUSED, CLEARED and LOADING follow each
 other.
 
-Pure; used by the scheduler process (`engine/scheduler/weight_updates.py` carries the orders out).
+Pure; used by the scheduler process (`engine/scheduler/weight_updates.py` carries the orders out). What counts is the run's
+record, which outlives every actor. While an order is carried out the engine shows another state already, and whatever dies
+meanwhile, or fails, the record is what it comes back to:
 
-    NORMAL  --pause-->   PAUSED  --clear-->  CLEARED
-            <--resume--
-    NORMAL, PAUSED, CLEARED  --load-->  LOADING  --loaded-->  PAUSED after PAUSED, else NORMAL
-                                                 --failed-->  what it was, with the weights that it had
+    order               in                        shows meanwhile   is written down when it is done
+    pause               NORMAL                    PAUSED            PAUSED
+    clear the weights   NORMAL, PAUSED            PAUSED            CLEARED
+    resume              PAUSED, CLEARED           LOADING           NORMAL; at once after PAUSED
+    load weights        NORMAL, PAUSED, CLEARED   LOADING           PAUSED after PAUSED, else NORMAL; path, version
+    repair              NORMAL, PAUSED, CLEARED   LOADING, CLEARED  nothing: ranks are made to hold what the record says
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from engine.errors import RequestError
 from engine.messages import WeightsState
+from engine.process.run_directory import WeightsRecord
 
 _NORMAL, _PAUSED, _CLEARED, _LOADING = WeightsState
 
 _LEGAL_IN = {
     "pause": (_NORMAL,),
-    "resume": (_PAUSED,),
-    "clear the weights": (_PAUSED,),
+    "clear the weights": (_NORMAL, _PAUSED),
+    "resume": (_PAUSED, _CLEARED),
     "load weights": (_NORMAL, _PAUSED, _CLEARED),
-    "end the loading": (_LOADING,),
+    "repair": (_NORMAL, _PAUSED, _CLEARED),
+}
+
+
+_MEANWHILE = {
+    "pause": _PAUSED,
+    "clear the weights": _PAUSED,
+    "resume": _LOADING,
+    "load weights": _LOADING,
+    "repair": _LOADING,
 }
 
 
@@ -32,47 +48,57 @@ def conflict(message: str) -> RequestError:
     return RequestError(message, status=409, code="engine_state")
 
 
-@dataclass(slots=True)
 class WeightState:
-    """Path and version of the weights in use (while cleared: of those to come back to), and the state."""
+    """The record that counts, and the state that is shown."""
 
-    path: str
-    version: int
-    state: WeightsState = WeightsState.NORMAL
-    _before_loading: WeightsState = WeightsState.NORMAL
+    def __init__(self, record: WeightsRecord) -> None:
+        self.record = record
+        self.state = record.state
 
-    def go_on(self, state: WeightsState) -> None:
-        """Take over from a scheduler that died in `state`: a pause outlasts it, a load that it began does not."""
-        if state in (WeightsState.PAUSED, WeightsState.CLEARED):
-            self.pause()
-        if state is WeightsState.CLEARED:
-            self.clear()
+    @property
+    def path(self) -> str:
+        """Of the weights in use; while cleared, of those to come back to."""
+        return self.record.path
 
-    def pause(self) -> None:
-        self._go("pause", WeightsState.PAUSED)
+    @property
+    def version(self) -> int:
+        return self.record.version
 
-    def resume(self) -> None:
-        self._go("resume", WeightsState.NORMAL)
+    def check(self, order: str) -> None:
+        """409 where the order does not fit."""
+        if self.state not in _LEGAL_IN[order]:
+            raise conflict(f"cannot {order}: the engine is {self.state.name}")
 
-    def clear(self) -> None:
-        """The ranks have dropped their weights."""
-        self._go("clear the weights", WeightsState.CLEARED)
+    def begin(self, order: str) -> None:
+        """The order is being carried out from now on; one that takes no time is written down at once instead."""
+        self.check(order)
+        if order != "repair" or self.state is not _CLEARED:
+            self.state = _MEANWHILE[order]
 
-    def begin_load(self) -> None:
-        before = self.state
-        self._go("load weights", WeightsState.LOADING)
-        self._before_loading = before
+    def settle(self, record: WeightsRecord) -> None:
+        """What was going on has ended, and this is the record now: the one that was written down when it was done, or where it
+        failed the one before."""
+        self.record = record
+        self.state = record.state
 
-    def finish_load(self, path: str, version: int) -> None:
-        """The ranks hold new weights; only a pause outlasts that."""
-        self._go("end the loading", WeightsState.PAUSED if self._before_loading is WeightsState.PAUSED else WeightsState.NORMAL)
-        self.path, self.version = path, version
+    # ------------------------------------------------------------------------------- what would be written down
 
-    def fail_load(self) -> None:
-        """The ranks hold what they held."""
-        self._go("end the loading", self._before_loading)
+    def in_state(self, state: WeightsState) -> WeightsRecord:
+        return replace(self.record, state=state)
 
-    def _go(self, transition: str, target: WeightsState) -> None:
-        if self.state not in _LEGAL_IN[transition]:
-            raise conflict(f"cannot {transition}: the engine is {self.state.name}")
-        self.state = target
+    def with_next_version(self) -> WeightsRecord:
+        """The next number is taken, whatever becomes of it."""
+        return replace(self.record, last_version=self.record.last_version + 1)
+
+    def loaded(self, path: str, ranks: Sequence[int]) -> WeightsRecord:
+        """These ranks hold the weights of `path` under the number that was taken last."""
+        version = self.record.last_version
+        state = _PAUSED if self.record.state is _PAUSED else _NORMAL
+        weights = tuple((path, version) if rank in ranks else held for rank, held in enumerate(self.record.ranks))
+        return replace(self.record, path=path, version=version, state=state, ranks=weights)
+
+    def adopted(self, path: str, version: int) -> WeightsRecord:
+        """All ranks hold what there is, for want of what was in use; none where there is nothing either (version 0)."""
+        if not version or set(self.record.ranks) == {(path, version)}:
+            return self.in_state(_CLEARED)
+        return replace(self.record, path=path, version=version, ranks=((path, version),) * len(self.record.ranks))

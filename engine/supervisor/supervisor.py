@@ -23,10 +23,10 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.errors import StartError, TokamakError
-from engine.messages import ActorState, Reply, WeightsInUse
+from engine.messages import ActorState, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.process.control import ControlServer
-from engine.process.run_directory import Run, WeightsRecord
+from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, index_of, role_of
 from engine.supervisor.child_process import Child, describe_exit, spawn
@@ -334,8 +334,6 @@ class Supervisor:
                 case Reply():
                     self._keeper.keep()  # what an order wrote down is kept before anybody hears that it is done
                     self._orders.answer(event)
-                case WeightsInUse(path, version):
-                    self._run.write_weights_in_use(WeightsRecord(path, version))
                 case _:
                     raise AssertionError(f"no event: {event}")
 

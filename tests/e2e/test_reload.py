@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import httpx
 import pytest
 
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, stream_one, wait_for_waiting
-from tests.waiting import WATCHDOG_S
+from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL_A = GOLDEN / "qwen2"
 SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
@@ -28,7 +29,7 @@ def model_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    with EngineProcess(MODEL_A, "--max-model-len", "4000") as running:
+    with EngineProcess(MODEL_A, "--max-model-len", "4000", "--restart-limit", "100") as running:
         yield running
 
 
@@ -47,7 +48,7 @@ def stripped(results: list[Answer]) -> list[Answer]:
 
 
 def order(engine: EngineProcess, name: str, /, **body: Any) -> httpx.Response:
-    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=WATCHDOG_S)
+    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=WATCHDOG_S, headers=OPERATOR)
 
 
 def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
@@ -154,16 +155,57 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
     assert again.status_code == 409
     assert ("cleared" if down != "pause" else "paused") in again.text.lower()
 
-    async def held() -> list[Answer]:
-        streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
-        await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
-        assert engine.metric("num_requests_running") == 0
-        answer = await asyncio.to_thread(order, engine, up)
-        assert answer.status_code == 200, answer.text
-        return await streams
-
-    assert stripped(asyncio.run(held())) == truth["a"]
+    assert stripped(asyncio.run(released(engine, up))) == truth["a"]
     assert order(engine, "resume").status_code == 409
+
+
+def is_back(engine: EngineProcess, actor: str, old_epoch: int) -> bool:
+    """Whether the actor was started again and takes work, whatever the engine's state."""
+    row = engine.actors().get(actor)
+    return row is not None and int(row["epoch"]) > old_epoch and row["state"] in ("READY", "RUNNING")
+
+
+async def released(engine: EngineProcess, up: str, *deaths: str) -> list[Answer]:
+    """Newcomers wait while nothing runs, whoever dies, until the order `up`."""
+    streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
+    await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
+    for actor in deaths:
+        epoch = engine.kill(actor)
+        await asyncio.to_thread(wait_until, partial(is_back, engine, actor, epoch), what=f"{actor} restarted")
+    await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
+    assert engine.metric("num_requests_running") == 0
+    answer = await asyncio.to_thread(order, engine, up)
+    assert answer.status_code == 200, answer.text
+    return await streams
+
+
+def test_a_pause_and_a_reload_outlast_every_death(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path) -> None:
+    reload(engine, MODEL_A)
+    assert order(engine, "pause").status_code == 200
+    version = reload(engine, model_b)
+    deaths = ("scheduler", "worker0", "tokenizer0", "cache")
+    assert stripped(asyncio.run(released(engine, "resume", *deaths))) == truth["b"]
+    assert engine.metric("weight_version") == version
+
+
+@pytest.mark.parametrize("actor", ["scheduler", "worker0"])
+def test_a_death_in_a_reload(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, actor: str) -> None:
+    """Before or after, as the version says; the number is not used again."""
+    before = reload(engine, model_b)
+
+    async def run() -> httpx.Response:
+        asked = asyncio.create_task(asyncio.to_thread(order, engine, "reload", path=str(MODEL_A)))
+        await asyncio.to_thread(wait_until, lambda: asked.done() or engine.metric("engine_state") == 3, what="it loads")
+        await asyncio.to_thread(engine.wait_for_restart, actor, engine.kill(actor))
+        return await asked
+
+    answer = asyncio.run(run())
+    assert answer.status_code in (200, 503)
+    found = stripped(answers(engine, SHORT))
+    version = engine.metric("weight_version")
+    assert version in ([before + 1] if answer.status_code == 200 else [before, before + 1])
+    assert found == truth["b" if version == before else "a"]
+    assert reload(engine, MODEL_A) == before + 2
 
 
 def test_a_deadline_passes_in_a_pause(engine: EngineProcess) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from engine.errors import CheckpointError
-from engine.messages import Abort, AbortRequest, Command, Message, Pause, ReloadWeights, Reply, WeightsInUse
+from engine.messages import Abort, AbortRequest, Command, Message, Pause, ReloadWeights, Reply
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 
@@ -53,8 +53,7 @@ class SchedulerStandIn(Actor):
         match command.order:
             case AbortRequest(request_id):
                 return Reply(command.command_id, 200, f"aborted {request_id}", {"epoch": self.context.epoch})
-            case ReloadWeights(path):
-                self.context.events.send(WeightsInUse(path, 2))
+            case ReloadWeights():
                 self.context.events.send(Reply(command.command_id, 200, "later"))
                 return None
             case Pause():

@@ -22,6 +22,7 @@ from engine.messages import (
     Step,
     StepResult,
     WeightsChanged,
+    WeightsState,
     decode,
     decode_control,
     encode,
@@ -59,6 +60,7 @@ class Engine:
             **options,
         )
         self.run = Run(self.config.run_id, directory)
+        self.run.write_weights(WeightsRecord.of_start(self.config))
         self.segments = RunSegments.of(self.config, NAMES)
         self.zmq = zmq.Context()
         self.events = self.zmq.socket(zmq.PULL)
@@ -76,6 +78,11 @@ class Engine:
         self.workers.append(worker)
         worker.on_start()
         return worker
+
+    def use(self, path: Path, version: int) -> None:
+        """What a worker has to load."""
+        weights = (str(path), version)
+        self.run.write_weights(WeightsRecord(*weights, version, WeightsState.NORMAL, (weights,)))
 
     def send(self, message: Message) -> None:
         assert self.segments.broadcast.try_send(encode(message))
@@ -259,15 +266,28 @@ def test_clear_and_load_again(engine: Engine) -> None:
     assert engine.ask(worker, LoadWeights("c2", str(engine.model), 1, [])) == WeightsChanged("c2", 0, 1, str(engine.model))
 
 
+def test_a_step_without_weights_is_answered_with_an_error(engine: Engine) -> None:
+    """The order of a scheduler that died may lie before the first step of the next one: the worker lives."""
+    worker = engine.worker()
+    engine.received()
+    engine.ask(worker, ClearWeights("c1"))
+    refused = engine.ask(worker, step_of(7, PROMPT, 0, is_start=True))
+    assert isinstance(refused, StepResult)
+    assert (refused.step_id, refused.weight_version, refused.token_ids) == (7, 0, b"")
+    assert "while the weights are cleared" in refused.error
+    engine.ask(worker, LoadWeights("c2", str(engine.model), 1, []))
+    assert token_of(engine.ask(worker, step_of(8, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
+
+
 def test_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
     other = other_weights(tmp_path / "other")
-    engine.run.write_weights_in_use(WeightsRecord(str(other), 5))
+    engine.use(other, 5)
     engine.worker()
     assert engine.received() == [Hello("worker0", 1, 5, str(other))]
 
 
 def test_starts_with_the_first_weights_where_those_are_gone(engine: Engine, tmp_path: Path) -> None:
-    engine.run.write_weights_in_use(WeightsRecord(str(tmp_path / "gone"), 5))
+    engine.use(tmp_path / "gone", 5)
     engine.worker()
     assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
     assert any("gone" in text for text in (entry.text for entry in engine.segments.counters.errors.entries()))

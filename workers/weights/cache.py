@@ -1,4 +1,4 @@
-"""The directory of packed weights: one file for each checkpoint, precision, sharding and layout of the kernels.
+"""The directory of packed weights: one file for each contents of a checkpoint, precision, sharding and layout of the kernels.
 
 Used by the loader. Files are written under another name and renamed when they are complete; every writer and every user holds
 a lock (flock) on its file, which dies with the process. So a file without a lock is nobody's: a half-written one was left by a
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from workers.weights.checksums import Checksums
 from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class WeightCache:
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory = directory
         self.limit = limit
+        self.checksums = Checksums(directory)
 
     def open(self, name: str) -> PackedFile | None:
         """The file of that name; None where there is none. DamagedFileError where it cannot be used."""

@@ -49,6 +49,7 @@ class Stored(Protocol):
     def kept(self, name: str) -> Kept: ...
     def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight: ...
     def let_go(self) -> None: ...
+    def check_unchanged(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def load_model(
         if cache is None or ops.layout is None:
             loading.pack_into_memory()
         else:
-            description = {"layout": ops.layout(), "checkpoint": checkpoint.identity(), "ranks": 1, "rank": 0}
+            identity = checkpoint.identity(cache.checksums, on_progress)
+            description = {"layout": ops.layout(), "checkpoint": identity, "ranks": 1, "rank": 0}
             outcome = loading.pack_with(cache, path.name, description | asdict(precision))
     for rope, rotary in weights.rotaries:
         tables = rotary_tables(rope, rotary.head_dim, num_positions)
@@ -187,6 +189,7 @@ class _Loading:
             self._stored.let_go()
             self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
             self._on_progress(self._num_done, self.num_bytes)
+        self._stored.check_unchanged()
 
     def _sources(self, module: Module) -> Mapping[str, Source]:
         match module:

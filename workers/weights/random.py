@@ -49,3 +49,6 @@ class RandomWeights:
 
     def let_go(self) -> None:
         """Nothing is held."""
+
+    def check_unchanged(self) -> None:
+        """Nobody can change them."""

@@ -20,18 +20,22 @@ import hashlib
 import json
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.files import MappedFile
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from ops.modules import Linear
-from ops.weight_format import QuantizedWeight, WeightFormat
+from ops.weight_format import QuantizedWeight, WeightFormat, float32
+from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
+from workers.weights.formats.floats import is_finite
 from workers.weights.formats.gguf import gguf_tensors
 from workers.weights.formats.quantized import decoded
 from workers.weights.formats.tensor import Kept, Tensor
@@ -59,6 +63,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
         self._path = path
+        self._config = config
         self._gguf = GgufFile(path / LINK_NAME) if (path / LINK_NAME).is_symlink() else None
         self._files = [] if self._gguf else list(_open_files(path))
         self._has_paddle_names = False
@@ -76,33 +81,53 @@ class Checkpoint:
     def read_plain(self, name: str) -> np.ndarray:
         """float32, float16, or uint16, the bits of bfloat16: as it is stored, so that large tensors need no copy."""
         part = self._parts[name]
-        return self._turned(name, part.of(part.tensor.read_plain()))
+        return self._turned(name, self._checked(part.of(part.tensor.read_plain()), name))
 
     def kept(self, name: str) -> Kept:
         return self._parts[name].tensor.kept()
 
     def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight:
         """In a format that holds exactly what `kept` gives."""
-        return self._parts[name].tensor.read_integers(format)
+        weight = self._parts[name].tensor.read_integers(format)
+        self._checked(weight.scales, f"the scales of {name}")
+        if weight.offsets is not None:
+            self._checked(weight.offsets, f"the zero points of {name}")
+        return weight
 
     def let_go(self) -> None:
         """Count the pages that were read so far no longer as this process's memory."""
         for file in self._mapped():
             file.data.madvise(mmap.MADV_DONTNEED)
 
-    def identity(self) -> list[tuple[str, int, int, str]]:
-        """What tells this state of the checkpoint from any other: name, bytes, time (ns) and hash of the header of each file,
-        and config.json as a whole."""
-        found = []
+    def check_unchanged(self) -> None:
+        """CheckpointError where somebody wrote to the files while they were read."""
         for file in self._mapped():
-            status = file.path.stat()
-            header = hashlib.sha256(memoryview(file.data)[: file.data_begin]).hexdigest()
-            found.append((file.path.name, status.st_size, status.st_mtime_ns, header))
-        config = (self._path / "config.json").read_bytes()
-        return [*found, ("config.json", len(config), 0, hashlib.sha256(config).hexdigest())]
+            if not file.is_unchanged:
+                raise CheckpointError(f"{file.path} was changed while it was read; load it again when it is complete")
 
-    def _mapped(self) -> Sequence[SafetensorsFile | GgufFile]:
-        return [self._gguf] if self._gguf else self._files
+    def identity(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> list[tuple[str, int, str]]:
+        """What tells the values that are read here from any others: what was understood of the configuration, and the bytes
+        and checksum of the contents of each file."""
+        files = self._mapped()
+        sums = checksums.of(files, partial(on_progress, 0, sum(file.status.st_size for file in files)))
+        self.let_go()
+        config = hashlib.sha256(repr(self._config).encode()).hexdigest()
+        found = [(file.path.name, file.status.st_size, checksum) for file, checksum in zip(files, sums, strict=True)]
+        return [("config.json", 0, config), *found]
+
+    def _mapped(self) -> list[MappedFile]:
+        return [self._gguf.mapped] if self._gguf else [file.mapped for file in self._files]
+
+    def _checked(self, values: np.ndarray, name: str) -> np.ndarray:
+        """CheckpointError where one of the values is NaN or infinite: nothing that could be served would come of them."""
+        if not is_finite(values):
+            wrong = ~np.isfinite(float32(values))
+            first = [int(index) for index in np.argwhere(wrong)[0]]
+            raise CheckpointError(
+                f"{self._path}: {np.count_nonzero(wrong)} of {wrong.size} values of {name} are NaN or infinite, the first at "
+                f"{first}; the checkpoint is damaged, fetch or write it again"
+            )
+        return values
 
     def _turned(self, name: str, values: np.ndarray) -> np.ndarray:
         return values.T if self.is_paddle_layout and name in self._is_linear else values

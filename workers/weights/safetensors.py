@@ -88,11 +88,11 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.data = map_file(path)
+        self.mapped = map_file(path)
+        self.data = self.mapped.data
         header, data_begin = self._header()
         metadata = header.pop("__metadata__", {})
         self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
-        self.data_begin = data_begin
         self.tensors = {name: self._entry(name, entry, data_begin) for name, entry in header.items()}
 
     def _header(self) -> tuple[dict[str, Any], int]:

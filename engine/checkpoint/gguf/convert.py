@@ -35,7 +35,8 @@ def gguf_checkpoint(path: Path) -> Path:
     path = path.absolute()
     try:
         status = path.stat()
-        key = hashlib.sha256(f"{_LAYOUT}\0{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
+        identity = f"{_LAYOUT}\0{path}\0{status.st_ino}\0{status.st_size}\0{status.st_ctime_ns}"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         directory = user_cache() / "gguf" / f"{path.stem}-{key}"
         if not (directory / "config.json").is_file():
             _write(directory, path)

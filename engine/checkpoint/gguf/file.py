@@ -60,7 +60,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.data = map_file(path)
+        self.mapped = map_file(path)
+        self.data = self.mapped.data
         self._position = 0
         try:
             num_tensors, num_entries = self._head()
@@ -129,7 +130,7 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise self._damaged(f"general.alignment is {alignment!r}")
-        data_begin = self.data_begin = -(-self._position // alignment) * alignment
+        data_begin = -(-self._position // alignment) * alignment
         tensors = {}
         for name, shape, kind, offset in entries:
             if kind not in BLOCKS:

@@ -12,7 +12,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, TokamakError
-from engine.messages import Abort, Command, Control, ListActors, Message, Reply, decode_control, encode
+from engine.messages import Abort, Command, Control, ListActors, Message, Reply, WeightsState, decode_control, encode
 from engine.process.actor import LOOK_INTERVAL_NS, Actor, ActorLoop, run
 from engine.process.context import ActorContext
 from engine.process.run_directory import Run, WeightsRecord, new_run_id
@@ -237,8 +237,11 @@ def test_a_peer_that_is_started_again_during_the_start_is_noticed(engine: Engine
 
 
 def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
+    with pytest.raises(TokamakError, match=r"no readable weights\.json"):
+        left.context.weights_in_use()
+    engine.run.write_weights(WeightsRecord.of_start(engine.config))
     assert left.context.weights_in_use() == ("/none", 1)
-    engine.run.write_weights_in_use(WeightsRecord("/b", 2))
+    engine.run.write_weights(WeightsRecord("/b", 2, 2, WeightsState.NORMAL, (("/b", 2),)))
     assert left.context.weights_in_use() == ("/b", 2)
     with pytest.raises(TokamakError, match="without the KV arena"):
         left.context.arena()

@@ -79,10 +79,9 @@ def test_orders_reach_the_scheduler_and_their_answers_come_back(engine: EchoEngi
     assert [reply.message for reply in asyncio.run(ask_many())] == [f"aborted r{index}" for index in range(20)]
 
 
-def test_weights_in_use_are_kept_for_restarted_workers(engine: EchoEngine) -> None:
-    assert engine.run().weights_in_use() is None
+def test_an_answer_that_comes_later(engine: EchoEngine) -> None:
     assert engine.control().ask(ReloadWeights("/other"), WATCHDOG_S).message == "later"
-    assert engine.run().weights_in_use() == WeightsRecord("/other", 2)
+    assert engine.run().weights() == WeightsRecord.of_start(engine.run().manifest().config)
 
 
 def test_an_order_whose_scheduler_dies_is_answered_with_503_and_not_repeated(engine: EchoEngine) -> None:

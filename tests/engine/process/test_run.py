@@ -16,6 +16,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import StartError, TokamakError
+from engine.messages import WeightsState
 from engine.process.run_directory import Manifest, Run, WeightsRecord, choose_run, find_runs, new_run_id, open_run, runs_root
 from engine.process.topology import ActorPlan
 from engine.supervisor.reaper import create_run, reap, remove_run
@@ -63,7 +64,7 @@ from tests.engine.process.test_run import configuration
 run_id, directory, num_left = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 run, lock = create_run(run_id, directory)
 run.write_manifest(Manifest(configuration(run_id, directory), (ActorPlan("echo0", "x:y"),), os.getpid(), time.time()))
-run.write_weights_in_use(WeightsRecord("/w", 2))
+run.write_weights(WeightsRecord.of_start(configuration(run_id, directory)))
 run.log_path("echo0").write_text("log")
 for number in ("manifest", "weights"):
     (directory / f".{number}.json.new").write_text("half")
@@ -239,9 +240,10 @@ def test_documents(root: Path) -> None:
     del others["config"]["port"]  # as another version wrote it
     run.manifest_path.write_bytes(msgspec.json.encode(others))
     assert run.log_path("echo0") in run.files()
-    assert run.weights_in_use() is None
-    run.write_weights_in_use(WeightsRecord("/w", 3))
-    assert run.weights_in_use() == WeightsRecord("/w", 3)
+    run.write_weights(WeightsRecord.of_start(config))
+    record = WeightsRecord("/w", 3, 4, WeightsState.CLEARED, (("/v", 2), ("/w", 3)))
+    run.write_weights(record)
+    assert run.weights() == record
     assert sorted(path.name for path in run.directory.iterdir()) == ["lock", "manifest.json", "weights.json"]
     remove_run(run)
     os.close(lock)

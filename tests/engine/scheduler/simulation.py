@@ -35,13 +35,13 @@ from engine.messages import (
     Rejected,
     Reply,
     Request,
+    Requests,
     SamplingParams,
     SlotStart,
     Step,
     StepResult,
     TokenLogprobs,
     WeightsChanged,
-    WeightsInUse,
     decode,
     decode_control,
     encode,
@@ -104,10 +104,13 @@ class Slot:
 
 
 class EchoRank:
-    """worker0: a reader of the broadcast ring. `turn` runs what has come, at most `max_steps` steps."""
+    """worker<index>: a reader of the broadcast ring. `turn` runs what has come, at most `max_steps` steps."""
 
-    def __init__(self, simulation: Simulation, epoch: int, path: str, version: int) -> None:
+    def __init__(self, simulation: Simulation, index: int, epoch: int, weights: tuple[str, int] | None = None) -> None:
+        """`weights`: where those of the record are gone, and it starts with others."""
         run_id = simulation.config.run_id
+        path, version = weights or simulation.run.weights().ranks[index]
+        self.index = index
         self.simulation = simulation
         self.path, self.version = path, version
         self.slots: dict[int, Slot] = {}
@@ -115,13 +118,13 @@ class EchoRank:
         self.pending: list[bytes] = []
         self.refuses_loads = ""
         self.hangs_on_loads = False
-        self._reader = BroadcastReader.attach(run_id, "scheduler", 0, epoch)
-        self._sender = MailboxSender.attach(run_id, "scheduler", "worker0", epoch)
+        self._reader = BroadcastReader.attach(run_id, "scheduler", index, epoch)
+        self._sender = MailboxSender.attach(run_id, "scheduler", f"worker{index}", epoch)
         self.epoch = epoch
         self.say_hello()
 
     def say_hello(self) -> None:
-        self.send(Hello("worker0", self.epoch, self.version, self.path))
+        self.send(Hello(f"worker{self.index}", self.epoch, self.version, self.path))
 
     def send(self, message: Message) -> None:
         assert self._sender.try_send(encode(message))
@@ -142,13 +145,15 @@ class EchoRank:
                     if answers:
                         self.send(result)
                 case LoadWeights(command_id, path, version, ranks):
-                    if not ranks or 0 in ranks:
+                    if not ranks or self.index in ranks:
+                        known = self.simulation.paths.setdefault(version, path)
+                        assert known == path, f"version {version} is {known} and {path}"
                         if not self.refuses_loads:
                             self.path, self.version = path, version
-                        self.send(WeightsChanged(command_id, 0, self.version, self.path, self.refuses_loads))
+                        self.send(WeightsChanged(command_id, self.index, self.version, self.path, self.refuses_loads))
                 case ClearWeights(command_id):
                     self.version = 0
-                    self.send(WeightsChanged(command_id, 0, 0, self.path))
+                    self.send(WeightsChanged(command_id, self.index, 0, ""))
         return num_done
 
     def close(self) -> None:
@@ -156,7 +161,8 @@ class EchoRank:
         self._sender.close()
 
     def _run(self, step: Step) -> StepResult:
-        assert self.version, "a step without weights"
+        if not self.version:
+            return StepResult(step.step_id, self.index, 0, b"", b"", b"", error="no weights")
         self.steps.append(step)
         for start in step.starts:
             self.slots[start.slot] = Slot(ints(start.token_ids), ints(start.block_ids), start)
@@ -188,7 +194,7 @@ class EchoRank:
             logprobs.append(value)
         return StepResult(
             step.step_id,
-            0,
+            self.index,
             self.version,
             array("i", token_ids).tobytes(),
             array("f", logprobs).tobytes(),
@@ -204,14 +210,17 @@ class EchoRank:
         if position < 0:
             return 0
         size = self.simulation.config.block_size
-        return self.simulation.arena[slot.block_ids[position // size], position % size]
+        place = self.index, slot.block_ids[position // size], position % size
+        if self.index:  # nobody asks for its tokens, and what it had not run when it died it does not have
+            return self.simulation.arena.get(place, 0)
+        return self.simulation.arena[place]
 
     def _compute(self, slot: Slot, start: int, num_tokens: int) -> PromptLogprobs | None:
         size = self.simulation.config.block_size
         values: list[float] = []
         for position in range(start, start + num_tokens):
             kv = mix(self._kv(slot, position - 1), slot.token_ids[position], self.path)
-            self.simulation.arena[slot.block_ids[position // size], position % size] = kv
+            self.simulation.arena[self.index, slot.block_ids[position // size], position % size] = kv
             if position + 1 < slot.start.num_prompt_tokens:
                 values.append(logprob(kv, slot.token_ids[position + 1]))
         if not slot.start.wants_prompt_logprobs or not values:
@@ -227,6 +236,7 @@ class Stream:
     request: Request
     token_ids: list[int] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
+    admissions: list[Output] = field(default_factory=list)  # those that only tell of the prompt
     finish_reason: str = ""
     rejected: Rejected | None = None
 
@@ -251,21 +261,22 @@ class CountedEvents(EventSender):
 
 
 class Simulation:
-    """The whole: rings, the scheduler's loop, a rank, and the tokenizers' ends."""
+    """The whole: rings, the scheduler's loop, the ranks, and the tokenizers' ends."""
 
     def __init__(self, directory: Path, config: EngineConfig, ring_bytes: int, broadcast_bytes: int) -> None:
         self.config = config
         self.run = Run(config.run_id, directory)
         tokenizers = [f"tokenizer{index}" for index in range(config.tokenizer_processes)]
-        names = ["api0", "api1", *tokenizers, "scheduler", "cache", "worker0"]
+        workers = [f"worker{index}" for index in range(config.num_ranks)]
+        names = ["api0", "api1", *tokenizers, "scheduler", "cache", *workers]
         sizes = RingSizes(dict.fromkeys(names, ring_bytes), broadcast_bytes)
-        self.segments = RunSegments(config.run_id, names, sizes, 1, 0)
+        self.segments = RunSegments(config.run_id, names, sizes, config.num_ranks, 0)
         for name in names:
             self.begin_epoch(name, 1)
-        self.arena: dict[tuple[int, int], int] = {}
+        self.arena: dict[tuple[int, int, int], int] = {}  # rank, block, place in it -> KV
         self.streams: dict[str, Stream] = {}
         self.replies: dict[str, Reply] = {}
-        self.weights_in_use: list[WeightsInUse] = []
+        self.paths = {1: MODEL}  # of each version that a rank was ever told to load
         self.cache_messages: list[Message] = []
         self.is_reading = dict.fromkeys(tokenizers, True)
         self._num_arrivals = 0
@@ -277,8 +288,14 @@ class Simulation:
         self._senders = {
             name: MailboxSender.attach(config.run_id, "scheduler", name, 1) for name in [*tokenizers, "cache", "supervisor"]
         }
+        self.run.write_weights(WeightsRecord.of_start(config))
         self.start_scheduler(1)
-        self.rank = EchoRank(self, 1, MODEL, 1)
+        self.ranks = [EchoRank(self, index, 1) for index in range(config.num_ranks)]
+
+    @property
+    def rank(self) -> EchoRank:
+        """worker0."""
+        return self.ranks[0]
 
     # ------------------------------------------------------------------------------------------------ lives and deaths
 
@@ -296,33 +313,37 @@ class Simulation:
         self.context.row.set_state(State.READY)
 
     def restart_scheduler(self) -> None:
-        """It dies; the edge submits everything open again, and the rank greets the new one."""
+        """It dies; the edge submits everything open again, and the ranks greet the new one."""
         self._collect_events()
         self.context.close()
         self.start_scheduler(self.scheduler_epoch + 1)
-        self.rank.say_hello()
+        for rank in self.ranks:
+            rank.say_hello()
+        self.resubmit_open()
+
+    def resubmit_open(self) -> None:
         for stream in list(self.streams.values()):
             if not stream.is_over:
                 self.resubmit(stream)
 
-    def restart_rank(self, answers: bool = False) -> None:
-        """It dies in the middle of the steps that it has; the next one loads what is in use."""
+    def restart_rank(self, answers: bool = False, weights: tuple[str, int] | None = None) -> None:
+        """It dies in the middle of the steps that it has; the next one loads what is in use, or has only `weights`."""
         self.rank.turn(answers=answers)
         self.kill_rank()
-        self.revive_rank()
+        self.revive_rank(weights=weights)
 
-    def kill_rank(self) -> None:
-        self.rank.close()
-        self.segments.broadcast.evict(0)
+    def kill_rank(self, index: int = 0) -> None:
+        self.ranks[index].close()
+        self.segments.broadcast.evict(index)
 
-    def revive_rank(self) -> None:
-        record = self.run.weights_in_use() or WeightsRecord(MODEL, 1)
-        epoch = self.rank.epoch + 1
-        self.begin_epoch("worker0", epoch)
-        self.rank = EchoRank(self, epoch, record.path, record.version)
+    def revive_rank(self, index: int = 0, weights: tuple[str, int] | None = None) -> None:
+        epoch = self.ranks[index].epoch + 1
+        self.begin_epoch(f"worker{index}", epoch)
+        self.ranks[index] = EchoRank(self, index, epoch, weights)
 
     def close(self) -> None:
-        self.rank.close()
+        for rank in self.ranks:
+            rank.close()
         self.context.close()
         for end in (*self._mailboxes.values(), *self._senders.values()):
             end.close()
@@ -351,7 +372,7 @@ class Simulation:
             **options,
         )
         stream = self.streams[request.request_id] = Stream(request)
-        self.send(tokenizer, request)
+        self.send(tokenizer, Requests.of([request]))
         return stream
 
     def resubmit(self, stream: Stream) -> None:
@@ -361,7 +382,7 @@ class Simulation:
             resume_token_ids=array("i", stream.token_ids).tobytes(),
             num_scored_prompt_tokens=len(stream.prompt_logprobs),
         )
-        self.send(stream.request.tokenizer, stream.request)
+        self.send(stream.request.tokenizer, Requests.of([stream.request]))
 
     def abort(self, stream: Stream, reason: str = "abort") -> None:
         self.send(stream.request.tokenizer, Abort(stream.request.request_id, stream.request.attempt, reason))
@@ -386,7 +407,7 @@ class Simulation:
 
     def turn(self, rank_records: int = 100) -> int:
         """Everybody once."""
-        num_done = self.loop.turn() + self.rank.turn(rank_records)
+        num_done = self.loop.turn() + sum(rank.turn(rank_records) for rank in self.ranks)
         return num_done + self.collect()
 
     def collect(self) -> int:
@@ -455,7 +476,8 @@ class Simulation:
                     if output.attempt == stream.request.attempt:
                         assert not stream.is_over, f"{output.request_id} goes on after its end"
                         stream.token_ids += output.token_ids
-                        stream.outputs.append(output)
+                        is_admission = not (output.token_ids or output.prompt_logprobs or output.finish_reason)
+                        (stream.admissions if is_admission else stream.outputs).append(output)
                         stream.finish_reason = output.finish_reason
                         assert len(output.logprobs) == len(output.token_ids)
             case Rejected(request_id):
@@ -467,9 +489,6 @@ class Simulation:
         match event:
             case Reply(command_id):
                 self.replies[command_id] = event
-            case WeightsInUse(path, version):
-                self.weights_in_use.append(event)
-                self.run.write_weights_in_use(WeightsRecord(path, version))
 
 
 def small_config(directory: Path, **options: Any) -> EngineConfig:

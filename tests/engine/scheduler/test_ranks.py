@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.messages import Hello
+from engine.messages import Hello, WeightsState
+from engine.process.run_directory import WeightsRecord
 from engine.scheduler.ranks import Ranks
 
 OLD, NEW = ("/old", 1), ("/new", 2)
@@ -13,7 +14,7 @@ def hello(rank: int, epoch: int, version: int = 1, path: str = "/old") -> Hello:
 
 
 def both_there() -> Ranks:
-    ranks = Ranks(2, *OLD)
+    ranks = Ranks(2)
     assert ranks.greet(0, hello(0, 1))
     assert not ranks.are_complete
     assert ranks.greet(1, hello(1, 1))
@@ -38,23 +39,25 @@ def test_a_new_epoch_is_not_there_before_it_says_so() -> None:
     assert ranks.are_complete
 
 
-def test_each_rank_has_its_own_expected_weights() -> None:
+def record(*ranks: tuple[str, int], state: WeightsState = WeightsState.NORMAL) -> WeightsRecord:
+    return WeightsRecord(*NEW, 2, state, ranks)
+
+
+def test_each_rank_has_weights_of_its_own() -> None:
     """A reload of one rank leaves the other with what it has."""
     ranks = both_there()
     ranks.changed(1, *NEW)
-    ranks.expect([1], *NEW)
-    assert ranks.with_wrong_weights(is_cleared=False) == []
-    assert (ranks.expected_of(0), ranks.expected_of(1)) == (OLD, NEW)
+    assert (ranks.weights_of(0), ranks.weights_of(1)) == (OLD, NEW)
+    assert not ranks.have_wrong_weights(record(OLD, NEW))
+    assert ranks.have_wrong_weights(record(NEW, NEW))
     ranks.greet(1, hello(1, 2))  # it died, and came back with the old ones
-    assert ranks.with_wrong_weights(is_cleared=False) == [1]
-    ranks.expect([], *OLD)
-    assert ranks.with_wrong_weights(is_cleared=False) == []
+    assert ranks.have_wrong_weights(record(OLD, NEW))
 
 
 def test_cleared_ranks_hold_nothing() -> None:
-    ranks = both_there()
-    assert ranks.with_wrong_weights(is_cleared=True) == [0, 1]
+    ranks, cleared = both_there(), record(OLD, OLD, state=WeightsState.CLEARED)
+    assert ranks.have_wrong_weights(cleared)
     for rank in ranks.all:
-        ranks.changed(rank, "/old", 0)
-    assert ranks.are_cleared
-    assert ranks.with_wrong_weights(is_cleared=True) == []
+        assert ranks.have_wrong_weights(cleared)
+        ranks.changed(rank, "", 0)
+    assert not ranks.have_wrong_weights(cleared)

@@ -1,71 +1,78 @@
-"""The state machine of the weights: every legal way, and a 409 that names the state for every other."""
+"""The state machine of the weights: every legal order, a 409 that names the state for every other, and the record after it."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 
 from engine.errors import RequestError
 from engine.messages import WeightsState
+from engine.process.run_directory import WeightsRecord
 from engine.scheduler.weight_state import WeightState
 
 NORMAL, PAUSED, CLEARED, LOADING = WeightsState
-
-TRANSITIONS: dict[str, Callable[[WeightState], None]] = {
-    "pause": WeightState.pause,
-    "resume": WeightState.resume,
-    "clear": WeightState.clear,
-    "begin_load": WeightState.begin_load,
-    "finish_load": lambda weights: weights.finish_load("/new", 2),
-    "fail_load": WeightState.fail_load,
+SHOWN = {
+    ("pause", NORMAL): PAUSED,
+    ("clear the weights", NORMAL): PAUSED,
+    ("clear the weights", PAUSED): PAUSED,
+    ("resume", PAUSED): LOADING,
+    ("resume", CLEARED): LOADING,
+    ("load weights", NORMAL): LOADING,
+    ("load weights", PAUSED): LOADING,
+    ("load weights", CLEARED): LOADING,
+    ("repair", NORMAL): LOADING,
+    ("repair", PAUSED): LOADING,
+    ("repair", CLEARED): CLEARED,
 }
-LEGAL = {
-    (NORMAL, "pause"): PAUSED,
-    (NORMAL, "begin_load"): LOADING,
-    (PAUSED, "resume"): NORMAL,
-    (PAUSED, "clear"): CLEARED,
-    (PAUSED, "begin_load"): LOADING,
-    (CLEARED, "begin_load"): LOADING,
-    (LOADING, "finish_load"): NORMAL,
-    (LOADING, "fail_load"): NORMAL,
-}
+ORDERS = sorted({order for order, _ in SHOWN})
 
 
 def weights_in(state: WeightsState) -> WeightState:
-    weights = WeightState("/old", 1)
-    ways = {NORMAL: [], PAUSED: ["pause"], CLEARED: ["pause", "clear"], LOADING: ["begin_load"]}
-    for name in ways[state]:
-        TRANSITIONS[name](weights)
+    weights = WeightState(WeightsRecord("/old", 3, 5, state if state is not LOADING else NORMAL, (("/old", 3), ("/older", 2))))
+    if state is LOADING:
+        weights.begin("load weights")
     return weights
 
 
 @pytest.mark.parametrize("state", WeightsState)
-@pytest.mark.parametrize("name", TRANSITIONS)
-def test_every_transition_from_every_state(state: WeightsState, name: str) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_in_every_state(state: WeightsState, order: str) -> None:
     weights = weights_in(state)
-    if (state, name) in LEGAL:
-        TRANSITIONS[name](weights)
-        assert weights.state is LEGAL[state, name]
-        return
-    with pytest.raises(RequestError, match=state.name) as caught:
-        TRANSITIONS[name](weights)
-    assert caught.value.status == 409
-    assert weights.state is state
-    assert (weights.path, weights.version) == ("/old", 1)
+    record = weights.record
+    if (order, state) in SHOWN:
+        weights.begin(order)
+        assert weights.state is SHOWN[order, state]
+        weights.settle(record)  # it failed
+    else:
+        with pytest.raises(RequestError, match=state.name) as caught:
+            weights.begin(order)
+        assert caught.value.status == 409
+    assert weights.record == record
+    assert weights.state is (record.state if (order, state) in SHOWN else state)
 
 
 @pytest.mark.parametrize(("before", "after"), [(NORMAL, NORMAL), (PAUSED, PAUSED), (CLEARED, NORMAL)])
 def test_only_a_pause_outlasts_new_weights(before: WeightsState, after: WeightsState) -> None:
     weights = weights_in(before)
-    weights.begin_load()
-    weights.finish_load("/new", 2)
-    assert (weights.state, weights.path, weights.version) == (after, "/new", 2)
+    weights.settle(weights.with_next_version())
+    assert weights.record.last_version == 6
+    record = weights.loaded("/new", range(2))
+    assert record == WeightsRecord("/new", 6, 6, after, (("/new", 6), ("/new", 6)))
+    assert weights.state is before
+    weights.settle(record)
+    assert (weights.state, weights.path, weights.version) == (after, "/new", 6)
 
 
-@pytest.mark.parametrize("before", [NORMAL, PAUSED, CLEARED])
-def test_a_failed_load_changes_nothing(before: WeightsState) -> None:
-    weights = weights_in(before)
-    weights.begin_load()
-    weights.fail_load()
-    assert (weights.state, weights.path, weights.version) == (before, "/old", 1)
+def test_a_load_of_one_rank_leaves_the_other() -> None:
+    weights = weights_in(NORMAL)
+    weights.settle(weights.with_next_version())
+    assert weights.loaded("/new", [1]).ranks == (("/old", 3), ("/new", 6))
+
+
+def test_what_is_adopted() -> None:
+    """What there is; nothing where there is nothing, or where all should hold it and cannot."""
+    weights = weights_in(NORMAL)
+    adopted = weights.adopted("/first", 1)
+    assert adopted == WeightsRecord("/first", 1, 5, NORMAL, (("/first", 1), ("/first", 1)))
+    assert weights.adopted("", 0) == weights.in_state(CLEARED)
+    weights.settle(adopted)
+    assert weights.adopted("/first", 1).state is CLEARED

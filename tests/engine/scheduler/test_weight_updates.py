@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.messages import (
+    ClearWeights,
     DropWeights,
     ListActors,
     LoadWeights,
@@ -18,13 +19,16 @@ from engine.messages import (
     ResetPrefixCache,
     Resume,
     SamplingParams,
-    WeightsInUse,
     WeightsState,
     encode,
 )
+from engine.process.run_directory import WeightsRecord
+from engine.scheduler.queues import WaitingQueue
 from shm.broadcast import BroadcastWriter
+from tests.engine.scheduler.sequences import make_sample
 from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, expected_tokens, ints, simulate
 from tests.engine.scheduler.test_scheduler import submit_all
+from tests.waiting import wait_until
 
 OTHER = "/weights/b"
 MODES = ["abort", "wait", "requeue", "keep"]
@@ -96,7 +100,7 @@ def test_reload(simulation: Simulation, mode: str) -> None:
     streams = running_streams(simulation)
     reply = simulation.ask(ReloadWeights(OTHER, mode))
     assert (reply.status, reply.details["weight_version"], reply.details["path"]) == (200, 2, OTHER)
-    assert simulation.weights_in_use == [WeightsInUse(OTHER, 2)]
+    assert simulation.run.weights() == WeightsRecord(OTHER, 2, 2, WeightsState.NORMAL, ((OTHER, 2),))
     later = submit_all(simulation, count=4, seed=77)
     simulation.finish()
     simulation.check(*later, path=OTHER)
@@ -227,7 +231,7 @@ def test_a_broken_checkpoint_changes_nothing(simulation: Simulation, before: Wei
     reply = simulation.ask(ReloadWeights(OTHER))
     assert (reply.status, "model.norm.weight is missing" in reply.message) == (400, True)
     assert state_of(simulation) is before
-    assert simulation.weights_in_use == []
+    assert simulation.run.weights().ranks == ((MODEL, 1),)
     simulation.rank.refuses_loads = ""
     if before is not WeightsState.NORMAL:
         assert simulation.ask(Resume()).status == 200
@@ -265,11 +269,10 @@ def test_a_rank_that_dies_while_cleared_is_cleared_again(simulation: Simulation)
 
 
 def test_a_rank_with_other_weights_is_made_to_load_those_in_use(simulation: Simulation) -> None:
-    """It died right after a reload, before the supervisor had noted the new version."""
+    """It could not have them for a moment when it started."""
     streams = running_streams(simulation)
     simulation.ask(ReloadWeights(OTHER, "requeue"))
-    simulation.run.weights_path.unlink()
-    simulation.restart_rank()
+    simulation.restart_rank(weights=(MODEL, 1))
     assert simulation.rank.version == 1
     later = submit_all(simulation, count=4, seed=9)
     simulation.finish()
@@ -281,14 +284,13 @@ def test_a_rank_with_other_weights_is_made_to_load_those_in_use(simulation: Simu
 def test_weights_that_cannot_be_had_any_more(simulation: Simulation) -> None:
     """Then the engine goes on with what the rank has, and says so."""
     simulation.ask(ReloadWeights(OTHER))
-    simulation.run.weights_path.unlink()
-    simulation.restart_rank()
+    simulation.restart_rank(weights=(MODEL, 1))
     simulation.rank.refuses_loads = "gone"
     stream = simulation.submit([1, 2, 3])
     simulation.finish()
     simulation.check(stream)
     assert simulation.metric("weight_version") == 1
-    assert simulation.weights_in_use[-1] == WeightsInUse(MODEL, 1)
+    assert simulation.run.weights() == WeightsRecord(MODEL, 1, 2, WeightsState.NORMAL, ((MODEL, 1),))
     assert any("cannot be loaded again: worker0: gone" in entry.text for entry in simulation.segments.counters.errors.entries())
 
 
@@ -302,6 +304,101 @@ def test_an_order_of_a_scheduler_that_died(simulation: Simulation) -> None:
     simulation.finish()
     simulation.check(*streams)
     assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
+
+
+def test_a_step_after_the_clearing_of_a_dead_scheduler(simulation: Simulation) -> None:
+    """The rank answers that it has no weights, gets them, and the step is dispatched once more."""
+    streams = running_streams(simulation)
+    stale = BroadcastWriter.attach(simulation.config.run_id, "scheduler", simulation.scheduler_epoch)
+    stale.try_send(encode(ClearWeights("of-the-dead")))
+    stale.close()
+    simulation.restart_scheduler()
+    simulation.loop.turn()
+    assert simulation.scheduler.dispatcher.num_in_flight
+    simulation.finish()
+    simulation.check(*streams)
+    assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
+
+
+def test_a_rank_that_holds_nothing_gets_what_is_in_use(simulation: Simulation) -> None:
+    """Even where it never said so."""
+    streams = running_streams(simulation)
+    simulation.rank.version = 0
+    simulation.finish()
+    simulation.check(*streams)
+    assert simulation.rank.version == 1
+
+
+def test_where_there_are_no_weights_at_all_any_more(simulation: Simulation) -> None:
+    """The engine waits without any, and takes others."""
+    simulation.ask(DropWeights())
+    simulation.run.write_weights(WeightsRecord.of_start(simulation.config))
+    simulation.rank.refuses_loads = "gone"
+    simulation.restart_scheduler()
+    simulation.run_until(lambda: simulation.turn() == 0 and state_of(simulation) is WeightsState.CLEARED, "without weights")
+    simulation.rank.refuses_loads = ""
+    assert simulation.ask(ReloadWeights(OTHER)).details["state"] == "NORMAL"
+
+
+@pytest.mark.parametrize("order", [Pause("requeue"), DropWeights("requeue"), ReloadWeights(OTHER)])
+def test_an_order_that_cannot_be_written_down(simulation: Simulation, order: Order) -> None:
+    """It is refused, or given up where it was begun; nothing has changed."""
+    streams = running_streams(simulation)
+    simulation.run.weights_path.unlink()
+    simulation.run.weights_path.mkdir()
+    reply = simulation.ask(order)
+    assert (reply.status, "weights.json: Is a directory" in reply.message) == (503, True)
+    assert reply.details.get("state", "NORMAL") == "NORMAL"
+    simulation.finish()
+    simulation.check(*streams)
+    assert simulation.rank.version == 1
+
+
+class TestWaitForATokenizer:
+    """Mode "wait" promises that what runs does so to its end with the weights that it began with."""
+
+    def dies(self, simulation: Simulation) -> tuple[list[Stream], str]:
+        """Streams that run, and a reload that waits for them."""
+        streams = running_streams(simulation)
+        command_id = simulation.order(ReloadWeights(OTHER, "wait"))
+        simulation.turn()
+        simulation.submit([1, 2])
+        simulation.turn()
+        simulation.begin_epoch("tokenizer0", 2)
+        wait_until(lambda: simulation.loop.turn() >= 0 and not simulation.scheduler.batch.sequences, what="all are dropped")
+        for _ in range(20):
+            simulation.turn()
+        assert (command_id in simulation.replies, simulation.rank.version) == (False, 1)
+        return streams, command_id
+
+    def test_they_come_back_first(self, simulation: Simulation) -> None:
+        streams, command_id = self.dies(simulation)
+        simulation.resubmit_open()
+        simulation.finish()
+        simulation.check(*streams)
+        simulation.run_until(lambda: command_id in simulation.replies, "the reload")
+        assert simulation.replies[command_id].details["weight_version"] == 2
+
+    def test_their_clients_left(self, simulation: Simulation) -> None:
+        streams, command_id = self.dies(simulation)
+        for stream in streams[1:]:
+            simulation.abort(stream)
+        simulation.resubmit(streams[0])
+        simulation.finish(streams[0])
+        simulation.check(streams[0])
+        simulation.run_until(lambda: command_id in simulation.replies, "the reload")
+
+    def test_their_api_died(self, simulation: Simulation) -> None:
+        _, command_id = self.dies(simulation)
+        simulation.begin_epoch("api0", 2)
+        simulation.run_until(lambda: command_id in simulation.replies, "the reload")
+
+    def test_not_for_ever(self) -> None:
+        queue = WaitingQueue()
+        queue.hold()
+        queue.expect_back(make_sample("a", [1]), deadline_ns=1000)
+        assert queue.is_expecting(999)
+        assert not queue.is_expecting(1000)
 
 
 @pytest.mark.parametrize("order", [Pause("requeue"), DropWeights("requeue")])

@@ -1,11 +1,12 @@
-"""The weight cache: the second load maps what the first packed and reads no weight; whatever is wrong with a file or its
-directory, the model is served all the same."""
+"""The weight cache: the second load maps what the first packed, where the checkpoint still holds the same; whatever is wrong
+with a file or its directory, the model is served all the same."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.checkpoint.files import map_file
 from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
 from engine.messages import SamplingParams
 from ops.cpu.packing import PackedWeight
 from ops.cpu.table import TABLE
@@ -23,6 +26,7 @@ from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, wri
 from tests.workers.serving import Sample, Serving, make_runner
 from workers.runner import ModelRunner
 from workers.weights.cache import WeightCache
+from workers.weights.checksums import Checksums
 from workers.weights.loader import LoadedModel, load_model
 from workers.weights.precision import Precision
 
@@ -69,30 +73,31 @@ def resident_bytes(path: Path) -> int:
 
 
 def files(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    """Of packed weights, whole or begun. Checksums are remembered once the test is so slow that its checkpoint has settled."""
+    found = directory.iterdir() if directory.exists() else []
+    return sorted(path.name for path in found if not path.name.startswith("checksums."))
+
+
+def packed_files(directory: Path) -> list[Path]:
+    return [directory / name for name in files(directory)]
 
 
 def overwrite_values(path: Path) -> None:
-    """Other numbers in a file that looks the same: name, size, time and header."""
+    """Other numbers in a file that looks the same: name, inode, size, time and header."""
     before = path.stat()
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     path.write_bytes(content[:begin] + b"\x3f" * (len(content) - begin))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 class TestHit:
-    def test_second_load_reads_no_weights(self, model: Path, directory: Path) -> None:
-        first = load(model, directory)
-        overwrite_values(model / "model.safetensors")
-        second = load(model, directory)
+    def test_second_load_packs_nothing(self, model: Path, directory: Path) -> None:
+        first, second = load(model, directory), load(model, directory)
         assert (first.cache, second.cache) == ("miss", "hit")
-        assert weights_of(first) == weights_of(second)
-        assert weights_of(load(model, None)) != weights_of(first)
+        assert weights_of(first) == weights_of(second) == weights_of(load(model, None))
         assert first.num_bytes == second.num_bytes > 0
-
-    def test_same_bits_as_without(self, model: Path, directory: Path) -> None:
-        assert weights_of(load(model, directory)) == weights_of(load(model, directory)) == weights_of(load(model, None))
 
     def test_progress_jumps(self, model: Path, directory: Path) -> None:
         cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)
@@ -117,14 +122,24 @@ class TestHit:
 
 
 class TestKey:
-    def test_another_state_of_the_checkpoint(self, model: Path, directory: Path) -> None:
+    def test_other_values_in_a_file_that_looks_the_same(self, model: Path, directory: Path) -> None:
+        first = load(model, directory)
+        overwrite_values(model / "model.safetensors")
+        second = load(model, directory)
+        assert second.cache == "miss"
+        assert weights_of(first) != weights_of(second) == weights_of(load(model, None))
+        assert len(files(directory)) == 2
+
+    def test_the_same_contents_are_the_same_weights(self, model: Path, directory: Path) -> None:
+        """However old the files are, and wherever they lie."""
         load(model, directory)
         os.utime(model / "model.safetensors", ns=(1, 1))
-        assert load(model, directory).cache == "miss"
+        assert load(model, directory).cache == "hit"
+        shutil.copytree(model, model.parent / "elsewhere" / model.name)
+        assert load(model.parent / "elsewhere" / model.name, directory).cache == "hit"
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "more": 1}))
+        (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
         assert load(model, directory).cache == "miss"
-        assert len(files(directory)) == 3
 
     def test_header_alone(self, model: Path, directory: Path) -> None:
         """Two tensors of one shape change places: same size, and the time put back."""
@@ -152,11 +167,64 @@ class TestKey:
         assert weights_of(loaded[0]) == weights_of(loaded[1]) == weights_of(loaded[2]) == weights_of(loaded[3])
 
 
+class TestChecksums:
+    """What is remembered of a file stands for its contents, as long as nobody can have written to it."""
+
+    def kept(self, directory: Path) -> dict[str, str]:
+        found: dict[str, str] = json.loads((directory / "checksums.json").read_text())
+        return found
+
+    def of(self, checksums: Checksums, *paths: Path) -> list[str]:
+        return checksums.of([map_file(path) for path in paths], lambda: None)
+
+    def test_remembered_until_it_changes(self, model: Path, directory: Path) -> None:
+        path, checksums = model / "model.safetensors", Checksums(directory, settled_ns=0)
+        (found,) = self.of(checksums, path)
+        ((key, value),) = self.kept(directory).items()
+        assert value == found
+        checksums.path.write_text(json.dumps({key: "as remembered"}))
+        assert self.of(checksums, path) == ["as remembered"]
+        overwrite_values(path)
+        (changed,) = self.of(checksums, path)
+        assert changed not in (found, "as remembered")
+        assert set(self.kept(directory).values()) == {"as remembered", changed}
+
+    def test_what_changed_a_moment_ago_is_not_remembered(self, model: Path, directory: Path) -> None:
+        path, checksums = model / "model.safetensors", Checksums(directory, settled_ns=1 << 62)
+        assert self.of(checksums, path) == self.of(Checksums(directory / "other"), path)
+        assert not checksums.path.exists()
+
+    def test_bounded(self, model: Path, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        checksums = Checksums(directory, settled_ns=0)
+        checksums.path.write_text(json.dumps({f"{index}": "old" for index in range(5000)}))
+        (found,) = self.of(checksums, model / "model.safetensors")
+        kept = list(self.kept(directory).values())
+        assert len(kept) < 5000
+        assert kept[-2:] == ["old", found]
+
+    @pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "\0"])
+    def test_a_damaged_file_is_made_anew(self, content: str, model: Path, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        checksums = Checksums(directory, settled_ns=0)
+        checksums.path.write_text(content)
+        assert self.of(checksums, model / "model.safetensors") == list(self.kept(directory).values())
+
+    def test_a_checkpoint_that_changes_while_it_is_read(self, model: Path, directory: Path) -> None:
+        def overwrite(done: int, total: int) -> None:
+            if done:
+                (model / "model.safetensors").touch()
+
+        with pytest.raises(CheckpointError, match="changed while it was read"):
+            load_model(model, ModelConfig.read(model), TABLE, 16, overwrite, cache=WeightCache(directory, LIMIT))
+        assert files(directory) == []
+
+
 class TestDamage:
     @pytest.mark.parametrize("place", [0, 50, 4096, -1], ids=["head", "index", "first array", "last byte"])
     def test_a_byte(self, place: int, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
         expected = weights_of(load(model, directory))
-        (path,) = directory.iterdir()
+        (path,) = packed_files(directory)
         content = bytearray(path.read_bytes())
         content[place] ^= 1
         path.write_bytes(content)
@@ -168,7 +236,7 @@ class TestDamage:
     @pytest.mark.parametrize("size", [0, 7, 39, 4096, 5000])
     def test_too_short(self, size: int, model: Path, directory: Path) -> None:
         expected = weights_of(load(model, directory))
-        (path,) = directory.iterdir()
+        (path,) = packed_files(directory)
         path.write_bytes(path.read_bytes()[:size])
         found = load(model, directory)
         assert (found.cache, weights_of(found)) == ("damaged", expected)
@@ -176,17 +244,17 @@ class TestDamage:
 
     def test_a_file_of_something_else(self, model: Path, directory: Path) -> None:
         load(model, directory)
-        (path,) = directory.iterdir()
+        (path,) = packed_files(directory)
         path.write_bytes(b"no such thing" * 1000)
         assert load(model, directory).cache == "damaged"
 
     def test_other_arrays(self, model: Path, directory: Path, tmp_path: Path) -> None:
         """A whole file, under the wrong name."""
         load(model, directory)
-        (path,) = directory.iterdir()
+        (path,) = packed_files(directory)
         write_checkpoint(tmp_path / "other", {**TINY, "intermediate_size": 40})
         load(tmp_path / "other", directory)
-        (other,) = set(directory.iterdir()) - {path}
+        (other,) = set(packed_files(directory)) - {path}
         os.replace(other, path)
         assert load(model, directory).cache == "damaged"
         assert load(model, directory).cache == "hit"
@@ -270,7 +338,7 @@ class TestLimit:
             write_checkpoint(tmp_path / f"m{index}", {**TINY, "rope_theta": 1000.0 + index})
             models.append(tmp_path / f"m{index}")
         load(models[0], directory)
-        size = next(directory.iterdir()).stat().st_size
+        size = packed_files(directory)[0].stat().st_size
         load(models[1], directory, limit=2 * size + 100)
         assert load(models[0], directory, limit=2 * size + 100).cache == "hit"
         load(models[2], directory, limit=2 * size + 100)
@@ -279,7 +347,7 @@ class TestLimit:
 
     def test_files_in_use_stay(self, model: Path, tmp_path: Path, directory: Path) -> None:
         used = load(model, directory)
-        size = next(directory.iterdir()).stat().st_size
+        size = packed_files(directory)[0].stat().st_size
         write_checkpoint(tmp_path / "other", {**TINY, "rope_theta": 5.0})
         assert load(tmp_path / "other", directory, limit=size + 100).cache == "miss"
         assert [name.split("-")[0] for name in files(directory)] == ["model"]
@@ -367,6 +435,15 @@ class TestRunner:
             runner.load(str(path), version, lambda done, total: None)
             outcomes.append((runner.weights.cache, self.answer(runner) == before))
         assert outcomes == [("miss", False), ("hit", True), ("hit", False)]
+
+    def test_reload_of_what_was_written_over(self, model: Path, directory: Path) -> None:
+        """In place, and so that nothing but the contents tells: what answers is what the files hold now."""
+        runner = self.runner(model, weight_cache_dir=str(directory))
+        before = self.answer(runner)
+        overwrite_values(model / "model.safetensors")
+        runner.load(str(model), 2, lambda done, total: None)
+        assert (runner.weights.version, runner.weights.cache) == (2, "miss")
+        assert before != self.answer(runner) == self.answer(self.runner(model))
 
     def test_random_weights_are_not_kept(self, model: Path, directory: Path) -> None:
         runner = self.runner(model, load_format="dummy", weight_cache_dir=str(directory))

@@ -15,7 +15,8 @@ from ops.cpu.table import TABLE as NATIVE
 from ops.paddle.reference import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from workers.models import declare_model
-from workers.weights.loader import load_model
+from workers.weights.formats.floats import is_finite
+from workers.weights.loader import LoadedModel, load_model
 from workers.weights.reader import Checkpoint
 
 SQUARE = {**TINY, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": True}
@@ -71,6 +72,38 @@ def test_half_precision_to_float32(tmp_path: Path) -> None:
     tensors = drawn_tensors(write_config(tmp_path, TINY))
     write_safetensors(tmp_path / "model.safetensors", tensors, dtype="F16")
     assert_holds(tmp_path, {name: tensor.astype(np.float16).astype(np.float32) for name, tensor in tensors.items()})
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(path, ModelConfig.read(path), TABLE, 16, lambda done, total: None)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused(dtype: str, value: float, tmp_path: Path) -> None:
+    tensors = drawn_tensors(write_config(tmp_path, TINY))
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][2:, 3] = value
+    write_safetensors(tmp_path / "model.safetensors", tensors, dtype=dtype)
+    with pytest.raises(CheckpointError, match=rf"22 of 384 values of {name} are NaN or infinite, the first at \[2, 3\]"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+def test_the_largest_numbers_are_finite(dtype: type) -> None:
+    """Of either sign, in any order of the elements; NaN of every kind is none."""
+    infinity = {np.float32: 0x7F800000, np.float16: 0x7C00, np.uint16: 0x7F80}[dtype]
+    bits = np.dtype(dtype).itemsize * 8
+    values = np.zeros((3, 5), f"u{bits // 8}")
+    for sign in (0, 1 << bits - 1):
+        values[1, 2] = infinity - 1 + sign
+        assert is_finite(values.view(dtype))
+        assert is_finite(values.view(dtype).T)
+        for beyond in (infinity, infinity + 1, (1 << bits - 1) - 1):
+            values[1, 2] = beyond + sign
+            assert not is_finite(values.view(dtype))
+            assert not is_finite(values.view(dtype).T[1:])
+    assert is_finite(values[:0].view(dtype))
 
 
 class TestPaddleLayout:

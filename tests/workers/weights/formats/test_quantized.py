@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,23 @@ def test_exact(name: str, tmp_path: Path) -> None:
         found = checkpoint.read(tensor_name)
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, values, err_msg=tensor_name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_that_are_no_numbers_are_refused(name: str, tmp_path: Path) -> None:
+    """Kept as integers or not; the tensor is named."""
+    form = FORMATS[name]()
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        found = form.quantize(weight)
+        for suffix in found.stored:
+            if "scale" in suffix:
+                found.stored[suffix].flat[-1] = np.nan
+        return found
+
+    write_quantized_demo(tmp_path, replace(form, quantize=quantize))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.\d\.\w+\.\w+_proj\.weight are NaN or infinite"):
+        make_runner(tmp_path)
 
 
 def test_older_gptq_configuration(tmp_path: Path) -> None:

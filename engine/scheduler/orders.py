@@ -1,0 +1,103 @@
+"""What operators ask of the scheduler: pause, resume, reload, clear, reset the prefix cache, abort.
+
+Used by the scheduler process alone. An order is checked here, and answered at once or handed to `weight_updates.py`, which
+carries it out and answers when it is done.
+"""
+
+from __future__ import annotations
+
+from engine.errors import RequestError
+from engine.messages import (
+    AbortRequest,
+    Command,
+    DropWeights,
+    Order,
+    Pause,
+    ReloadWeights,
+    Reply,
+    ResetPrefixCache,
+    Resume,
+    WeightsState,
+)
+from engine.scheduler.aborts import Aborts
+from engine.scheduler.ranks import Ranks
+from engine.scheduler.weight_state import WeightState
+from engine.scheduler.weight_updates import WeightUpdates
+
+MODES = ("abort", "wait", "requeue", "keep")
+LEVELS = ("pause", "sleep")
+
+
+class Orders:
+    """Takes orders."""
+
+    def __init__(self, weights: WeightState, ranks: Ranks, aborts: Aborts, updates: WeightUpdates) -> None:
+        self._weights = weights
+        self._ranks = ranks
+        self._aborts = aborts
+        self._updates = updates
+
+    def handle(self, command: Command) -> Reply | None:
+        """Answer an order, or begin it: then None, and its Reply is sent when it is done."""
+        try:
+            return self._begin_order(command.command_id, command.order)
+        except RequestError as error:
+            return Reply(command.command_id, error.status, error.message)
+
+    def _begin_order(self, command_id: str, order: Order) -> Reply | None:
+        match order:
+            case AbortRequest(request_id):
+                num_aborted = self._aborts.abort_request(request_id)
+                if not num_aborted:
+                    raise RequestError(f"no running or waiting request has the id {request_id!r}", status=404)
+                return Reply(command_id, 200, f"{num_aborted} sequences aborted", {"num_aborted": num_aborted})
+            case ResetPrefixCache():
+                self._updates.clear_prefix_cache()
+                return Reply(command_id, 200, "the prefix cache is empty")
+            case Resume():
+                return self._resume(command_id)
+            case Pause(mode, level):
+                _check(mode, MODES, "mode")
+                _check(level, LEVELS, "level")
+                self._pause(command_id, mode, clears=level == "sleep")
+            case DropWeights(mode):
+                _check(mode, MODES, "mode")
+                self._pause(command_id, mode, clears=True)
+            case ReloadWeights(path, mode, ranks):
+                _check(mode, MODES, "mode")
+                self._reload(command_id, path, mode, ranks)
+            case _:
+                raise RequestError(f"the scheduler does not take {type(order).__name__}")
+        return None
+
+    def _pause(self, command_id: str, mode: str, clears: bool) -> None:
+        name = "clear the weights" if clears else "pause"
+        self._updates.refuse_while_changing(name)
+        after = self._weights.in_state(WeightsState.CLEARED if clears else WeightsState.PAUSED)
+        self._updates.begin(command_id, name, mode, after)
+
+    def _resume(self, command_id: str) -> Reply | None:
+        self._updates.refuse_while_changing("resume")
+        after = self._weights.in_state(WeightsState.NORMAL)
+        if self._weights.state is WeightsState.CLEARED:
+            self._updates.begin(command_id, "resume", "keep", after)
+            return None
+        self._weights.check("resume")
+        self._updates.write(after)
+        return Reply(command_id, 200, "resumed", self._updates.details())
+
+    def _reload(self, command_id: str, path: str, mode: str, ranks: list[int]) -> None:
+        self._updates.refuse_while_changing("load weights")
+        unknown = [rank for rank in ranks if rank not in self._ranks.all]
+        if unknown:
+            raise RequestError(
+                f"there is no rank {unknown[0]}; the engine has ranks 0 to {len(self._ranks.all) - 1}", param="ranks"
+            )
+        self._updates.write(self._weights.with_next_version())
+        after = self._weights.loaded(path or self._weights.path, ranks or self._ranks.all)
+        self._updates.begin(command_id, "load weights", mode, after)
+
+
+def _check(value: str, allowed: tuple[str, ...], param: str) -> None:
+    if value not in allowed:
+        raise RequestError(f"{param} is {value!r}, must be one of {', '.join(allowed)}", param=param)

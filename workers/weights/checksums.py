@@ -1,0 +1,86 @@
+"""Checksums of a checkpoint's files, remembered so that only the first start reads every byte.
+
+Used by the loader, which finds packed weights by what the files hold, never by their names or times. A checksum is remembered
+under what changes whenever somebody writes to a file: device, inode, bytes, and the times of the last change of its contents
+and of its inode, which nobody can set back. A file that changed less than two seconds ago is not remembered: the clocks of some
+file systems are so coarse that a second change would leave the same times.
+
+All of them are one small file beside the packed weights, replaced as a whole. Of two workers that write at once one is
+forgotten, which costs a later start a second look at a checkpoint; what cannot be kept is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engine.checkpoint.files import MappedFile
+from ops import _cpu
+
+_LOG = logging.getLogger(__name__)
+_MAX_REMEMBERED = 1024  # about 100 KiB
+_SETTLED_NS = 2_000_000_000
+_PIECE = 256 << 20  # bytes between two signs of life
+
+
+class Checksums:
+    """Those that are remembered in `directory`."""
+
+    def __init__(self, directory: Path, settled_ns: int = _SETTLED_NS) -> None:
+        self.path = directory / "checksums.json"
+        self._settled_ns = settled_ns
+
+    def of(self, files: Sequence[MappedFile], on_piece: Callable[[], None]) -> list[str]:
+        """Of the contents of each file; `on_piece` is called now and then while they are read."""
+        known = self._remembered()
+        begin_ns = time.time_ns()
+        found = {file: known.get(_key(file)) or _checksum(file, on_piece) for file in files}
+        settled = {
+            _key(file): checksum
+            for file, checksum in found.items()
+            if begin_ns - max(file.status.st_mtime_ns, file.status.st_ctime_ns) >= self._settled_ns
+        }
+        if not settled.items() <= known.items():
+            self._remember({**{key: checksum for key, checksum in known.items() if key not in settled}, **settled})
+        return list(found.values())
+
+    def _remembered(self) -> dict[str, str]:
+        """By key, the latest last; none where there is no such file, or where it was damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(self.path.read_bytes())
+            if isinstance(found, dict) and all(isinstance(checksum, str) for checksum in found.values()):
+                return found
+        return {}
+
+    def _remember(self, checksums: dict[str, str]) -> None:
+        latest = dict(list(checksums.items())[-_MAX_REMEMBERED:])
+        unfinished = self.path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished.write_text(json.dumps(latest))
+            unfinished.replace(self.path)
+        except OSError as error:  # the next start reads the checkpoint once more
+            _LOG.info("checksums of the checkpoint are not kept: %s", error)
+
+
+def _key(file: MappedFile) -> str:
+    status = file.status
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+
+
+def _checksum(file: MappedFile, on_piece: Callable[[], None]) -> str:
+    values = np.frombuffer(file.data, np.uint8)
+    pieces = []
+    for begin in range(0, len(values), _PIECE):
+        piece = values[begin : begin + _PIECE]
+        pieces.append(_cpu.checksum(piece.ctypes.data, len(piece)))
+        on_piece()
+    sums = np.array(pieces, np.uint64)
+    return f"{_cpu.checksum(sums.ctypes.data, sums.nbytes):016x}"
