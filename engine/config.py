@@ -22,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weight_cache_dir: str = ""  # where packed weights are kept; empty: they are not
     weight_cache_limit: int = 20 << 30  # bytes of all files there
     chat_template: str = ""  # template text that replaces the model's; empty: the model's
+    trust_request_chat_template: bool = False  # whether requests may bring a template of their own
     seed: int = 0
 
     # batches and cache

@@ -66,6 +66,7 @@ def resolve(options: OptionValues) -> EngineConfig:
         max_model_len=_fitting_length(options, limit, num_kv_blocks),
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=_template(values["chat_template"]),
+        trust_request_chat_template=values["trust_request_chat_template"],
         num_kv_blocks=num_kv_blocks,
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_bytes=(num_kv_blocks + 1) * block_bytes,  # block 0 takes what padded rows write

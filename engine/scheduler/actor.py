@@ -29,6 +29,7 @@ from engine.messages import (
     Rejected,
     Reply,
     Request,
+    Requests,
     StepResult,
     WeightsChanged,
 )
@@ -125,8 +126,9 @@ class SchedulerActor(Actor):
         match message:
             case StepResult():
                 self._on_result(message)
-            case Request():
-                self._on_request(message)
+            case Requests():
+                for request in message.requests():
+                    self._on_request(request)
             case Abort():
                 self._on_abort(message)
             case Hello():

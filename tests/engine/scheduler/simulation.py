@@ -35,6 +35,7 @@ from engine.messages import (
     Rejected,
     Reply,
     Request,
+    Requests,
     SamplingParams,
     SlotStart,
     Step,
@@ -332,7 +333,7 @@ class Simulation:
             **options,
         )
         stream = self.streams[request.request_id] = Stream(request)
-        self.send(tokenizer, request)
+        self.send(tokenizer, Requests.of([request]))
         return stream
 
     def resubmit(self, stream: Stream) -> None:
@@ -342,7 +343,7 @@ class Simulation:
             resume_token_ids=array("i", stream.token_ids).tobytes(),
             has_prompt_logprobs=any(output.prompt_logprobs is not None for output in stream.outputs),
         )
-        self.send(stream.request.tokenizer, stream.request)
+        self.send(stream.request.tokenizer, Requests.of([stream.request]))
 
     def abort(self, stream: Stream, reason: str = "abort") -> None:
         self.send(stream.request.tokenizer, Abort(stream.request.request_id, stream.request.attempt, reason))

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine.messages import AbortRequest, BlocksCleared, BlocksRemoved, BlocksStored, Hello, SamplingParams
+from engine.messages import AbortRequest, BlocksCleared, BlocksRemoved, BlocksStored, Hello, Requests, SamplingParams
 from tests.engine.scheduler.simulation import Simulation, Stream, expected_tokens, ints, simulate
-from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -394,7 +393,7 @@ def test_a_newer_attempt_replaces_the_older(simulation: Simulation) -> None:
     simulation.start(stream, num_tokens=7)
     old = stream.request
     simulation.resubmit(stream)
-    simulation.send("tokenizer0", old)  # late, and of no use
+    simulation.send("tokenizer0", Requests.of([old]))  # late, and of no use
     simulation.finish()
     simulation.check()
     assert sum(output.prompt_logprobs is not None for output in stream.outputs) == 1
