@@ -83,7 +83,8 @@ class OpenSample:
         self.delivered.extend(delta.token_ids)
         self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.pending.append(delta)
+        if delta.token_ids or delta.text or delta.finish_reason:  # otherwise it told the length of the prompt alone
+            self.pending.append(delta)
 
     def take(self) -> Delta:
         """Everything since the last `take` as one delta: a piece of a stream, or a whole answer."""

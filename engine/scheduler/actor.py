@@ -163,6 +163,8 @@ class SchedulerActor(Actor):
         if output.admitted:
             batch.admit(output.admitted)
             for admission in output.admitted:
+                if not admission.sequence.first_scheduled_ns:  # the edge keeps the hits, should this process die before a token
+                    admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
         if output.rows:
             flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns())
@@ -184,7 +186,9 @@ class SchedulerActor(Actor):
         if is_stale or request.api_epoch < self.context.peer_epoch(request.api):
             self._dropped.add(1)
             return
+        num_cached_tokens = self.aborts.pop_dropped_hits(request.request_id)
         if known is not None:
+            num_cached_tokens = known.num_cached_tokens
             self.batch.finish(known)
         stream = self.delivery.stream(request.tokenizer)
         num_waiting = 0 if request.attempt else self.batch.num_waiting  # what was begun is not refused any more
@@ -194,6 +198,7 @@ class SchedulerActor(Actor):
             self._rejections.add(1)
             stream.reject(rejection(request, error))
             return
+        sequence.num_cached_tokens = num_cached_tokens  # as in the first attempt, which may have cached its own prompt
         finish_reason = finish_reason_of(sequence)
         if finish_reason:  # its last token was delivered, its end was not
             stream.add(ending_output(sequence, finish_reason))

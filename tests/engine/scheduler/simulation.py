@@ -226,6 +226,7 @@ class Stream:
     request: Request
     token_ids: list[int] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
+    admissions: list[Output] = field(default_factory=list)  # those that only tell of the prompt
     finish_reason: str = ""
     rejected: Rejected | None = None
 
@@ -431,7 +432,8 @@ class Simulation:
                     if output.attempt == stream.request.attempt:
                         assert not stream.is_over, f"{output.request_id} goes on after its end"
                         stream.token_ids += output.token_ids
-                        stream.outputs.append(output)
+                        is_admission = not output.token_ids and not output.finish_reason
+                        (stream.admissions if is_admission else stream.outputs).append(output)
                         stream.finish_reason = output.finish_reason
                         assert len(output.logprobs) == len(output.token_ids)
             case Rejected(request_id):
