@@ -30,7 +30,7 @@ async def tokenize(request: Request) -> Response:
         body = text = requests.convert(fields, TokenizeTextRequest)
         prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)
     exchange.services.model.resolve(body.model)
-    tokenized = await exchange.services.client.tokenize(prompt)
+    tokenized = await exchange.services.client.tokenize(prompt, request.receive, bool(body.return_token_strs))
     token_ids = array("i", tokenized.token_ids).tolist()
     answer = Tokenization(count=len(token_ids), max_model_len=tokenized.max_model_len, tokens=token_ids)
     if body.return_token_strs:
@@ -44,4 +44,5 @@ async def detokenize(request: Request) -> Response:
     body = await exchange.parse(request, DetokenizeRequest)
     exchange.services.model.resolve(body.model)
     check_vocabulary("tokens", body.tokens, exchange.services.model)
-    return json_response(Detokenization(await exchange.services.client.detokenize(int32(body.tokens))))
+    text = await exchange.services.client.detokenize(int32(body.tokens), request.receive)
+    return json_response(Detokenization(text))

@@ -22,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weight_cache_dir: str  # where packed weights are kept; empty: they are not
     weight_cache_limit: int  # bytes of all files there
     chat_template: str  # template text that replaces the model's; empty: the model's
+    trust_request_chat_template: bool  # whether requests may bring a template of their own
     seed: int
 
     # batches and cache
@@ -57,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: tuple[str, ...]
     api_key_priority: tuple[tuple[str, int], ...]  # keys with a priority of their own, the best that their requests get
     admin_key: str
+    allowed_hosts: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
     max_body_bytes: int
     max_connections: int
 

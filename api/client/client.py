@@ -18,12 +18,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from api.client.generation import Generation, OpenSample
+from starlette.types import Receive
+
+from api.client.backlog import Backlog, Item
+from api.client.generation import ClientGone, Generation, OpenSample
 from api.client.stats import SampleMeasures
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
-    ChatPrompt,
     Delta,
     Deltas,
     Detokenize,
@@ -34,12 +36,11 @@ from engine.messages import (
     Submit,
     Tokenize,
     Tokenized,
-    encode,
 )
 from engine.process.context import ActorContext
-from engine.process.outbox import Outbox
 
 CALL_TIMEOUT_S = 30.0
+MAX_CALLS = 256  # under way, of one api process
 DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the edge only where nothing came from behind
 REMEMBER_ABORTS_NS = 10_000_000_000
 RETRY_NS = 200_000_000
@@ -62,15 +63,14 @@ class EdgeClient:
     def __init__(self, context: ActorContext) -> None:
         self._name = context.name
         self._epoch = context.epoch
-        self._max_model_len = context.config.max_model_len
-        self._resume_bytes = 4 * self._max_model_len + 16  # by which a Submit may grow when it is sent again
         self._tokenizers = [f"tokenizer{index}" for index in range(context.config.tokenizer_processes)]
-        self._outboxes = {tokenizer: context.outbox(tokenizer) for tokenizer in self._tokenizers}
         self._samples: dict[str, OpenSample] = {}
         self._generations: dict[str, Generation] = {}  # by key
         self._calls: dict[str, _Call] = {}
         self._call_ids = itertools.count()
-        self._backlog: dict[str, deque[Message]] = {tokenizer: deque() for tokenizer in self._tokenizers}
+        self._backlogs = {
+            tokenizer: Backlog(context.outbox(tokenizer), context.config, self._is_stale) for tokenizer in self._tokenizers
+        }
         self._recent_aborts: deque[tuple[int, str, Abort]] = deque()
         self._retries: deque[tuple[int, OpenSample, int]] = deque()  # due time, sample, the attempt that a full queue refused
         self._is_stopping = False
@@ -78,6 +78,8 @@ class EdgeClient:
         self._open_requests = context.counter("open_requests")
         self._resubmissions = context.counter("resubmissions_total")
         self._dropped = context.counter("messages_dropped_total")
+        self._num_open_calls = context.counter("open_calls")
+        self._num_cancelled_calls = context.counter("cancelled_calls_total")
         self._measures = SampleMeasures(context)
 
     # ------------------------------------------------------------------------------------------- for route handlers
@@ -91,11 +93,17 @@ class EdgeClient:
         is_streaming: bool,
         abort_connection: Callable[[], None],
     ) -> Generation:
-        """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where a
-        ring is full; nothing is left open then. A request may be longer than a ring: where its first sample found room, the
-        others follow as room comes."""
+        """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where too
+        many wait for a ring; nothing is open then. A request may be longer than a ring: it follows as room comes, in turn with
+        others."""
         if self._is_stopping:
             raise stopping()
+        by_tokenizer: dict[str, list[Submit]] = {}
+        for submit in submits:
+            submit.api, submit.api_epoch, submit.key = self._name, self._epoch, key
+            by_tokenizer.setdefault(self._tokenizer_of(submit.group_id or submit.request_id), []).append(submit)
+        for tokenizer, own in by_tokenizer.items():
+            self._backlogs[tokenizer].check(own)
         generation = Generation(
             key,
             samples_per_prompt=samples_per_prompt,
@@ -105,15 +113,12 @@ class EdgeClient:
         )
         self._generations[key] = generation
         generation.num_unfinished = len(submits)
-        begun: set[str] = set()  # tokenizers
-        try:
-            for submit in submits:
-                sample = self._open_sample(submit, generation, begun)
-                generation.samples.append(sample)
-                begun.add(sample.tokenizer)
-        except RequestError:
-            self.close(generation)
-            raise
+        for submit in submits:
+            tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
+            sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation)
+            generation.samples.append(sample)
+        for tokenizer, own in by_tokenizer.items():
+            self._send(tokenizer, key, *own)
         self._open_requests.set(len(self._samples))
         return generation
 
@@ -135,13 +140,14 @@ class EdgeClient:
             self._end_early([sample for sample in generation.samples if not sample.is_finished], "abort")
         return bool(generations)
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
-        answer = await self._call(Tokenize(self._new_call_id(), self._name, prompt))
+    async def tokenize(self, prompt: Prompt, receive: Receive, returns_tokens: bool = False) -> Tokenized:
+        """`receive`: of the HTTP request, whose client may leave."""
+        answer = await self._call_for(Tokenize(self._new_call_id(), self._name, prompt, returns_tokens), receive)
         assert isinstance(answer, Tokenized)
         return answer
 
-    async def detokenize(self, token_ids: bytes) -> str:
-        answer = await self._call(Detokenize(self._new_call_id(), self._name, token_ids))
+    async def detokenize(self, token_ids: bytes, receive: Receive) -> str:
+        answer = await self._call_for(Detokenize(self._new_call_id(), self._name, token_ids), receive)
         assert isinstance(answer, Detokenized)
         return answer.text
 
@@ -163,32 +169,34 @@ class EdgeClient:
 
     def on_peer(self, name: str) -> None:
         """An actor behind the edge came back with a new epoch: what it held is submitted again."""
-        if name != "scheduler" and name not in self._backlog:
+        if name != "scheduler" and name not in self._backlogs:
             return
         is_scheduler = name == "scheduler"
-        for sample in self._samples.values():
-            if is_scheduler or sample.tokenizer == name:
-                self._resubmissions.add(1)
-                self._send(sample.tokenizer, sample.next_attempt())
-        if is_scheduler:
-            return
-        for _, tokenizer, abort in self._recent_aborts:  # it may have died before it handed them on
-            if tokenizer == name:
-                self._send(name, abort)
-        for call in self._calls.values():
-            if call.tokenizer == name:
-                self._send(name, call.message)
+        for generation in self._generations.values():
+            for sample in generation.samples:
+                if not sample.is_finished and (is_scheduler or sample.tokenizer == name):
+                    self._resubmissions.add(1)
+                    self._backlogs[sample.tokenizer].push(generation.key, sample.next_attempt())
+        if not is_scheduler:
+            for _, tokenizer, abort in self._recent_aborts:  # it may have died before it handed them on
+                if tokenizer == name:
+                    self._backlogs[name].push(abort.request_id, abort)
+            for call in self._calls.values():
+                if call.tokenizer == name:
+                    self._backlogs[name].push(call.message.call_id, call.message)
+        for backlog in self._backlogs.values():
+            backlog.flush()
 
     def on_tick(self, now_ns: int) -> None:
         """Several times a second: retry what a full ring or queue refused, and enforce the limits that nobody behind did."""
-        for tokenizer in self._tokenizers:
-            self._flush(tokenizer)
+        for backlog in self._backlogs.values():
+            backlog.flush()
         while self._recent_aborts and now_ns - self._recent_aborts[0][0] > REMEMBER_ABORTS_NS:
             self._recent_aborts.popleft()
         while self._retries and self._retries[0][0] <= now_ns:
             _, sample, attempt = self._retries.popleft()
             if not sample.is_finished and sample.submit.attempt == attempt:
-                self._send(sample.tokenizer, sample.next_attempt())
+                self._send(sample.tokenizer, sample.generation.key, sample.next_attempt())
         overdue = now_ns - DEADLINE_GRACE_NS
         self._end_early([s for s in self._samples.values() if 0 < s.submit.deadline_ns < overdue], "timeout")
         for generation in self._generations.values():
@@ -207,52 +215,22 @@ class EdgeClient:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _open_sample(self, submit: Submit, generation: Generation, begun: set[str]) -> OpenSample:
-        submit.api, submit.api_epoch = self._name, self._epoch
-        tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
-        outbox = self._outboxes[tokenizer]
-        payload = encode(submit)
-        self._check_size(len(payload) + self._resume_bytes, outbox, submit.prompt)
-        if self._backlog[tokenizer] or not outbox.send_bytes(payload):
-            if tokenizer not in begun:
-                raise RequestError(
-                    "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1
-                )
-            self._backlog[tokenizer].append(submit)
-        sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation)
-        return sample
-
-    def _check_size(self, num_bytes: int, outbox: Outbox, prompt: Prompt | None) -> None:
-        """400 for what no ring can ever take: it could only be too long for the model."""
-        if num_bytes <= outbox.max_record_bytes:
-            return
-        param = "tokens" if prompt is None else "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        raise RequestError(
-            f"{param}: this takes {num_bytes} bytes, the limit with --max-model-len {self._max_model_len} is "
-            f"{outbox.max_record_bytes} bytes; send less",
-            code="context_length_exceeded",
-            param=param,
-        )
-
     def _tokenizer_of(self, key: str) -> str:
         return self._tokenizers[crc32(key.encode()) % len(self._tokenizers)]
 
-    def _send(self, tokenizer: str, message: Message) -> None:
+    def _send(self, tokenizer: str, key: str, *items: Item) -> None:
         """What must not be lost: it waits in the backlog while the ring is full."""
-        if self._backlog[tokenizer] or not self._outboxes[tokenizer].send(message):
-            self._backlog[tokenizer].append(message)
+        backlog = self._backlogs[tokenizer]
+        for item in items:
+            backlog.push(key, item)
+        backlog.flush()
 
-    def _flush(self, tokenizer: str) -> None:
-        backlog = self._backlog[tokenizer]
-        while backlog and (self._is_stale(backlog[0]) or self._outboxes[tokenizer].send(backlog[0])):
-            backlog.popleft()
-
-    def _is_stale(self, message: Message) -> bool:
-        """A submit that a later attempt replaced or whose sample is gone."""
-        if not isinstance(message, Submit):
-            return False
-        sample = self._samples.get(message.request_id)
-        return sample is None or sample.submit is not message
+    def _is_stale(self, item: Item) -> bool:
+        """A submit that a later attempt replaced or whose sample is gone; a call that was given up."""
+        if isinstance(item, Submit):
+            sample = self._samples.get(item.request_id)
+            return sample is None or sample.submit is not item
+        return not isinstance(item, Abort) and item.call_id not in self._calls
 
     def _on_delta(self, delta: Delta, now_ns: int) -> None:
         sample = self._samples.get(delta.request_id)
@@ -304,7 +282,7 @@ class EdgeClient:
     def _abort(self, sample: OpenSample, reason: str) -> None:
         abort = Abort(sample.submit.request_id, sample.submit.attempt, reason)
         self._recent_aborts.append((time.monotonic_ns(), sample.tokenizer, abort))
-        self._send(sample.tokenizer, abort)
+        self._send(sample.tokenizer, sample.generation.key, abort)
 
     def _finish(self, sample: OpenSample, reason: str) -> None:
         """The sample is open no more."""
@@ -316,22 +294,52 @@ class EdgeClient:
     def _new_call_id(self) -> str:
         return f"{self._name}.{self._epoch}.{next(self._call_ids)}"
 
+    async def _call_for(self, message: Tokenize | Detokenize, receive: Receive) -> Tokenized | Detokenized:
+        """`_call`, given up where the client leaves. Raises ClientGone."""
+        call = asyncio.ensure_future(self._call(message))
+        leaving = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({call, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise ClientGone(f"call {message.call_id}: the client left")
+            return call.result()
+        finally:
+            leaving.cancel()
+            call.cancel()
+
     async def _call(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
         if self._is_stopping:
             raise stopping()
+        if len(self._calls) >= MAX_CALLS:
+            raise RequestError(
+                f"{len(self._calls)} calls of /tokenize and /detokenize are under way, the limit is {MAX_CALLS}; try again",
+                status=429,
+                code="too_many_requests",
+                retry_after_s=1,
+            )
         call = _Call(message, self._tokenizer_of(message.call_id), asyncio.get_running_loop().create_future())
-        prompt = message.prompt if isinstance(message, Tokenize) else None
-        self._check_size(len(encode(message)), self._outboxes[call.tokenizer], prompt)
+        self._backlogs[call.tokenizer].check([message])
         self._calls[message.call_id] = call
-        self._send(call.tokenizer, message)
+        self._num_open_calls.set(len(self._calls))
+        self._send(call.tokenizer, message.call_id, message)
         try:
-            return await asyncio.wait_for(call.answer, CALL_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.shield(call.answer), CALL_TIMEOUT_S)
         except asyncio.TimeoutError:
             raise RequestError(
                 f"{call.tokenizer} has not answered for {CALL_TIMEOUT_S:.0f} s", status=503, code="unavailable", retry_after_s=1
             ) from None
         finally:
             del self._calls[message.call_id]
+            self._num_open_calls.set(len(self._calls))
+            if not call.answer.done():
+                self._num_cancelled_calls.add(1)
+                self._send(call.tokenizer, message.call_id, Abort(message.call_id, 0))
+                call.answer.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def stopping() -> RequestError:

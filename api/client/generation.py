@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.errors import TokamakError
+from engine.errors import RequestError, TokamakError
 from engine.messages import DecodedLogprobs, Delta, Submit
 
 STALLED_CLIENT_NS = 60_000_000_000
+MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
 
 
 class ClientGone(TokamakError):
@@ -78,12 +79,13 @@ class OpenSample:
             self.prompt_token_ids = array("i", delta.prompt_token_ids).tolist()
         self.first_prompt_token = self.first_prompt_token or delta.first_prompt_token
         self.prompt_logprobs += delta.prompt_logprobs
+        self.generation.hold(delta)
         if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
             self.weight_versions.append(delta.weight_version)
         self.delivered.extend(delta.token_ids)
         self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        if delta.token_ids or delta.text or delta.finish_reason:
+        if delta.token_ids or delta.text or delta.finish_reason:  # otherwise it told the length of the prompt alone
             self.pending.append(delta)
 
     def take(self) -> Delta:
@@ -129,6 +131,7 @@ class Generation:
         self.samples_per_prompt = samples_per_prompt
         self.num_unfinished = 0
         self.writing_since_ns = 0  # not 0 while a write to the client is under way
+        self._num_held_logprobs = 0
         self._is_streaming = is_streaming
         self._abort_connection = abort_connection
         self._close = close
@@ -150,6 +153,22 @@ class Generation:
         self._changed.clear()
         if self._error is not None:
             raise self._error
+
+    def hold(self, delta: Delta) -> None:
+        """Count what stays here until the end."""
+        entries = delta.prompt_logprobs if self._is_streaming else [*delta.prompt_logprobs, *delta.logprobs]
+        self._num_held_logprobs += sum(1 + len(entry.top_logprobs) for entry in entries)
+
+    def check_held(self) -> None:
+        """A request that wants too much to be held fails."""
+        if self._num_held_logprobs > MAX_HELD_LOGPROBS:
+            self.fail(
+                RequestError(
+                    f"the answer has more than the limit of {MAX_HELD_LOGPROBS} log-probabilities; send fewer prompts, or "
+                    "ask for fewer samples or log-probabilities",
+                    code="answer_too_large",
+                )
+            )
 
     def wake(self) -> None:
         if self._is_streaming or self.is_finished:

@@ -54,7 +54,7 @@ async def create_completion(request: Request) -> Response:
     n, best_of = check_samples(body, len(prompts), model)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     check_max_tokens("max_tokens", max_tokens, body, model)
-    echoes = [await _text_of(prompt, exchange) if body.echo else "" for prompt in prompts]
+    echoes = [await _text_of(prompt, request) if body.echo else "" for prompt in prompts]
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
     generation = open_generation(request, body, prompts, sampling, best_of=best_of)
     builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
@@ -166,9 +166,9 @@ def likeliest(generation: Generation, start: int, n: int) -> list[int]:
     return indexes[:n]
 
 
-async def _text_of(prompt: Prompt, exchange: Exchange) -> str:
+async def _text_of(prompt: Prompt, request: Request) -> str:
     """A prompt's text, for its echo."""
     if isinstance(prompt, TextPrompt):
         return prompt.text
     assert isinstance(prompt, TokensPrompt)
-    return await exchange.services.client.detokenize(prompt.token_ids)
+    return await Exchange.of(request).services.client.detokenize(prompt.token_ids, request.receive)

@@ -40,12 +40,15 @@ from engine.messages.request import Outputs as Outputs
 from engine.messages.request import Prompt as Prompt
 from engine.messages.request import Rejected as Rejected
 from engine.messages.request import Request as Request
+from engine.messages.request import Requests as Requests
 from engine.messages.request import SamplingParams as SamplingParams
+from engine.messages.request import Submission as Submission
 from engine.messages.request import Submit as Submit
 from engine.messages.request import TextOptions as TextOptions
 from engine.messages.request import TextPrompt as TextPrompt
 from engine.messages.request import Tokenize as Tokenize
 from engine.messages.request import Tokenized as Tokenized
+from engine.messages.request import TokenizedPrompt as TokenizedPrompt
 from engine.messages.request import TokenLogprobs as TokenLogprobs
 from engine.messages.request import TokensPrompt as TokensPrompt
 from engine.messages.step import ClearWeights as ClearWeights
@@ -58,11 +61,11 @@ from engine.messages.step import StepResult as StepResult
 from engine.messages.step import WeightsChanged as WeightsChanged
 
 Message = (
-    Submit
+    Submission
     | Abort
     | Tokenize
     | Detokenize
-    | Request
+    | Requests
     | Step
     | LoadWeights
     | ClearWeights

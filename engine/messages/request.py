@@ -1,12 +1,18 @@
 """A request on its way to the scheduler, and its answer on the way back.
 
-api -> tokenizer          Submit, Abort, Tokenize, Detokenize
-tokenizer -> scheduler    Request, Abort
+api -> tokenizer          Submission, Abort, Tokenize, Detokenize
+tokenizer -> scheduler    Requests, Abort
 scheduler -> tokenizer    Outputs, Rejected
 tokenizer -> api          Deltas, Rejected, Tokenized, Detokenized
+
+What the samples of an HTTP request share (prompts, stop strings, bad words, sampling parameters) travels once: a `Submission`
+is what the edge sends of several `Submit`s, and `Requests` what the tokenizer makes of it. `Submit` and `Request` are one
+sample as each end holds it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -95,7 +101,7 @@ class DecodedLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # ------------------------------------------------------------------------------------------------------ api -> tokenizer
 
 
-class Submit(msgspec.Struct, tag=True, array_like=True, gc=False):
+class Submit(msgspec.Struct, gc=False):
     """One sample of a request: the edge's truth, sent again with `attempt + 1` whenever an actor behind it comes back."""
 
     request_id: str  # unique in the run; samples of one prompt share `group_id`
@@ -111,12 +117,85 @@ class Submit(msgspec.Struct, tag=True, array_like=True, gc=False):
     priority: int = 0  # lower runs first
     arrival_ns: int = 0  # CLOCK_MONOTONIC
     deadline_ns: int = 0  # CLOCK_MONOTONIC, 0: none
+    key: str = ""  # of the HTTP request: what waits for a ring waits in one queue for each; empty: the request id
+
+
+class SampleStart(msgspec.Struct, array_like=True, gc=False):
+    """What a sample does not share with the others of its request."""
+
+    request_id: str
+    group_id: str
+    prompt_index: int  # in `prompts`
+    sample_index: int
+    attempt: int = 0
+    resume_token_ids: bytes = b""  # int32
+    has_prompt_logprobs: bool = False
+
+
+class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Samples of one HTTP request on their way to a tokenizer; a request may come in several."""
+
+    key: str
+    api: str
+    api_epoch: int
+    prompts: list[Prompt]
+    samples: list[SampleStart]
+    sampling: SamplingParams
+    text: TextOptions
+    priority: int
+    arrival_ns: int
+    deadline_ns: int
+
+    @staticmethod
+    def of(submits: Sequence[Submit]) -> Submission:
+        """`submits` are of one HTTP request."""
+        first = submits[0]
+        prompts: list[Prompt] = []
+        samples = []
+        for submit in submits:
+            if not prompts or prompts[-1] is not submit.prompt:
+                prompts.append(submit.prompt)
+            samples.append(_start_of(submit, len(prompts) - 1))
+        return Submission(
+            first.key or first.request_id,
+            first.api,
+            first.api_epoch,
+            prompts,
+            samples,
+            first.sampling,
+            first.text,
+            first.priority,
+            first.arrival_ns,
+            first.deadline_ns,
+        )
+
+    def submits(self) -> list[Submit]:
+        """The samples, each by itself."""
+        return [
+            Submit(
+                start.request_id,
+                self.api,
+                self.api_epoch,
+                start.attempt,
+                self.prompts[start.prompt_index],
+                _of_sample(self.sampling, start.sample_index),
+                self.text,
+                start.resume_token_ids,
+                start.has_prompt_logprobs,
+                start.group_id,
+                self.priority,
+                self.arrival_ns,
+                self.deadline_ns,
+                self.key,
+            )
+            for start in self.samples
+        ]
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Forget a request: its client left, its deadline passed, or the tokenizer found a stop string."""
+    """Forget a sample or a call: its client left, its deadline passed, or the tokenizer found a stop string."""
 
-    request_id: str
+    request_id: str  # or the call id
     attempt: int  # attempts up to this one
     reason: str = "abort"  # "abort" | "stop" | "timeout"
 
@@ -125,6 +204,7 @@ class Tokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     call_id: str
     api: str
     prompt: Prompt
+    returns_tokens: bool = False  # the bytes of each token as well
 
 
 class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -136,7 +216,7 @@ class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
 # ------------------------------------------------------------------------------------------------ tokenizer -> scheduler
 
 
-class Request(msgspec.Struct, tag=True, array_like=True, gc=False):
+class Request(msgspec.Struct, gc=False):
     """A tokenized sample, ready to be scheduled."""
 
     request_id: str
@@ -152,6 +232,88 @@ class Request(msgspec.Struct, tag=True, array_like=True, gc=False):
     priority: int = 0
     arrival_ns: int = 0
     deadline_ns: int = 0
+
+
+class TokenizedPrompt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    token_ids: bytes  # int32
+    max_tokens: int  # what its samples may have
+
+
+class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Samples of one HTTP request on their way to the scheduler."""
+
+    api: str
+    api_epoch: int
+    tokenizer: str
+    prompts: list[TokenizedPrompt]
+    samples: list[SampleStart]
+    sampling: SamplingParams
+    priority: int
+    arrival_ns: int
+    deadline_ns: int
+
+    @staticmethod
+    def of(requests: Sequence[Request]) -> Requests:
+        """`requests` are of one HTTP request."""
+        first = requests[0]
+        prompts: list[TokenizedPrompt] = []
+        samples = []
+        for request in requests:
+            prompt = TokenizedPrompt(request.prompt_token_ids, request.sampling.max_tokens)
+            if not prompts or prompts[-1] != prompt:
+                prompts.append(prompt)
+            samples.append(_start_of(request, len(prompts) - 1))
+        return Requests(
+            first.api,
+            first.api_epoch,
+            first.tokenizer,
+            prompts,
+            samples,
+            first.sampling,
+            first.priority,
+            first.arrival_ns,
+            first.deadline_ns,
+        )
+
+    def requests(self) -> list[Request]:
+        """The samples, each by itself."""
+        return [
+            Request(
+                start.request_id,
+                self.api,
+                self.api_epoch,
+                self.tokenizer,
+                start.attempt,
+                self.prompts[start.prompt_index].token_ids,
+                start.resume_token_ids,
+                _of_sample(self.sampling, start.sample_index, self.prompts[start.prompt_index].max_tokens),
+                start.has_prompt_logprobs,
+                start.group_id,
+                self.priority,
+                self.arrival_ns,
+                self.deadline_ns,
+            )
+            for start in self.samples
+        ]
+
+
+def _start_of(sample: Submit | Request, prompt_index: int) -> SampleStart:
+    return SampleStart(
+        sample.request_id,
+        sample.group_id,
+        prompt_index,
+        sample.sampling.sample_index,
+        sample.attempt,
+        sample.resume_token_ids,
+        sample.has_prompt_logprobs,
+    )
+
+
+def _of_sample(shared: SamplingParams, sample_index: int, max_tokens: int | None = None) -> SamplingParams:
+    max_tokens = shared.max_tokens if max_tokens is None else max_tokens
+    if (sample_index, max_tokens) == (shared.sample_index, shared.max_tokens):
+        return shared
+    return msgspec.structs.replace(shared, sample_index=sample_index, max_tokens=max_tokens)
 
 
 # ------------------------------------------------------------------------------------------------ scheduler -> tokenizer

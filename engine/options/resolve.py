@@ -69,6 +69,7 @@ def resolve(options: OptionValues, flags: frozenset[str] | None = None) -> Engin
         max_model_len=_fitting_length(options, limit, num_kv_blocks),
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=_template(values["chat_template"]),
+        trust_request_chat_template=values["trust_request_chat_template"],
         num_kv_blocks=num_kv_blocks,
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_bytes=kv_cache.arena_bytes(num_kv_blocks),

@@ -88,6 +88,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("weight-cache-dir", text("DIR"), None, "its directory; default: tokamak/weights in the user's cache directory"),
         Option("weight-cache-limit", num_bytes(0), 20 << 30, "size of all its files; the least recently used ones go first"),
         Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the model's"),
+        Option("trust-request-chat-template", flag(), False, "render with the chat_template that a request brings; off: 400"),
         Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights (--load-format dummy)"),
     ),
     "batches and cache": (

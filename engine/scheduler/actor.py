@@ -29,6 +29,7 @@ from engine.messages import (
     Rejected,
     Reply,
     Request,
+    Requests,
     StepResult,
     WeightsChanged,
 )
@@ -123,8 +124,9 @@ class SchedulerActor(Actor):
         match message:
             case StepResult():
                 self._on_result(message)
-            case Request():
-                self._on_request(message)
+            case Requests():
+                for request in message.requests():
+                    self._on_request(request)
             case Abort():
                 self._on_abort(message)
             case Hello():
@@ -159,6 +161,8 @@ class SchedulerActor(Actor):
         if output.admitted:
             batch.admit(output.admitted)
             for admission in output.admitted:
+                if not admission.sequence.first_scheduled_ns:  # the edge keeps the hits, should this process die before a token
+                    admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
         if output.rows:
             flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns())
@@ -183,7 +187,9 @@ class SchedulerActor(Actor):
         if is_stale or request.api_epoch < self.context.peer_epoch(request.api):
             self._dropped.add(1)
             return
+        num_cached_tokens = self.aborts.pop_dropped_hits(request.request_id)
         if known is not None:
+            num_cached_tokens = known.num_cached_tokens
             self.batch.finish(known)
         self.batch.waiting.came_back(request.request_id)
         stream = self.delivery.stream(request.tokenizer)
@@ -194,6 +200,7 @@ class SchedulerActor(Actor):
             self._rejections.add(1)
             stream.reject(rejection(request, error))
             return
+        sequence.num_cached_tokens = num_cached_tokens  # as in the first attempt, which may have cached its own prompt
         finish_reason = finish_reason_of(sequence)
         if finish_reason:
             # submitted again after a crash, with all of its tokens: what came before the crash had its last token, but was lost

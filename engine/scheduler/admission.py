@@ -12,13 +12,16 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.messages import Request
+from engine.messages import Request, SamplingParams
 from engine.scheduler.delivery import Stream
 from engine.scheduler.policy import Limits
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, start_bytes
 
 RETRY_AFTER_S = 1
+
+SHARED_FIELDS = ("stop_token_ids", "allowed_token_ids", "bad_words_token_ids", "logit_bias")
+MAX_INDEX_BYTES = 16  # by which the encoded `sample_index` and `max_tokens` of two samples may differ
 
 
 class AdmissionControl:
@@ -29,6 +32,8 @@ class AdmissionControl:
         self._limits = limits
         self._num_taken = 0
         self._max_priority_wait_ns = int(config.max_priority_wait_s * 1e9)
+        self._sized = SamplingParams()  # the last one encoded to see its size
+        self._num_sized_bytes = 0
         self.max_positions = config.max_positions
 
     def accept(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sequence:
@@ -37,7 +42,7 @@ class AdmissionControl:
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling
         self._check_length(len(prompt), sampling.max_tokens)
-        num_sampling_bytes = len(msgspec.msgpack.encode(sampling)) + len(request.request_id)
+        num_sampling_bytes = self._num_bytes(sampling) + len(request.request_id)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
         num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
         if num_start_bytes > self._limits.max_start_bytes:
@@ -58,6 +63,14 @@ class AdmissionControl:
             num_sampling_bytes=num_sampling_bytes,
             num_scored_prompt_tokens=request.num_scored_prompt_tokens,
         )
+
+    def _num_bytes(self, sampling: SamplingParams) -> int:
+        """At most what it takes, encoded. The samples of a request share their long parts, which may be very long."""
+        is_shared = all(getattr(sampling, name) is getattr(self._sized, name) for name in SHARED_FIELDS)
+        if not is_shared or not self._num_sized_bytes:
+            self._sized = sampling
+            self._num_sized_bytes = len(msgspec.msgpack.encode(sampling)) + MAX_INDEX_BYTES
+        return self._num_sized_bytes
 
     def _check_queue(self, num_waiting: int) -> None:
         if num_waiting >= self._config.max_waiting:

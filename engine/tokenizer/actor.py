@@ -2,18 +2,19 @@
 
 Runs as `tokenizer0..`, in the middle of every request's way:
 
-    api   Submit, Abort, Tokenize, Detokenize  ->  tokenizer  ->  Request, Abort   scheduler
+    api   Submission, Abort, Tokenize, Detokenize  ->  tokenizer  ->  Requests, Abort   scheduler
     api   Deltas, Rejected, Tokenized, Detokenized  <-  tokenizer  <-  Outputs, Rejected   scheduler
 
 It owns the decoding state of every open sample (`TextStream`) and nothing that cannot be made again: when it dies, the edge
 submits its samples anew with the tokens delivered so far, which are replayed here. A mistake in a request fails that request.
+
+Streams come first: text that is to be rendered or encoded goes to helper processes (`lanes.py`), samples are opened (their
+replay may take long) for `MAX_OPENING_NS` a turn, and deltas leave as soon as they are made.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
-from collections import deque
 from pathlib import Path
 
 from engine.checkpoint.model_config import ModelConfig
@@ -21,47 +22,56 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, RequestError
 from engine.messages import (
     Abort,
-    Delta,
     Detokenize,
     Detokenized,
     Message,
     Output,
     Outputs,
     Rejected,
-    Request,
-    SamplingParams,
+    Submission,
     Submit,
     Tokenize,
     Tokenized,
-    encode,
 )
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
-from engine.process.topology import SCHEDULER, role_of
+from engine.process.topology import role_of
 from engine.tokenizer.api_channel import ApiChannel
 from engine.tokenizer.chat.template import ChatTemplates
-from engine.tokenizer.detokenizer import decode
-from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes, param_of
+from engine.tokenizer.lanes import Job, Lanes
+from engine.tokenizer.openings import Opening, Openings
+from engine.tokenizer.preparation import Answer, Preparation, Prepared, Refusal, is_light, refusal_of
+from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes
 from engine.tokenizer.sampling_rules import SamplingRules
+from engine.tokenizer.scheduler_channel import SchedulerChannel
 from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.text_stream import TextStream
 from engine.tokenizer.vocabulary import Vocabulary
 
 RETRY_AFTER_S = 1
 RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
+MAX_OPENING_NS = 10_000_000
+MAX_GATHERING_NS = 10_000_000  # a long turn sends its deltas in between
 
 
 class TokenizerActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
         self._streams: dict[str, TextStream] = {}
+        self._jobs: dict[str, Job] = {}  # by request id or call id: what a helper prepares
+        self._openings = Openings()
+        self._gathering_since_ns = 0  # the first of the deltas that wait for the end of this turn; 0: none
         self._channels: dict[str, ApiChannel] = {}
-        self._to_scheduler: deque[bytes] = deque()
+        self._to_scheduler = SchedulerChannel(context.outbox(context.scheduler))
         self._num_dropped = context.counter("messages_dropped_total")
         self._num_tokenized = context.counter("tokenized_tokens_total")
         self._num_detokenized = context.counter("detokenized_tokens_total")
         self._num_stop_strings = context.counter("stop_strings_total")
         self._num_open = context.counter("open_streams")
+        self._num_jobs = context.counter("helper_jobs_total")
+        self._num_waiting_jobs = context.counter("helper_jobs_waiting")
+        self._num_refused_jobs = context.counter("helper_jobs_refused_total")
+        self._num_cancelled_jobs = context.counter("helper_jobs_cancelled_total")
 
     # ------------------------------------------------------------------------------------------------------- life
 
@@ -69,128 +79,189 @@ class TokenizerActor(Actor):
         config = self.context.config
         path = Path(config.model)
         model = ModelConfig.read(path)
-        self._vocabulary = _load_vocabulary(path, config, model.vocab_size)
+        self._vocabulary = vocabulary = _load_vocabulary(path, config, model.vocab_size)
         sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.read(path).chat_templates
         templates = ChatTemplates(
-            sources, self._vocabulary.special_tokens, max_text_bytes(self._vocabulary, config.max_model_len)
+            sources,
+            vocabulary.special_tokens,
+            max_text_bytes(vocabulary, config.max_model_len),
+            trusts_requests=config.trust_request_chat_template,
         )
-        self._encoder = PromptEncoder(
-            self._vocabulary, templates, vocab_size=model.vocab_size, max_model_len=config.max_model_len
-        )
-        self._rules = SamplingRules(
-            self._vocabulary,
+        encoder = PromptEncoder(vocabulary, templates, vocab_size=model.vocab_size, max_model_len=config.max_model_len)
+        rules = SamplingRules(
+            vocabulary,
             vocab_size=model.vocab_size,
-            eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, *self._vocabulary.eos_token_ids))),
+            eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, *vocabulary.eos_token_ids))),
             max_model_len=config.max_model_len,
             max_positions=config.max_positions,
         )
+        self._preparation = Preparation(vocabulary, encoder, rules, config.max_model_len)
+        self._lanes = Lanes(self._preparation.answer, config.max_waiting, templates.has)
 
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, Outputs):
             self._take_outputs(message.outputs)
         elif isinstance(message, Rejected):
             self._take_rejected(message)
-        elif isinstance(message, Submit):
-            self._take_submit(message)
+        elif isinstance(message, Submission):
+            self._take_submission(message)
         elif isinstance(message, Abort):
             self._take_abort(message)
-        elif isinstance(message, Tokenize):
-            self._take_tokenize(message)
-        elif isinstance(message, Detokenize):
-            self._take_detokenize(message)
+        elif isinstance(message, (Tokenize, Detokenize)):
+            self._take_call(message)
         else:
             raise AssertionError(f"{type(message).__name__} from {sender} is not for a tokenizer")
+        if self._gathering_since_ns and time.monotonic_ns() - self._gathering_since_ns > MAX_GATHERING_NS:
+            self._flush_channels()
 
     def on_peer(self, name: str, epoch: int) -> None:
         """A new HTTP process has none of its predecessor's samples. After a new scheduler the edge submits anew by itself."""
         if role_of(name) == "api":
             self._channel(name)
 
+    def on_stop(self) -> None:
+        self._lanes.close()
+
     def step(self) -> int:
-        """Send what has gathered."""
-        num_sent = self._flush_to_scheduler()
-        for channel in self._channels.values():
-            if channel.is_waiting:
-                num_sent += channel.flush()
-                self._end_too_large(channel)
-        return num_sent
+        """Send what has gathered, take what helpers have done, open samples for a while."""
+        num_done = self._flush_channels() + self._to_scheduler.flush()
+        for job, answer in self._lanes.finished():
+            num_done += 1
+            if job.is_wanted:
+                self._take_answer(job, answer)
+        num_done += self._open_samples()
+        self._num_waiting_jobs.set(self._lanes.num_waiting)
+        return num_done + self._flush_channels() + self._to_scheduler.flush()
 
     def deadline_ns(self) -> int:
-        is_waiting = self._to_scheduler or any(channel.is_waiting for channel in self._channels.values())
-        return time.monotonic_ns() + RETRY_INTERVAL_NS if is_waiting else 0
+        if self._openings:
+            return time.monotonic_ns()
+        is_waiting = self._to_scheduler.is_waiting or any(channel.is_waiting for channel in self._channels.values())
+        retry_ns = time.monotonic_ns() + RETRY_INTERVAL_NS if is_waiting else 0
+        look_ns = self._lanes.deadline_ns
+        return min(retry_ns, look_ns) if retry_ns and look_ns else retry_ns or look_ns
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being prepared or opened."""
+        return not self._jobs and not self._openings
 
     # ---------------------------------------------------------------------------------------------------- from the api
 
-    def _take_submit(self, submit: Submit) -> None:
-        known = self._streams.get(submit.request_id)
-        is_known = known is not None and known.attempt >= submit.attempt
-        if is_known or submit.api_epoch < self._channel(submit.api).epoch:
-            self._num_dropped.add(1)
+    def _take_submission(self, submission: Submission) -> None:
+        is_stale = submission.api_epoch < self._channel(submission.api).epoch
+        submits = [] if is_stale else [submit for submit in submission.submits() if not self._is_known(submit)]
+        self._num_dropped.add(len(submission.samples) - len(submits))
+        for submit in submits:
+            self._forget(submit.request_id)
+        if not submits:
             return
-        self._forget(submit.request_id)
+        is_newcomer = all(submit.attempt == 0 for submit in submits)
+        job = Job.of(submission, submits)
         try:
-            self._open(submit)
+            if is_newcomer:
+                self._check_backlog()
+            self._begin(job, is_newcomer)
         except RequestError as error:
-            self._reject(submit.request_id, submit.attempt, submit.api, error)
-        except Exception as error:  # our own mistake must not come back with every attempt until the engine is down
-            self._note_own_mistake(error)
-            internal = RequestError(f"the request could not be prepared: {error!r}", status=500)
-            self._reject(submit.request_id, submit.attempt, submit.api, internal)
+            self._refuse(job, refusal_of(error))
 
-    def _open(self, submit: Submit) -> None:
-        self._check_backlog(submit)
-        prompt_token_ids = self._encoder.encode(submit.prompt, submit.arrival_ns)
-        sampling = self._rules.resolve(submit.sampling, submit.text, len(prompt_token_ids), param_of(submit.prompt))
-        self._num_tokenized.add(len(prompt_token_ids))
-        stream = TextStream(submit, prompt_token_ids, self._vocabulary)
-        if stream.has_stopped:
-            self._channel(stream.api).add(stream.already_stopped())
-            return
-        self._send(_request(submit, self.context.name, prompt_token_ids, sampling))
-        self._streams[stream.request_id] = stream
-        self._num_open.set(len(self._streams))
-
-    def _check_backlog(self, submit: Submit) -> None:
+    def _check_backlog(self) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
         limit = self.context.config.max_waiting
-        if submit.attempt == 0 and len(self._to_scheduler) >= limit:
+        if self._to_scheduler.num_waiting >= limit:
             raise RequestError(
-                f"{len(self._to_scheduler)} samples wait for the scheduler, the limit is {limit}; try again later",
+                f"{self._to_scheduler.num_waiting} samples wait for the scheduler, the limit is {limit}; try again later",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,
             )
 
+    def _begin(self, job: Job, is_newcomer: bool) -> None:
+        """Have it prepared. RequestError where too much waits for that already."""
+        for request_id in job.ids:
+            self._jobs[request_id] = job
+        if is_light(job.work):
+            self._take_answer(job, self._preparation.prepare(job.work))
+            return
+        try:
+            self._lanes.add(job, is_newcomer)
+        except RequestError:
+            self._num_refused_jobs.add(1)
+            raise
+        self._num_jobs.add(1)
+
+    def _take_call(self, call: Tokenize | Detokenize) -> None:
+        job = Job.of(call, [])
+        try:
+            self._begin(job, is_newcomer=True)
+        except RequestError as error:
+            self._refuse(job, refusal_of(error))
+
     def _take_abort(self, abort: Abort) -> None:
+        """Of a sample, of which the scheduler may know, or of a call."""
+        attempt = self._attempt_of(abort.request_id)
+        job = self._jobs.get(abort.request_id)
+        is_call = job is not None and not isinstance(job.work, Submission)
         stream = self._streams.get(abort.request_id)
-        if stream is not None and stream.attempt <= abort.attempt:
+        key = job.key if job else stream.key if stream else abort.request_id
+        if attempt is not None and attempt <= abort.attempt:
             self._forget(abort.request_id)
-        self._send(abort)
+        if not is_call:
+            self._to_scheduler.abort(key, abort)
 
-    def _take_tokenize(self, call: Tokenize) -> None:
-        try:
-            token_ids = self._encoder.encode(call.prompt)
-        except RequestError as error:
-            self._reject(call.call_id, 0, call.api, error)
-        except Exception as error:  # as in _take_submit
-            self._note_own_mistake(error)
-            self._reject(call.call_id, 0, call.api, RequestError(f"the text could not be tokenized: {error!r}", status=500))
-        else:
-            tokens = [self._vocabulary.bytes_of(token_id) for token_id in token_ids]
-            answer = Tokenized(call.call_id, token_ids.tobytes(), self.context.config.max_model_len, tokens)
-            self._channel(call.api).post(answer)
+    # -------------------------------------------------------------------------------------------------- prepared, opened
 
-    def _take_detokenize(self, call: Detokenize) -> None:
-        try:
-            token_ids = self._encoder.checked(array("i", call.token_ids), "tokens")
-        except RequestError as error:
-            self._reject(call.call_id, 0, call.api, error)
+    def _take_answer(self, job: Job, answer: Answer) -> None:
+        for request_id in job.ids:
+            self._jobs.pop(request_id, None)
+        if isinstance(answer, Refusal):
+            self._refuse(job, answer)
+        elif isinstance(answer, (Tokenized, Detokenized)):
+            self._channel(job.api).post(answer)
         else:
-            self._channel(call.api).post(Detokenized(call.call_id, decode(self._vocabulary, token_ids)))
+            self._take_prepared(job, answer)
+
+    def _take_prepared(self, job: Job, prepared: Prepared) -> None:
+        assert isinstance(job.work, Submission)
+        for start in job.work.samples:
+            submit = job.submits.get(start.request_id)
+            if submit is None:
+                continue
+            prompt = prepared.prompts[start.prompt_index]
+            if isinstance(prompt, Refusal):
+                self._reject(submit.request_id, submit.attempt, submit.api, prompt)
+            else:
+                self._openings.add(Opening(submit, prompt.tokenized, prepared.sampling))
+
+    def _open_samples(self) -> int:
+        """What the helpers have prepared becomes streams and requests, as far as this turn's time allows."""
+        end_ns = time.monotonic_ns() + MAX_OPENING_NS
+        num_done = 0
+        while self._openings and (not num_done or time.monotonic_ns() < end_ns):
+            num_done += 1
+            opening = self._openings.next(self._vocabulary)
+            if opening is not None:
+                self._open(opening)
+        return num_done
+
+    def _open(self, opening: Opening) -> None:
+        stream, submit = opening.stream, opening.submit
+        self._num_tokenized.add(opening.num_prompt_tokens)
+        if stream.has_stopped:
+            self._channel(stream.api).add(stream.already_stopped())
+            return
+        try:
+            self._to_scheduler.request(opening.key, opening.request(self.context.name))
+        except RequestError as error:
+            self._reject(submit.request_id, submit.attempt, submit.api, refusal_of(error))
+            return
+        self._streams[stream.request_id] = stream
+        self._num_open.set(len(self._streams))
 
     # ---------------------------------------------------------------------------------------------- from the scheduler
 
     def _take_outputs(self, outputs: list[Output]) -> None:
+        self._gathering_since_ns = self._gathering_since_ns or time.monotonic_ns()
         num_tokens = 0
         for output in outputs:
             stream = self._streams.get(output.request_id)
@@ -201,16 +272,16 @@ class TokenizerActor(Actor):
             num_tokens += len(delta.token_ids)
             self._channels[stream.api].add(delta)
             if delta.finish_reason:
-                self._close(stream, delta, output)
+                self._close(stream, delta.finish_reason, output)
         self._num_detokenized.add(num_tokens)
 
-    def _close(self, stream: TextStream, delta: Delta, output: Output) -> None:
+    def _close(self, stream: TextStream, finish_reason: str, output: Output) -> None:
         """A sample's last Delta. The scheduler does not know of a stop string unless it ended the sample itself."""
         self._forget(stream.request_id)
         if stream.has_stopped:
             self._num_stop_strings.add(1)
             if not output.finish_reason:
-                self._send(Abort(stream.request_id, stream.attempt, delta.finish_reason))
+                self._to_scheduler.abort(stream.key, Abort(stream.request_id, stream.attempt, finish_reason))
 
     def _take_rejected(self, rejected: Rejected) -> None:
         stream = self._streams.get(rejected.request_id)
@@ -222,23 +293,13 @@ class TokenizerActor(Actor):
 
     # --------------------------------------------------------------------------------------------------------- sending
 
-    def _send(self, message: Request | Abort) -> None:
-        """To the scheduler, behind what waits already. RequestError where no ring record can hold it."""
-        record = encode(message)
-        limit = self.context.outbox(SCHEDULER).max_record_bytes
-        if len(record) > limit:
-            raise RequestError(
-                f"the tokenized request takes {len(record)} bytes, the limit is {limit}; shorten logit_bias, allowed_token_ids "
-                "or bad_words"
-            )
-        self._to_scheduler.append(record)
-        self._flush_to_scheduler()
-
-    def _flush_to_scheduler(self) -> int:
+    def _flush_channels(self) -> int:
+        self._gathering_since_ns = 0
         num_sent = 0
-        while self._to_scheduler and self.context.outbox(SCHEDULER).send_bytes(self._to_scheduler[0]):
-            self._to_scheduler.popleft()
-            num_sent += 1
+        for channel in self._channels.values():
+            if channel.is_waiting:
+                num_sent += channel.flush()
+                self._end_too_large(channel)
         return num_sent
 
     def _channel(self, api: str) -> ApiChannel:
@@ -250,51 +311,69 @@ class TokenizerActor(Actor):
         elif channel.epoch != epoch:
             channel.forget(epoch)
             for stream in [stream for stream in self._streams.values() if stream.api == api]:
-                self._abort(stream.request_id)
+                self._abort(stream)
+            for request_id in [request_id for request_id, job in self._jobs.items() if job.api == api]:
+                self._forget(request_id)
+            self._openings.drop_api(api)
         return channel
 
     def _end_too_large(self, channel: ApiChannel) -> None:
         for request_id in channel.too_large:
             if request_id in self._streams:
-                self._abort(request_id)
+                self._abort(self._streams[request_id])
         channel.too_large.clear()
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, stream: TextStream) -> None:
         """End an open sample that nobody reads any more."""
-        stream = self._streams[request_id]
-        self._forget(request_id)
-        self._send(Abort(request_id, stream.attempt))
+        self._forget(stream.request_id)
+        self._to_scheduler.abort(stream.key, Abort(stream.request_id, stream.attempt))
+
+    # ------------------------------------------------------------------------------------------------------- what is known
+
+    def _is_known(self, submit: Submit) -> bool:
+        """Whether this attempt, or a later one, is here already."""
+        attempt = self._attempt_of(submit.request_id)
+        return attempt is not None and attempt >= submit.attempt
+
+    def _attempt_of(self, request_id: str) -> int | None:
+        """The attempt that is here of a sample, wherever it is by now; 0 for a call; None: none."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            return stream.attempt
+        job = self._jobs.get(request_id)
+        if job is not None:
+            return job.submits[request_id].attempt if request_id in job.submits else 0
+        return self._openings.attempt_of(request_id)
 
     def _forget(self, request_id: str) -> None:
+        """A sample or a call of which nobody wants to hear any more."""
         if self._streams.pop(request_id, None) is not None:
             self._num_open.set(len(self._streams))
+        self._openings.drop(request_id)
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            job.submits.pop(request_id, None)
+            if not job.submits:
+                self._lanes.cancel(job)
+                self._num_cancelled_jobs.add(1)
 
-    def _reject(self, request_id: str, attempt: int, api: str, error: RequestError) -> None:
+    def _refuse(self, job: Job, refusal: Refusal) -> None:
+        """A whole job failed."""
+        for request_id in job.ids:
+            self._jobs.pop(request_id, None)
+        if refusal.status >= 500:
+            self.context.counters.errors.record(self.context.name, refusal.message)
+        if not isinstance(job.work, Submission):
+            self._reject(job.work.call_id, 0, job.api, refusal)
+        for submit in job.submits.values():
+            self._reject(submit.request_id, submit.attempt, submit.api, refusal)
+
+    def _reject(self, request_id: str, attempt: int, api: str, refusal: Refusal) -> None:
         self._channel(api).post(
-            Rejected(request_id, attempt, api, error.status, error.message, error.code, error.param, error.retry_after_s)
+            Rejected(
+                request_id, attempt, api, refusal.status, refusal.message, refusal.code, refusal.param, refusal.retry_after_s
+            )
         )
-
-    def _note_own_mistake(self, error: Exception) -> None:
-        self.context.log.error("a request could not be prepared", exc_info=error)
-        self.context.counters.errors.record(self.context.name, repr(error))
-
-
-def _request(submit: Submit, tokenizer: str, prompt_token_ids: array[int], sampling: SamplingParams) -> Request:
-    return Request(
-        request_id=submit.request_id,
-        api=submit.api,
-        api_epoch=submit.api_epoch,
-        tokenizer=tokenizer,
-        attempt=submit.attempt,
-        prompt_token_ids=prompt_token_ids.tobytes(),
-        resume_token_ids=submit.resume_token_ids,
-        sampling=sampling,
-        num_scored_prompt_tokens=submit.num_scored_prompt_tokens,
-        group_id=submit.group_id,
-        priority=submit.priority,
-        arrival_ns=submit.arrival_ns,
-        deadline_ns=submit.deadline_ns,
-    )
 
 
 def _load_vocabulary(path: Path, config: EngineConfig, vocab_size: int) -> Vocabulary:

@@ -35,22 +35,10 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
-        self._last: tuple[Prompt, int, array[int] | RequestError] | None = None
 
     def encode(self, prompt: Prompt, arrival_ns: int = 0) -> array[int]:
         """The prompt's token ids (int32). `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template sees."""
-        if not self._last or self._last[:2] != (prompt, arrival_ns):  # the samples of a prompt come one behind the other
-            self._last = (prompt, arrival_ns, self._encode(prompt, arrival_ns))
-        outcome = self._last[2]
-        if isinstance(outcome, RequestError):
-            raise outcome.with_traceback(None)
-        return outcome
-
-    def _encode(self, prompt: Prompt, arrival_ns: int) -> array[int] | RequestError:
-        try:
-            return self.checked(self._token_ids(prompt, arrival_ns), param_of(prompt))
-        except RequestError as error:
-            return error
+        return self.checked(self._token_ids(prompt, arrival_ns), param_of(prompt))
 
     def _token_ids(self, prompt: Prompt, arrival_ns: int) -> array[int]:
         if isinstance(prompt, TokensPrompt):

@@ -31,9 +31,13 @@ class SamplingRules:
         self._max_model_len = max_model_len
         self._max_positions = max_positions
 
-    def resolve(self, sampling: SamplingParams, text: TextOptions, num_prompt_tokens: int, param: str) -> SamplingParams:
-        """The parameters with `max_tokens`, end tokens and bad words filled in. `param`: the field of the prompt."""
-        self._check_length(num_prompt_tokens, sampling.max_tokens, param)
+    def max_tokens(self, max_tokens: int, num_prompt_tokens: int, param: str) -> int:
+        """`max_tokens` as asked for, or what the model has room for. `param`: the field of the prompt."""
+        self._check_length(num_prompt_tokens, max_tokens, param)
+        return max_tokens if max_tokens >= 0 else max(1, self._max_positions - num_prompt_tokens)
+
+    def resolve(self, sampling: SamplingParams, text: TextOptions) -> SamplingParams:
+        """The parameters with end tokens and bad words filled in, the same for all samples of a request."""
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.allowed_token_ids, "allowed_token_ids")
         self._check_ids(sampling.logit_bias, "logit_bias")
@@ -42,11 +46,9 @@ class SamplingRules:
         bad_words_token_ids = sampling.bad_words_token_ids + self._encode_bad_words(text.bad_words)
         for token_ids in bad_words_token_ids:
             self._check_ids(token_ids, "bad_words")
-        max_tokens = sampling.max_tokens if sampling.max_tokens >= 0 else max(1, self._max_positions - num_prompt_tokens)
         eos_token_ids = () if sampling.ignore_eos else self._eos_token_ids
         return msgspec.structs.replace(
             sampling,
-            max_tokens=max_tokens,
             stop_token_ids=list(dict.fromkeys((*sampling.stop_token_ids, *eos_token_ids))),
             bad_words_token_ids=bad_words_token_ids,
         )

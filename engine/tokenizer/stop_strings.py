@@ -8,33 +8,40 @@ the longest automaton state is exactly the text that must be held back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
     """The match that is complete first wins; of two that end together, the longer one (it began earlier)."""
 
-    __slots__ = ("_first_characters", "_held", "_is_included", "_searches", "found")
+    __slots__ = ("_active", "_by_first", "_held", "_is_included", "found")
 
     def __init__(self, stops: Sequence[str], *, is_included: bool) -> None:
         """`stops` are not empty strings; `is_included`: the stop string itself is part of the text."""
         self.found: str | None = None
-        self._searches = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._first_characters = frozenset(stop[0] for stop in stops)
+        self._by_first: dict[str, list[_Search]] = {}
+        for stop in set(stops):
+            self._by_first.setdefault(stop[0], []).append(_Search(stop))
+        self._active: set[_Search] = set()  # those of which the text ends with a beginning
         self._is_included = is_included
         self._held = ""
 
     def feed(self, text: str, may_stop: bool) -> str:
         """The text that `text` releases. Where it completes a stop string and `may_stop`, `found` is set and the text ends."""
-        if not self._held and self._first_characters.isdisjoint(text):
+        if not self._held and self._by_first.keys().isdisjoint(text):
             return text
         whole = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            complete = [search.stop for search in self._searches if search.advance(character)]
+            if not self._active and character not in self._by_first:
+                continue
+            tried = self._active.union(self._by_first.get(character, ()))
+            complete = [search.stop for search in tried if search.advance(character)]
+            self._active = {search for search in tried if search.num_matched}
             if complete and may_stop:
-                self.found = complete[0]
+                self.found = max(complete, key=len)
                 self._held = ""
                 return whole[: end if self._is_included else end - len(self.found)]
-        num_released = len(whole) - max(search.num_matched for search in self._searches)
+        num_released = len(whole) - max((search.num_matched for search in self._active), default=0)
         self._held = whole[num_released:]
         return whole[:num_released]
 
@@ -52,7 +59,7 @@ class _Search:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        self._fallbacks = _fallbacks(stop)
+        self._fallbacks = fallbacks_of(stop)
 
     def advance(self, character: str) -> bool:
         """Take the next character; True when it completes the stop string."""
@@ -65,8 +72,10 @@ class _Search:
         return is_complete
 
 
-def _fallbacks(pattern: str) -> list[int]:
-    """For each n: the length of the longest proper prefix of `pattern[:n]` that it also ends with."""
+@lru_cache(maxsize=512)
+def fallbacks_of(pattern: str) -> tuple[int, ...]:
+    """For each n: the length of the longest proper prefix of `pattern[:n]` that it also ends with. Made once for all samples
+    that have this stop string."""
     table = [0, 0]
     matched = 0
     for character in pattern[1:]:
@@ -74,4 +83,4 @@ def _fallbacks(pattern: str) -> list[int]:
             matched = table[matched]
         matched += pattern[matched] == character
         table.append(matched)
-    return table
+    return tuple(table)

@@ -19,23 +19,26 @@ class TextStream:
         "_is_token_shown",
         "_own_stop_token_ids",
         "_prompt_token_ids",
+        "_resumed",
         "_returns_prompt",
         "_scores_prompt",
         "_vocabulary",
         "api",
         "attempt",
+        "key",
         "request_id",
     )
 
-    def __init__(self, submit: Submit, prompt_token_ids: array[int], vocabulary: Vocabulary) -> None:
-        """Tokens that the edge already has are replayed and their text dropped: the edge has that too."""
-        resumed = array("i", submit.resume_token_ids)
+    def __init__(self, submit: Submit, prompt_token_ids: bytes, vocabulary: Vocabulary) -> None:
+        """`prompt_token_ids`: int32, shared by the samples of a prompt. Tokens that the edge already has are to be replayed."""
+        self._resumed = array("i", submit.resume_token_ids)
+        self.key = submit.key or submit.request_id  # of the HTTP request
         self.request_id = submit.request_id
         self.attempt = submit.attempt
         self.api = submit.api
         self._vocabulary = vocabulary
         self._prompt_token_ids = prompt_token_ids
-        self._returns_prompt = submit.text.return_prompt_token_ids and not resumed
+        self._returns_prompt = submit.text.return_prompt_token_ids and not self._resumed
         self._scores_prompt = submit.sampling.num_prompt_logprobs >= 0 and not submit.num_scored_prompt_tokens
         self._own_stop_token_ids = frozenset(submit.sampling.stop_token_ids)
         self._is_stop_shown = submit.text.include_stop_str_in_output
@@ -45,9 +48,14 @@ class TextStream:
             vocabulary,
             submit.text,
             min_tokens=submit.sampling.min_tokens,
-            is_continuation=any(token_id not in skipped_ids for token_id in prompt_token_ids),
+            is_continuation=any(token_id not in skipped_ids for token_id in memoryview(prompt_token_ids).cast("i")),
         )
-        self._detokenizer.push(resumed)
+
+    def replay(self, max_tokens: int) -> bool:
+        """Take at most so many of the tokens that the edge has and drop their text, which it has too; whether that was all."""
+        self._detokenizer.push(self._resumed[:max_tokens])
+        del self._resumed[:max_tokens]
+        return not self._resumed
 
     @property
     def has_stopped(self) -> bool:
@@ -80,7 +88,7 @@ class TextStream:
 
     def already_stopped(self) -> Delta:
         """The last word where the replayed tokens held a stop string."""
-        return self.take(Output(self.request_id, self.attempt, [], num_prompt_tokens=len(self._prompt_token_ids)))
+        return self.take(Output(self.request_id, self.attempt, [], num_prompt_tokens=len(self._prompt_token_ids) // 4))
 
     def _take_tokens(self, token_ids: list[int], is_stop_hidden: bool) -> tuple[list[int], str]:
         """Those of `token_ids` that count, up to a stop string's last one, and the text they release."""
@@ -94,10 +102,10 @@ class TextStream:
         """What was asked for of the prompt, each part once."""
         if self._returns_prompt:
             self._returns_prompt = False
-            delta.prompt_token_ids = self._prompt_token_ids.tobytes()
+            delta.prompt_token_ids = self._prompt_token_ids
         if self._scores_prompt:
             self._scores_prompt = False
-            delta.first_prompt_token = b"".join(map(self._vocabulary.bytes_of, self._prompt_token_ids[:1]))
+            delta.first_prompt_token = self._vocabulary.bytes_of(array("i", self._prompt_token_ids[:4])[0])
         delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
 
     def _decoded(self, entry: TokenLogprobs, is_token_shown: bool) -> DecodedLogprobs:
@@ -109,7 +117,7 @@ class TextStream:
             entry.logprob,
             entry.rank,
             bytes_of(entry.token_id),
-            entry.top_token_ids,
-            entry.top_logprobs,
-            [bytes_of(token_id) for token_id in entry.top_token_ids],
+            tuple(entry.top_token_ids),
+            tuple(entry.top_logprobs),
+            tuple(map(bytes_of, entry.top_token_ids)),
         )

@@ -26,6 +26,7 @@ from engine.messages import (
     Message,
     Prompt,
     Rejected,
+    Submission,
     Submit,
     TextPrompt,
     Tokenize,
@@ -155,7 +156,7 @@ class TokenizerPeer:
 
     def submits(self, prefix: str = "") -> list[Submit]:
         with self._lock:
-            found = [message for message in self.received if isinstance(message, Submit)]
+            found = [submit for message in self.received if isinstance(message, Submission) for submit in message.submits()]
         return [submit for submit in found if submit.request_id.startswith(prefix)]
 
     def aborts(self, prefix: str = "") -> list[Abort]:
@@ -189,8 +190,9 @@ class TokenizerPeer:
     def _take(self, message: Message) -> None:
         with self._lock:
             self.received.append(message)
-        if isinstance(message, Submit):
-            self._open(message)
+        if isinstance(message, Submission):
+            for submit in message.submits():
+                self._open(submit)
         elif isinstance(message, Abort):
             self.streams.pop(message.request_id, None)
         elif isinstance(message, Tokenize) and self.is_answering_calls:

@@ -21,7 +21,8 @@ BODIES = mixed_bodies(6, seed=41, max_tokens=8, max_prompt=30)
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
     """Whatever a test of this module sends, the engine answers the same before and after, and never with a 5xx."""
-    with EngineProcess(GOLDEN / "qwen3", "--max-model-len", "256", "--num-kv-blocks", "40", "--max-waiting", "64") as running:
+    options = ("--max-model-len", "256", "--num-kv-blocks", "40", "--max-waiting", "64", "--trust-request-chat-template")
+    with EngineProcess(GOLDEN / "qwen3", *options) as running:
         before = answers(running, BODIES)
         yield running
         running.wait_until_idle()

@@ -26,6 +26,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
+_MAX_ARRAY_DEPTH = 8  # no writer nests them at all
 
 # Type of a tensor's values: name, values a block, bytes a block.
 BLOCKS = {
@@ -96,22 +97,25 @@ class GgufFile:
             raise self._damaged(f"a string of {num_bytes} bytes at {begin} is longer than the file")
         return self.data[begin : self._position].decode()
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        """`depth`: how many arrays are around it."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._array()
+            return self._array(depth)
         if kind not in _SCALARS:
             raise self._damaged(f"a metadata value has the unknown type {kind}")
         value = self._scalar(_SCALARS[kind])
         return shortest(value) if kind == _FLOAT32 else value
 
-    def _array(self) -> list[Any]:
+    def _array(self, depth: int) -> list[Any]:
+        if depth == _MAX_ARRAY_DEPTH:
+            raise self._damaged(f"metadata arrays are nested deeper than {_MAX_ARRAY_DEPTH}")
         kind, length = self._scalar("I"), self._scalar("Q")
         if length > len(self.data):
             raise self._damaged(f"a metadata array of {length} values is longer than the file")
         if kind not in _SCALARS:
-            return [self._value(kind) for _ in range(length)]
+            return [self._value(kind, depth + 1) for _ in range(length)]
         code = f"<{length}{_SCALARS[kind]}"
         values = struct.unpack_from(code, self.data, self._position)
         self._position += struct.calcsize(code)

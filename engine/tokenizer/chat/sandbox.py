@@ -1,24 +1,22 @@
 """Compiling and running chat templates that nobody has to trust.
 
-Called by `template.py` in the tokenizer processes. A template comes with the model or even with a request, so it runs in
-jinja2's immutable sandbox, without a loader, and within bounds: processor time, memory and the length of its output. The kernel
-watches over time and memory (a timer signal and RLIMIT_DATA), so that no way of wasting them has to be thought of beforehand.
-The timer cannot interrupt a single call into C (`x in [y, y, ...]` with huge strings); a template that came with a request is
-rendered in a process of its own, which the kernel ends.
+Called by `template.py` in the tokenizer's helper processes. A template comes with the model or even with a request, so it runs
+in jinja2's immutable sandbox, without a loader, and within bounds: processor time, memory and the length of its output. The
+kernel watches over time and memory (a timer signal and RLIMIT_DATA), so that no way of wasting them has to be thought of
+beforehand. The timer cannot interrupt a single call into C (`x in [y, y, ...]` with huge strings): there the helper itself is
+ended.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, BinaryIO, NoReturn
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -27,13 +25,10 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from shm._native import set_parent_death_signal
-
 MAX_CPU_SECONDS = 0.5
 MAX_MEMORY_BYTES = 256 << 20  # beyond what the process has
 MAX_TEMPLATE_CHARACTERS = 256 << 10
 MAX_INTEGER_BITS = 4096
-MAX_APART_SECONDS = 3  # of a process of its own: whole seconds, enough for the bounds of compiling, probing and rendering
 MAX_ERROR_CHARACTERS = 1000
 
 _NEXT_FIRE_SECONDS = 0.05  # the timer goes on: an `except` inside jinja2 may swallow the first error
@@ -66,41 +61,6 @@ class Template:
                     raise TemplateBoundError(f"its output exceeds {max_characters} characters")
                 parts.append(part)
             return "".join(parts)
-
-
-def render_apart(render: Callable[[], str]) -> str:
-    """What `render` returns, found in a process of its own, whose end costs this one nothing. TemplateBoundError: why not."""
-    reading, writing = os.pipe()
-    with open(reading, "rb") as reader, open(writing, "wb") as writer, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads; none of ours holds a lock of Python's
-        pid = os.fork()
-        if pid == 0:
-            reader.close()
-            _answer(render, writer)
-        writer.close()
-        answer = reader.read()
-    os.waitpid(pid, 0)
-    kind, text = answer[:1], answer[1:].decode(errors="surrogatepass")
-    if kind == b"+":
-        return text
-    raise TemplateBoundError(
-        text if kind else f"it takes more than {MAX_APART_SECONDS} s of processor time, or too much memory"
-    )
-
-
-def _answer(render: Callable[[], str], writer: BinaryIO) -> NoReturn:
-    """Life and end of the process that renders: "+" and the text, or "-" and what went wrong, or nothing."""
-    try:
-        set_parent_death_signal(signal.SIGKILL)
-        resource.setrlimit(resource.RLIMIT_CPU, (MAX_APART_SECONDS, MAX_APART_SECONDS))
-        try:
-            answer = "+" + render()
-        except BaseException as error:
-            answer = "-" + failure_text(error)
-        writer.write(answer.encode(errors="surrogatepass"))
-        writer.flush()
-    finally:
-        os._exit(0)
 
 
 def failure_text(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Chat templates: from a conversation to the prompt text that the model was trained on.
 
-Used by the tokenizer processes. `ChatTemplates` owns the model's templates and those that requests bring along; which of them
-renders a conversation is decided here, how it is kept within bounds in `sandbox.py`.
+Used by the tokenizer's helper processes. `ChatTemplates` owns the model's templates; which of them, or of those that requests
+bring along, renders a conversation is decided here, how it is kept within bounds in `sandbox.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from engine.errors import CheckpointError, RequestError
 from engine.messages import ChatPrompt
 from engine.tokenizer.chat.messages import Message, read_json, read_messages, with_part_contents, with_string_contents
-from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text, render_apart
+from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -54,11 +54,19 @@ class ChatTemplate:
 class ChatTemplates:
     """The templates of a model by name ("default", and perhaps "tool_use"), and its special tokens as their variables."""
 
-    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str], max_characters: int) -> None:
-        """`max_characters`: of a rendered prompt. Raises CheckpointError where a template does not compile."""
+    def __init__(
+        self, sources: dict[str, str], special_tokens: dict[str, str], max_characters: int, *, trusts_requests: bool
+    ) -> None:
+        """`max_characters`: of a rendered prompt; `trusts_requests`: whether requests may bring templates of their own. Raises
+        CheckpointError where a template does not compile."""
         self._templates = {name: _compiled(name, source) for name, source in sources.items()}
         self._special_tokens = special_tokens
         self._max_characters = max_characters
+        self._trusts_requests = trusts_requests
+
+    def has(self, name: str) -> bool:
+        """Whether the model has a template of this name."""
+        return name in self._templates
 
     def render(self, prompt: ChatPrompt, now: datetime) -> str:
         """The prompt text. `now` is the time that the template sees: the request's arrival, so that a replay renders the same
@@ -79,8 +87,14 @@ class ChatTemplates:
 
     def _render(self, requested: str, messages: list[Message], variables: dict[str, Any], has_tools: bool) -> str:
         """A request may bring its own template, which nobody knows, or name one of the model's."""
-        if requested and requested not in self._templates:
-            return render_apart(lambda: ChatTemplate(requested).render(messages, variables, self._max_characters))
+        if requested and not self.has(requested):
+            if not self._trusts_requests:
+                raise RequestError(
+                    "this server takes no chat_template from requests; leave it out, or start with "
+                    "--trust-request-chat-template",
+                    param="chat_template",
+                )
+            return ChatTemplate(requested).render(messages, variables, self._max_characters)
         return self._choose(requested, has_tools).render(messages, variables, self._max_characters)
 
     def _choose(self, requested: str, has_tools: bool) -> ChatTemplate:
@@ -90,8 +104,7 @@ class ChatTemplates:
         if name not in self._templates:
             known = f" (it has {', '.join(sorted(self._templates))}, to be named in chat_template)" if self._templates else ""
             raise RequestError(
-                f"this model has no default chat template{known}; send a chat_template, start with --chat-template, "
-                "or use /v1/completions",
+                f"this model has no default chat template{known}; start with --chat-template, or use /v1/completions",
                 param="messages",
             )
         return self._templates[name]

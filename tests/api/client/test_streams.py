@@ -14,7 +14,8 @@ import openai
 import orjson
 import pytest
 
-from engine.messages import Delta, Deltas, Rejected
+from api.client.client import MAX_CALLS
+from engine.messages import Delta, Deltas, Rejected, Tokenize
 from tests.api.edge import Edge
 from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said, said_text
 from tests.waiting import WATCHDOG_S, wait_until
@@ -206,6 +207,26 @@ def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
     wait_until(lambda: paced.count("open_requests") == 0, what="nothing open")
 
 
+def test_calls_are_bounded_and_end_with_their_clients(edge: Edge) -> None:
+    """/tokenize while the tokenizer does not answer: newcomers are refused, and what nobody waits for is called off."""
+    body = orjson.dumps({"prompt": "hello"})
+    request = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    before = edge.count("cancelled_calls_total")
+    edge.peer.is_answering_calls = False
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, edge.peer, "is_answering_calls", True)
+        for _ in range(MAX_CALLS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", edge.port))).sendall(request)
+        wait_until(lambda: edge.count("open_calls") == MAX_CALLS, what="all asked")
+        refused = edge.post("/tokenize", {"prompt": "hello"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    wait_until(lambda: edge.count("open_calls") == 0, what="all called off")
+    assert edge.count("cancelled_calls_total") == before + MAX_CALLS
+    calls = {message.call_id for message in edge.peer.received if isinstance(message, Tokenize)}
+    wait_until(lambda: len(calls.intersection(abort.request_id for abort in edge.peer.aborts())) == MAX_CALLS, what="told")
+    assert edge.post("/tokenize", {"prompt": "ab"}).json()["tokens"] == [97, 98]
+
+
 def test_a_client_that_leaves_within_its_body(edge: Edge) -> None:
     before = edge.count("http_disconnects_total")
     with socket.create_connection(("127.0.0.1", edge.port)) as connection:
@@ -345,33 +366,41 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
     assert reader.choices[-1]["finish_reason"] == "abort"
 
 
-def test_a_full_ring_is_429_and_loses_nothing(paced: Edge) -> None:
-    """A tokenizer that does not read: newcomers are refused, what must not be lost waits."""
+def test_a_full_ring_delays_its_sender_alone(paced: Edge) -> None:
+    """A tokenizer that does not read: who brings more than the ring holds waits, and those who come later pass it by."""
     reader = Reader(paced, "before-the-jam")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
     resubmitted = paced.count("resubmissions_total")
+    answers: dict[str, httpx.Response] = {}
+
+    def ask(name: str, prompts: list[str]) -> threading.Thread:
+        body = {"prompt": prompts, "max_tokens": 1}
+        post = lambda: answers.update({name: paced.post("/v1/completions", body, headers={"x-request-id": name})})  # noqa: E731
+        thread = threading.Thread(target=post)
+        thread.start()
+        return thread
+
     with contextlib.ExitStack() as stack:
         paced.peer.is_reading = False
         stack.callback(setattr, paced.peer, "is_reading", True)
-        answers: list[httpx.Response] = []
-        large = {"prompt": ["x" * 50_000] * 100, "max_tokens": 1}
-        asking = threading.Thread(target=lambda: answers.append(paced.post("/v1/completions", large)))
-        asking.start()
+        asking = [ask("large", ["x" * 50_000] * 100)]
         wait_until(lambda: paced.count("open_requests") == 101, what="longer than the ring: it waits")
-        for size in (50_000, 1000, 10):
-            refused = paced.post("/v1/completions", {"prompt": ["x" * size] * 100}, headers={"x-request-id": "jam"})
-            assert refused.status_code == 429
-            assert refused.headers["retry-after"] == "1"
-            assert refused.json()["error"]["code"] == "queue_full"
+        asking += [ask(f"small-{index}", ["x"]) for index in range(20)]
+        wait_until(lambda: paced.count("open_requests") == 121, what="not refused")
         paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
-        wait_until(lambda: paced.count("resubmissions_total") == resubmitted + 101, what="resubmissions due")
+        wait_until(lambda: paced.count("resubmissions_total") == resubmitted + 121, what="resubmissions due")
     paced.peer.credits = None
     reader.finish()
     assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
     assert len(paced.peer.submits("before-the-jam")) == 2
-    asking.join(WATCHDOG_S)
-    assert len(answers[0].json()["choices"]) == 100
-    assert paced.peer.submits("jam~") == []
+    for thread in asking:
+        thread.join(WATCHDOG_S)
+    assert {name: len(answer.json()["choices"]) for name, answer in answers.items()} == {
+        "large": 100,
+        **{f"small-{index}": 1 for index in range(20)},
+    }
+    order = [submit.request_id.partition("~")[0] for submit in paced.peer.submits() if submit.attempt == 1]
+    assert max(order.index(f"small-{index}") for index in range(20)) < len(order) - 1 - order[::-1].index("large")
 
 
 def test_a_request_longer_than_the_ring_needs_no_second_try(edge: Edge) -> None:

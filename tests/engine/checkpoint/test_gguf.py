@@ -290,6 +290,17 @@ class TestDamaged:
             (b"GGUF\0\0\0\3" + bytes(40), "GGUF version 50331648"),  # the other byte order
             (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\xff" * 8, "truncated or damaged"),
             (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\1" + bytes(7) + b"a\x63\0\0\0", "unknown type 99"),
+            (
+                b"GGUF\3\0\0\0"
+                + bytes(8)
+                + b"\1"
+                + bytes(7)
+                + b"\1"
+                + bytes(7)
+                + b"a\x09\0\0\0"
+                + (b"\x09\0\0\0\1" + bytes(7)) * 5000,
+                "nested deeper than 8",
+            ),
         ],
     )
     def test_header(self, data: bytes, message: str, tmp_path: Path) -> None:

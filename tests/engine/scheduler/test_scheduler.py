@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import AbortRequest, BlocksCleared, BlocksRemoved, BlocksStored, Hello, SamplingParams
+from engine.messages import AbortRequest, BlocksCleared, BlocksRemoved, BlocksStored, Hello, Requests, SamplingParams
 from tests.engine.scheduler.simulation import Simulation, Stream, expected_tokens, ints, simulate
 from tests.waiting import wait_until
 
@@ -406,12 +406,33 @@ def test_streams_survive_a_tokenizer_restart(simulation: Simulation) -> None:
     assert simulation.metric("requests_aborted_total") == 0
 
 
+@pytest.mark.parametrize("is_dropped_first", [True, False])
+def test_a_later_attempt_does_not_count_its_own_prompt_as_cached(simulation: Simulation, is_dropped_first: bool) -> None:
+    """Whatever is noticed first: that the tokenizer died, or the sample that comes again."""
+    prompt = list(range(1, 41))
+    simulation.submit(prompt[:9], max_tokens=1)
+    simulation.finish()
+    stream = simulation.submit(prompt, max_tokens=30)
+    simulation.start(stream, num_tokens=3)
+    (first,) = stream.admissions
+    assert (first.num_prompt_tokens, first.num_cached_tokens) == (40, 8)
+    if is_dropped_first:
+        simulation.begin_epoch("tokenizer0", 2)
+        wait_until(lambda: (simulation.turn(rank_records=0), not simulation.scheduler.batch.sequences)[1], what="dropped")
+    stream.token_ids.clear()  # nothing had reached the edge
+    stream.outputs.clear()
+    simulation.resubmit(stream)
+    simulation.finish()
+    simulation.check()
+    assert {output.num_cached_tokens for output in (*stream.admissions, *stream.outputs)} == {8}
+
+
 def test_a_newer_attempt_replaces_the_older(simulation: Simulation) -> None:
     stream = simulation.submit([4, 5, 6], max_tokens=50, num_prompt_logprobs=0)
     simulation.start(stream, num_tokens=7)
     old = stream.request
     simulation.resubmit(stream)
-    simulation.send("tokenizer0", old)  # late, and of no use
+    simulation.send("tokenizer0", Requests.of([old]))  # late, and of no use
     simulation.finish()
     simulation.check()
     assert len(stream.prompt_logprobs) == 2

@@ -34,7 +34,7 @@ def prompt(*messages: dict[str, Any], tools: Any = None, variables: Any = None, 
 
 def render(template: str | dict[str, str], chat: ChatPrompt, special_tokens: dict[str, str] | None = None) -> str:
     sources = {"default": template} if isinstance(template, str) else template
-    return ChatTemplates(sources, special_tokens or {}, max_characters=10_000).render(chat, NOW)
+    return ChatTemplates(sources, special_tokens or {}, max_characters=10_000, trusts_requests=True).render(chat, NOW)
 
 
 def refusal(template: str | dict[str, str], chat: ChatPrompt) -> RequestError:
@@ -168,7 +168,7 @@ def test_other_mistakes_are_named() -> None:
 
 def test_a_model_template_that_does_not_compile_stops_the_start() -> None:
     with pytest.raises(CheckpointError, match="'tool_use'"):
-        ChatTemplates({"default": CHATML, "tool_use": "{% if %}"}, {}, 100)
+        ChatTemplates({"default": CHATML, "tool_use": "{% if %}"}, {}, 100, trusts_requests=False)
 
 
 # ------------------------------------------------------------------------------------------------ templates that mean harm
@@ -193,7 +193,6 @@ BOMBS = {
     "import": "{% import 'os' as os %}",
     "syntax": "{% for %}",
     "message": "{{ raise_exception([[['aaaaaaaaaa'] * 1000] * 1000] * 1000) }}",
-    "search": "{% set a = 'a' * 30000000 %}{% set b = a[1:] ~ 'b' %}{{ a in [b] * 9999999 }}",  # one call into C
 }
 
 
@@ -201,13 +200,21 @@ BOMBS = {
 def test_harmful_templates_fail_their_request_alone(name: str) -> None:
     """Within bounded time and memory (the test's watchdog and the limit of the process), and nothing of the bounds stays."""
     before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)
-    templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000)
+    templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)
     with pytest.raises(RequestError) as caught:
         templates.render(prompt(USER, chat_template=BOMBS[name]), NOW)
     assert (caught.value.status, caught.value.param) == (400, "chat_template")
     assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert templates.render(prompt(USER), NOW).startswith("<|im_start|>user")
+
+
+def test_templates_of_requests_are_an_option() -> None:
+    templates = ChatTemplates({"default": CHATML, "rag": "rag"}, {}, max_characters=1000, trusts_requests=False)
+    with pytest.raises(RequestError, match="--trust-request-chat-template") as caught:
+        templates.render(prompt(USER, chat_template="{{ messages }}"), NOW)
+    assert (caught.value.status, caught.value.param) == (400, "chat_template")
+    assert templates.render(prompt(USER, chat_template="rag"), NOW) == "rag"
 
 
 def test_what_a_template_complains_of_is_a_text() -> None:

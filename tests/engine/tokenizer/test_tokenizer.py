@@ -6,7 +6,6 @@ import json
 import secrets
 from array import array
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +24,9 @@ from engine.messages import (
     Prompt,
     Rejected,
     Request,
+    Requests,
     SamplingParams,
+    Submission,
     Submit,
     TextOptions,
     TextPrompt,
@@ -43,10 +44,14 @@ from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import RingSizes
 from engine.tokenizer.actor import TokenizerActor
 from engine.tokenizer.chat.template import ChatTemplates
+from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
+from engine.tokenizer.prompt_encoder import PromptEncoder
+from engine.tokenizer.sampling_rules import SamplingRules
 from engine.tokenizer.vocabulary import Vocabulary
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
+from tests.waiting import wait_until
 
 MODEL = GOLDEN / "qwen3"
 NAMES = ("api0", "api1", "tokenizer0", "scheduler", "cache", "worker0")
@@ -87,7 +92,7 @@ class Bench:
     def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, scheduler_ring_bytes: int = 0, **options: Any) -> None:
         self.run_id = secrets.token_hex(4)
         fields: dict[str, Any] = {"model": str(MODEL), "max_model_len": MAX_MODEL_LEN}
-        fields |= {"num_kv_blocks": 64, "run_id": self.run_id, "run_dir": str(directory)}
+        fields |= {"trust_request_chat_template": True, "num_kv_blocks": 64, "run_id": self.run_id, "run_dir": str(directory)}
         self.config = engine_config(**(fields | options))
         sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
         self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 1, 0)
@@ -104,6 +109,7 @@ class Bench:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.actor.on_stop()
         for mailbox in (*self._inboxes.values(), *self._outboxes.values()):
             mailbox.close()
         self.context.close()
@@ -113,16 +119,26 @@ class Bench:
     def begin_epoch(self, name: str, epoch: int) -> None:
         self._segments.counters.actor(name).begin_epoch(epoch, 0)
 
-    def send(self, sender: str, *messages: Message) -> None:
+    def send(self, sender: str, *messages: Message | Submit) -> None:
+        """And see it done, by the helpers as well."""
+        self.post(sender, *messages)
+        wait_until(lambda: (self.turn(), self.actor.is_idle)[1], what="the helpers done")
+
+    def post(self, sender: str, *messages: Message | Submit) -> None:
         for message in messages:
-            assert self._outboxes[sender].try_send(encode(message))
-        self.turn()
+            record = encode(Submission.of([message]) if isinstance(message, Submit) else message)
+            assert self._outboxes[sender].try_send(record)
 
     def turn(self) -> int:
         return self._loop.turn()
 
-    def received(self, receiver: str = "api0") -> list[Message]:
-        return [decode(payload) for _, payload in self._inboxes[receiver].receive()]
+    def received(self, receiver: str = "api0") -> list[Message | Request]:
+        """Samples each by itself."""
+        messages = [decode(payload) for payload in self.records(receiver)]
+        return [part for message in messages for part in (message.requests() if isinstance(message, Requests) else [message])]
+
+    def records(self, receiver: str) -> list[bytes]:
+        return [payload for _, payload in self._inboxes[receiver].receive()]
 
     def one(self, kind: type[T], receiver: str = "api0") -> T:
         messages = self.received(receiver)
@@ -151,6 +167,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
     return Vocabulary.load(MODEL)
+
+
+def sent_requests(record: bytes) -> list[Request]:
+    message = decode(record)
+    assert isinstance(message, Requests)
+    return message.requests()
 
 
 def outputs(token_ids: list[int], finish_reason: str = "", request_id: str = "r", attempt: int = 0, **fields: Any) -> Outputs:
@@ -251,20 +273,25 @@ def test_a_mistake_fails_its_request_alone(tmp_path: Path, name: str) -> None:
         assert bench.count("open_streams") == 1
 
 
-def test_a_prompt_that_fails_is_tried_once_for_all_its_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_tries = 0
-    render = ChatTemplates.render
-
-    def counted(self: ChatTemplates, prompt: ChatPrompt, now: datetime) -> str:
-        nonlocal num_tries
-        num_tries += 1
-        return render(self, prompt, now)
-
-    monkeypatch.setattr(ChatTemplates, "render", counted)
+def test_samples_share_their_prompt_and_their_words(bench: Bench, vocabulary: Vocabulary) -> None:
+    """Rendered, encoded and sent on once, however many they are."""
+    options: dict[str, Any] = {"stop": ["END"], "bad_words": ["the"], "key": "k"}
+    prompt = chat({"role": "user", "content": "Hi"})
+    samples = [submit(prompt, f"k-{index}", sample_index=index, group_id="k", **options) for index in range(100)]
+    bench.send("api0", Submission.of(samples))
+    assert bench.count("helper_jobs_total") == 1
+    records = bench.records("scheduler")
+    assert sum(record.count(samples[0].key.encode() + b"-") for record in records) == 100
+    assert len(records) < 6
+    requests = [request for record in records for request in sent_requests(record)]
+    assert [(request.request_id, request.sampling.sample_index) for request in requests] == [(f"k-{i}", i) for i in range(100)]
+    assert all(vocabulary.encode("the", False) in request.sampling.bad_words_token_ids for request in requests)
+    bench.send("scheduler", outputs(vocabulary.encode("aEND", False), request_id="k-99"))
+    assert bench.delta().text == "a"
     wrong = chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}")
-    bench.send("api0", *(submit(wrong, f"r-{index}", arrival_ns=1) for index in range(5)))
+    bench.send("api0", Submission.of([submit(wrong, f"r-{index}", key="r") for index in range(5)]))
     assert [message.status for message in bench.received() if isinstance(message, Rejected)] == [400] * 5
-    assert num_tries == 1
+    assert bench.count("helper_jobs_total") == 2
 
 
 def test_what_just_fits_is_taken(bench: Bench) -> None:
@@ -378,7 +405,7 @@ def test_log_probabilities_carry_bytes(bench: Bench, vocabulary: Vocabulary) -> 
     bench.send("scheduler", outputs([byte], logprobs=[entry], prompt_logprobs=[prompt_entry]))
     delta = bench.delta()
     assert delta.logprobs[0].token == b"\xe2"
-    assert delta.logprobs[0].top_tokens == [vocabulary.bytes_of(5), b""]
+    assert delta.logprobs[0].top_tokens == (vocabulary.bytes_of(5), b"")
     assert delta.prompt_logprobs[0].token == vocabulary.bytes_of(6)
     assert delta.first_prompt_token == vocabulary.bytes_of(vocabulary.encode("Hi", True)[0])
     bench.send("scheduler", outputs([], prompt_logprobs=[prompt_entry, prompt_entry]))
@@ -482,6 +509,7 @@ def test_a_new_api_process_has_none_of_the_old_ones_samples(bench: Bench) -> Non
     assert bench.count("open_streams") == 2
     bench.begin_epoch("api1", 2)
     bench.actor.on_peer("api1", 2)
+    bench.turn()
     assert bench.one(Abort, "scheduler") == Abort("other", 0)
 
 
@@ -539,7 +567,7 @@ def test_a_refusal_too_long_for_a_record_names_its_attempt(tmp_path: Path) -> No
 
 def test_tokenize_and_detokenize(bench: Bench, vocabulary: Vocabulary) -> None:
     token_ids = vocabulary.encode("Größe <|im_end|>", True)
-    bench.send("api0", Tokenize("c", "api0", TextPrompt("Größe <|im_end|>")))
+    bench.send("api0", Tokenize("c", "api0", TextPrompt("Größe <|im_end|>"), True))
     assert bench.one(Tokenized) == Tokenized("c", int32(*token_ids), MAX_MODEL_LEN, [vocabulary.bytes_of(i) for i in token_ids])
     bench.send("api1", Tokenize("d", "api1", chat({"role": "user", "content": "x " * 100})))
     assert len(bench.one(Tokenized, "api1").token_ids) > 4 * MAX_MODEL_LEN
@@ -553,6 +581,90 @@ def test_calls_fail_with_what_was_wrong(bench: Bench) -> None:
     rejected = [message for message in bench.received() if isinstance(message, Rejected)]
     assert [(message.request_id, message.status) for message in rejected] == [("c", 400), ("d", 400), ("e", 400)]
     assert [message.param for message in rejected[:2]] == ["messages", "tokens"]
+
+
+# ------------------------------------------------------------------------------------------------------- streams come first
+
+SEARCH = "{% set a = 'a' * 30000000 %}{% set b = a[1:] ~ 'b' %}{{ a in [b] * 9999999 }}"  # one long call into C
+
+
+def test_a_hostile_template_holds_nobody(bench: Bench) -> None:
+    """Streams, texts and other conversations go on while it is rendered."""
+    bench.send("api0", submit("Hi", "stream"))
+    bench.request()
+    hostile = [submit(chat({"role": "user", "content": "x"}, chat_template=SEARCH), f"bad{index}") for index in range(4)]
+    bench.post("api0", *hostile, submit("text", "text"), submit(chat({"role": "user", "content": "x"}), "chat"))
+    bench.post("scheduler", outputs([40], request_id="stream"))
+    bench.turn()
+    assert bench.delta().request_id == "stream"
+    requests: list[Any] = []
+    wait_until(lambda: (bench.turn(), requests.extend(bench.received("scheduler")), len(requests) == 2)[2], what="the others")
+    assert {request.request_id for request in requests} == {"text", "chat"}
+    assert not bench.actor.is_idle
+    bench.send("api0", *(Abort(request.request_id, 0) for request in hostile))  # their clients leave: their helpers end
+    assert bench.received() == []
+    assert bench.count("helper_jobs_cancelled_total") == 4
+
+
+def test_a_template_that_takes_too_long_fails_its_request(bench: Bench) -> None:
+    bench.send("api0", submit(chat({"role": "user", "content": "x"}, chat_template=SEARCH)))
+    rejected = bench.one(Rejected)
+    assert (rejected.status, rejected.param) == (400, "chat_template")
+    assert "processor time" in rejected.message
+
+
+def test_templates_of_requests_are_refused_by_default(tmp_path: Path) -> None:
+    with Bench(tmp_path, trust_request_chat_template=False) as bench:
+        bench.send("api0", submit(chat({"role": "user", "content": "x"}, chat_template="{{ 1 }}")))
+        rejected = bench.one(Rejected)
+        assert (rejected.status, rejected.param) == (400, "chat_template")
+        assert "--trust-request-chat-template" in rejected.message
+
+
+def test_a_long_replay_comes_in_pieces(bench: Bench, vocabulary: Vocabulary) -> None:
+    """Samples that come back after a crash with long answers do not hold the others' deltas."""
+    bench.send("api0", submit("Hi", "stream"))
+    bench.request()
+    tokens = int32(*vocabulary.encode("a", False) * 300_000)
+    bench.actor.on_message("api0", Submission.of([submit(TokensPrompt(int32(5)), "long", 1, resume_token_ids=tokens)]))
+    bench.turn()
+    bench.post("scheduler", outputs([40], request_id="stream"))
+    bench.turn()
+    assert bench.delta().request_id == "stream"
+    assert not bench.actor.is_idle
+    bench.actor.on_message("api0", Abort("long", 1))
+    assert bench.actor.is_idle
+
+
+def test_a_call_that_was_given_up_is_not_answered(bench: Bench) -> None:
+    text = TextPrompt("x")
+    bench.post("api0", *(Tokenize(f"c{index}", "api0", text) for index in range(5)))
+    bench.send("api0", *(Abort(f"c{index}", 0) for index in range(1, 5)))
+    assert [message.call_id for message in bench.received() if isinstance(message, Tokenized)] == ["c0"]
+    assert bench.received("scheduler") == []
+    assert bench.count("helper_jobs_waiting") == 0
+
+
+class Panic(BaseException):
+    """As pyo3's, which is no Exception."""
+
+
+def test_a_panic_of_a_library_fails_its_request(vocabulary: Vocabulary) -> None:
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    broken = Vocabulary([None], vocabulary.rule, encode, frozenset(), {})
+    templates = ChatTemplates({}, {}, 1000, trusts_requests=False)
+    encoder = PromptEncoder(broken, templates, vocab_size=10, max_model_len=64)
+    rules = SamplingRules(broken, vocab_size=10, eos_token_ids=(), max_model_len=64, max_positions=64)
+    preparation = Preparation(broken, encoder, rules, 64)
+    prepared = preparation.prepare(Submission.of([submit("x"), submit(TokensPrompt(int32(5)), "s")]))
+    assert isinstance(prepared, Prepared)
+    refusal, fine = prepared.prompts
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, "unwrap" in refusal.message) == (500, True)
+    assert isinstance(fine, PreparedPrompt)
+    assert isinstance(preparation.prepare(Submission.of([submit(TokensPrompt(int32(5)), bad_words=["a"])])), Refusal)
 
 
 # --------------------------------------------------------------------------------------------------------- other models

@@ -1,0 +1,163 @@
+"""A process that works on text for a tokenizer, one job at a time; nothing that a job wants can hold the tokenizer's loop.
+
+Forked by the tokenizer's main thread when there is work (`lanes.py`); it shares the vocabulary's memory, has a socket pair of
+its own to its parent, and knows no ring. The kernel ends it with its parent (however that ends), at the bound of a job's
+processor time, and where it wants more memory than it may have; the parent ends it at the bound of a job's time. Either costs
+the job alone.
+
+    parent -> helper   length u64 | job           helper -> parent   length u64 | answer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+from shm._native import set_parent_death_signal
+
+MAX_MEMORY_BYTES = 2 << 30  # beyond what the tokenizer has
+MIN_CPU_SECONDS = 4  # of a job; more for a longer one
+BYTES_PER_CPU_SECOND = 64 << 10
+WALL_SECONDS_PER_CPU_SECOND = 6  # the machine may be busy with something else
+RECEIVE_BYTES = 1 << 20
+
+_LENGTH = struct.Struct("<Q")
+_PAGE_BYTES = resource.getpagesize()
+
+Work = Callable[[bytes], bytes]
+
+
+class HelperEnded(Exception):
+    """The helper is no more, and its job was not done. Says why, for users."""
+
+    def __init__(self, reason: str, was_killed: bool = False) -> None:
+        super().__init__(reason)
+        self.was_killed = was_killed  # by somebody else: the job may do better with another helper
+
+
+class Helper:
+    """The parent's end. Nothing here blocks."""
+
+    def __init__(self, work: Work) -> None:
+        """`work` makes an answer of a job; it runs in the new process."""
+        self._socket, theirs = socket.socketpair()
+        parent = os.getpid()
+        with theirs, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads; none of ours holds a lock of Python's
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._socket.close()
+                _live(theirs, work, parent)
+        self._socket.setblocking(False)
+        self._unsent = memoryview(b"")
+        self._received = bytearray()
+        self._deadline_ns = 0
+        self._max_cpu_s = 0
+
+    def begin(self, job: bytes) -> None:
+        """Give it its next job."""
+        self._unsent = memoryview(_LENGTH.pack(len(job)) + job)
+        self._received.clear()
+        self._max_cpu_s = max_cpu_seconds(len(job))
+        self._deadline_ns = time.monotonic_ns() + self._max_cpu_s * WALL_SECONDS_PER_CPU_SECOND * 1_000_000_000
+
+    def poll(self) -> bytes | None:
+        """The answer, once it is here. HelperEnded: there will be none."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            while (missing := self._num_missing()) and (part := self._socket.recv(min(missing, RECEIVE_BYTES))):
+                self._received += part
+        except BlockingIOError:
+            if time.monotonic_ns() > self._deadline_ns:
+                self.end()
+                raise HelperEnded(f"it takes more than {self._max_cpu_s * WALL_SECONDS_PER_CPU_SECOND} s") from None
+            return None
+        except OSError:
+            missing = 1
+        if missing:
+            raise self._ending()
+        return bytes(self._received[_LENGTH.size :])
+
+    def end(self) -> int:
+        """Kill it, whatever it does; its exit status."""
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):  # it is not waited for yet, so the pid is its own
+            os.kill(self.pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _num_missing(self) -> int:
+        """Bytes that are known to come still."""
+        if len(self._received) < _LENGTH.size:
+            return _LENGTH.size - len(self._received)
+        return int(_LENGTH.unpack_from(self._received)[0]) + _LENGTH.size - len(self._received)
+
+    def _ending(self) -> HelperEnded:
+        """It closed its socket, so it has ended or is about to."""
+        self._socket.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if code == -signal.SIGXCPU:
+            return HelperEnded(f"it takes more than {self._max_cpu_s} s of processor time")
+        end = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        reason = f"it needs more than {MAX_MEMORY_BYTES} bytes of memory, or the tokenizer breaks on it ({end})"
+        return HelperEnded(reason, was_killed=code == -signal.SIGKILL)
+
+
+def max_cpu_seconds(num_bytes: int) -> int:
+    """The bound of a job of `num_bytes`."""
+    return MIN_CPU_SECONDS + num_bytes // BYTES_PER_CPU_SECOND
+
+
+def _live(connection: socket.socket, work: Work, parent: int) -> NoReturn:
+    """The helper's life, to its end."""
+    try:
+        set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _bound_memory()
+        while True:
+            job = _read(connection, _LENGTH.unpack(_read(connection, _LENGTH.size))[0])
+            _bound_processor_time(max_cpu_seconds(len(job)))
+            answer = work(job)
+            connection.sendall(_LENGTH.pack(len(answer)))
+            connection.sendall(answer)
+    except EOFError:
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _read(connection: socket.socket, num_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < num_bytes:
+        part = connection.recv(min(num_bytes - len(parts), RECEIVE_BYTES))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def _bound_memory() -> None:
+    with open("/proc/self/statm", "rb") as statm:
+        bound = int(statm.read().split()[5]) * _PAGE_BYTES + MAX_MEMORY_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
+
+
+def _bound_processor_time(seconds: int) -> None:
+    """SIGXCPU, which ends the process, after so much more than it has used up."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = int(usage.ru_utime + usage.ru_stime) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    bound = used + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))

@@ -1,0 +1,195 @@
+"""The tokenizer's helper processes and what waits for them: a lane for each kind of work; the slow delays its like alone.
+
+Used by the tokenizer's loop, which looks in often and never waits here.
+
+    text    prompts of text                     chat    conversations, rendered with the model's own template
+    calls   /tokenize and /detokenize           heavy   whatever is long, and templates that requests bring
+
+In a lane requests take turns. A lane whose queue is full refuses newcomers (429); what was begun before a crash it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from engine.errors import RequestError
+from engine.messages import ChatPrompt, Detokenize, Prompt, Submission, Submit, encode
+from engine.process.fair_queue import FairQueue
+from engine.tokenizer.helper import Helper, HelperEnded
+from engine.tokenizer.helper import Work as HelperWork
+from engine.tokenizer.preparation import Answer, Refusal, Work, decode_answer
+from engine.tokenizer.prompt_encoder import param_of
+
+HEAVY_BYTES = 32 << 10  # a job from here on is no light one
+MAX_CALLS = 64
+MAX_HEAVY_JOBS = 64
+MAX_IDLE_JOB_BYTES = 1 << 20  # a helper that had a longer job is not kept
+MAX_TRIES = 2
+LOOK_NS = 500_000  # until a helper is done nobody wakes the loop
+LONG_JOB_NS, LONG_LOOK_NS = 50_000_000, 5_000_000
+RETRY_AFTER_S = 1
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A message on its way through a helper, and who waits for that."""
+
+    work: Work
+    key: str
+    api: str
+    submits: dict[str, Submit]  # those that are still wanted
+    record: bytes
+    is_wanted: bool = True
+    num_tries: int = 0
+    begun_ns: int = 0
+
+    @staticmethod
+    def of(work: Work, submits: list[Submit]) -> Job:
+        key = work.key if isinstance(work, Submission) else work.call_id
+        return Job(work, key, work.api, {submit.request_id: submit for submit in submits}, encode(work))
+
+    @property
+    def ids(self) -> list[str]:
+        """The request ids, or the call id, of those who wait."""
+        return list(self.submits) if isinstance(self.work, Submission) else [self.work.call_id]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        if isinstance(self.work, Submission):
+            return list(self.work.prompts)
+        return [] if isinstance(self.work, Detokenize) else [self.work.prompt]
+
+    @property
+    def param(self) -> str:
+        """The field of the request that the work is about."""
+        for prompt in self.prompts:
+            if isinstance(prompt, ChatPrompt):
+                return "chat_template" if prompt.chat_template else param_of(prompt)
+        return "tokens" if isinstance(self.work, Detokenize) else "prompt"
+
+
+@dataclass(slots=True)
+class _Lane:
+    max_helpers: int
+    max_waiting: int
+    waiting: FairQueue[Job] = field(default_factory=FairQueue)
+    busy: dict[Helper, Job] = field(default_factory=dict)
+    idle: list[Helper] = field(default_factory=list)
+
+
+class Lanes:
+    def __init__(self, work: HelperWork, max_waiting: int, is_own_template: Callable[[str], bool]) -> None:
+        """`is_own_template`: whether a name in a request means one of the model's templates."""
+        self._work = work
+        self._is_own_template = is_own_template
+        self._failed: list[tuple[Job, Refusal]] = []  # could not even begin
+        self._lanes = {
+            "text": _Lane(1, max_waiting),
+            "chat": _Lane(1, max_waiting),
+            "calls": _Lane(1, MAX_CALLS),
+            "heavy": _Lane(2, MAX_HEAVY_JOBS),
+        }
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that no helper has begun."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def helpers(self) -> list[Helper]:
+        return [helper for lane in self._lanes.values() for helper in (*lane.busy, *lane.idle)]
+
+    @property
+    def deadline_ns(self) -> int:
+        """When to look in again; 0: nothing is under way."""
+        begun = [job.begun_ns for lane in self._lanes.values() for job in lane.busy.values()]
+        now_ns = time.monotonic_ns()
+        if self._failed:
+            return now_ns
+        if not begun:
+            return 0
+        return now_ns + (LOOK_NS if now_ns - max(begun) < LONG_JOB_NS else LONG_LOOK_NS)
+
+    def add(self, job: Job, is_newcomer: bool) -> None:
+        """RequestError 429 where too many wait."""
+        name = self._lane_of(job)
+        lane = self._lanes[name]
+        if is_newcomer and len(lane.waiting) >= lane.max_waiting:
+            raise RequestError(
+                f"{len(lane.waiting)} jobs wait for the tokenizer's {name} helper, the limit is {lane.max_waiting}; try again "
+                "later",
+                status=429,
+                code="too_many_requests",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        lane.waiting.push(job.key, job)
+        self._begin(lane)
+
+    def cancel(self, job: Job) -> None:
+        """Nobody wants it any more. A helper that has been at it for long is ended."""
+        job.is_wanted = False
+        for lane in self._lanes.values():
+            lane.waiting.remove(job.key, job)
+            for helper in [helper for helper, current in lane.busy.items() if current is job]:
+                if time.monotonic_ns() - job.begun_ns > LONG_JOB_NS:
+                    del lane.busy[helper]
+                    helper.end()
+                    self._begin(lane)
+
+    def finished(self) -> Iterator[tuple[Job, Answer]]:
+        """What was done since the last call."""
+        for lane in self._lanes.values():
+            for helper, job in list(lane.busy.items()):
+                try:
+                    answer = helper.poll()
+                except HelperEnded as error:
+                    del lane.busy[helper]
+                    if error.was_killed and job.num_tries < MAX_TRIES:
+                        lane.waiting.push(job.key, job)
+                        continue
+                    yield job, Refusal(f"{job.param} cannot be prepared: {error}; send something simpler", param=job.param)
+                else:
+                    if answer is None:
+                        continue
+                    del lane.busy[helper]
+                    if len(job.record) + len(answer) > MAX_IDLE_JOB_BYTES:
+                        helper.end()
+                    else:
+                        lane.idle.append(helper)
+                    yield job, decode_answer(answer)
+            self._begin(lane)
+        failed, self._failed = self._failed, []
+        yield from failed
+
+    def close(self) -> None:
+        """End all helpers."""
+        for helper in self.helpers:
+            helper.end()
+        for lane in self._lanes.values():
+            lane.busy.clear()
+            lane.idle.clear()
+
+    def _begin(self, lane: _Lane) -> None:
+        while lane.waiting and len(lane.busy) < lane.max_helpers:
+            job = lane.waiting.pop()
+            job.begun_ns = time.monotonic_ns()
+            job.num_tries += 1
+            try:
+                helper = lane.idle.pop() if lane.idle else Helper(self._work)
+            except OSError as error:  # no process, no descriptor
+                refusal = Refusal(f"the tokenizer has no helper: {error}", 503, "unavailable", "", RETRY_AFTER_S)
+                self._failed.append((job, refusal))
+                continue
+            helper.begin(job.record)
+            lane.busy[helper] = job
+
+    def _lane_of(self, job: Job) -> str:
+        chats = [prompt for prompt in job.prompts if isinstance(prompt, ChatPrompt)]
+        has_foreign = any(chat.chat_template and not self._is_own_template(chat.chat_template) for chat in chats)
+        if has_foreign or len(job.record) >= HEAVY_BYTES:
+            return "heavy"
+        if not isinstance(job.work, Submission):
+            return "calls"
+        return "chat" if chats else "text"

@@ -1,0 +1,122 @@
+"""All work on text that a message asks for: rendering, encoding, and what a sample's parameters need of the vocabulary.
+
+Done in the tokenizer's helper processes (`helper.py`); prompts of token ids alone are prepared in its own loop. A user's
+mistake, a library that fails and our own mistakes each become a `Refusal`: nothing that a request brings ends a process.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.messages import (
+    Detokenize,
+    Detokenized,
+    Prompt,
+    SamplingParams,
+    Submission,
+    Tokenize,
+    Tokenized,
+    TokenizedPrompt,
+    TokensPrompt,
+    decode,
+)
+from engine.tokenizer.detokenizer import decode as text_of
+from engine.tokenizer.prompt_encoder import PromptEncoder, param_of
+from engine.tokenizer.sampling_rules import SamplingRules
+from engine.tokenizer.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+
+class Refusal(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Why something cannot be prepared: an HTTP status with OpenAI's error fields."""
+
+    message: str
+    status: int = 400
+    code: str = ""
+    param: str = ""
+    retry_after_s: int = 0
+
+
+class PreparedPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    tokenized: TokenizedPrompt
+
+
+class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A submission's sampling parameters, resolved but for `max_tokens`, and its prompts in their order."""
+
+    sampling: SamplingParams
+    prompts: list[PreparedPrompt | Refusal]
+
+
+Work = Submission | Tokenize | Detokenize
+Answer = Prepared | Tokenized | Detokenized | Refusal
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+decode_answer = _decoder.decode
+
+
+def is_light(work: Work) -> bool:
+    """Whether it is done in no time: token ids need no text."""
+    return (
+        isinstance(work, Submission)
+        and not work.text.bad_words
+        and all(isinstance(prompt, TokensPrompt) for prompt in work.prompts)
+    )
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """What the user hears. A library's panic (no Exception) fails the request that caused it, like our own mistakes."""
+    if isinstance(error, RequestError):
+        return Refusal(error.message, error.status, error.code, error.param, error.retry_after_s)
+    log.error("a request could not be prepared", exc_info=error)
+    return Refusal(f"the request could not be prepared: {error!r}"[:1000], status=500)
+
+
+class Preparation:
+    """What a tokenizer and its helpers prepare with."""
+
+    def __init__(self, vocabulary: Vocabulary, encoder: PromptEncoder, rules: SamplingRules, max_model_len: int) -> None:
+        self._vocabulary = vocabulary
+        self._encoder = encoder
+        self._rules = rules
+        self._max_model_len = max_model_len
+
+    def answer(self, record: bytes) -> bytes:
+        """A helper's work: an encoded message in, an encoded answer out."""
+        work = decode(record)
+        assert isinstance(work, Work), work
+        return _encoder.encode(self.prepare(work))
+
+    def prepare(self, work: Work) -> Answer:
+        """Never raises."""
+        try:
+            if isinstance(work, Submission):
+                sampling = self._rules.resolve(work.sampling, work.text)
+                return Prepared(sampling, [self._prompt(prompt, work) for prompt in work.prompts])
+            if isinstance(work, Tokenize):
+                return self._tokenized(work)
+            return Detokenized(work.call_id, text_of(self._vocabulary, self._ids(work.token_ids)))
+        except BaseException as error:
+            return refusal_of(error)
+
+    def _prompt(self, prompt: Prompt, submission: Submission) -> PreparedPrompt | Refusal:
+        try:
+            token_ids = self._encoder.encode(prompt, submission.arrival_ns)
+            max_tokens = self._rules.max_tokens(submission.sampling.max_tokens, len(token_ids), param_of(prompt))
+            return PreparedPrompt(TokenizedPrompt(token_ids.tobytes(), max_tokens))
+        except BaseException as error:
+            return refusal_of(error)
+
+    def _tokenized(self, call: Tokenize) -> Tokenized:
+        token_ids = self._encoder.encode(call.prompt)
+        tokens = [self._vocabulary.bytes_of(token_id) for token_id in token_ids] if call.returns_tokens else []
+        return Tokenized(call.call_id, token_ids.tobytes(), self._max_model_len, tokens)
+
+    def _ids(self, token_ids: bytes) -> array[int]:
+        return self._encoder.checked(array("i", token_ids), "tokens")

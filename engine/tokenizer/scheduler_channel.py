@@ -1,0 +1,77 @@
+"""The way from a tokenizer to the scheduler, whose ring may be full.
+
+Used by the tokenizer's loop. Samples of one request that come one behind the other leave as one record; what a full ring
+refuses waits here, and requests take turns: one that brings much delays itself.
+"""
+
+from __future__ import annotations
+
+from engine.errors import RequestError
+from engine.messages import Abort, Request, Requests, encode
+from engine.process.fair_queue import FairQueue
+from engine.process.outbox import Outbox
+
+OWN_BYTES = 64  # of a sample in a record, besides its ids and tokens
+
+
+class SchedulerChannel:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._max_gathered_bytes = outbox.max_record_bytes // 4
+        self._gathered: list[Request] = []
+        self._gathered_key = ""
+        self._num_gathered_bytes = 0
+        self._records: FairQueue[bytes] = FairQueue()
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._records or self._gathered)
+
+    @property
+    def num_waiting(self) -> int:
+        """Records that found no room."""
+        return len(self._records)
+
+    def request(self, key: str, request: Request) -> None:
+        """Goes out with the next `flush`. RequestError where no ring record can hold it."""
+        num_own_bytes = len(request.resume_token_ids) + 2 * len(request.request_id) + OWN_BYTES
+        last = self._gathered[-1] if self._gathered else None
+        is_shared = last is not None and key == self._gathered_key and last.prompt_token_ids is request.prompt_token_ids
+        if is_shared and self._num_gathered_bytes + num_own_bytes <= self._max_gathered_bytes:
+            self._num_gathered_bytes += num_own_bytes
+        else:
+            num_bytes = len(encode(Requests.of([request])))
+            self._check_size(num_bytes)
+            if key != self._gathered_key or self._num_gathered_bytes + num_bytes > self._max_gathered_bytes:
+                self._pack()
+            self._num_gathered_bytes += num_bytes
+        self._gathered_key = key
+        self._gathered.append(request)
+
+    def abort(self, key: str, abort: Abort) -> None:
+        """Goes out behind what waits of the same request."""
+        self._pack()
+        self._records.push(key, encode(abort))
+
+    def flush(self) -> int:
+        """Send what the ring takes. The number of records sent."""
+        self._pack()
+        num_sent = 0
+        while self._records and self._outbox.send_bytes(self._records.front()[0]):
+            self._records.pop()
+            num_sent += 1
+        return num_sent
+
+    def _pack(self) -> None:
+        if self._gathered:
+            self._records.push(self._gathered_key, encode(Requests.of(self._gathered)))
+            self._gathered = []
+            self._num_gathered_bytes = 0
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self._outbox.max_record_bytes
+        if num_bytes > limit:
+            raise RequestError(
+                f"the tokenized request takes {num_bytes} bytes, the limit is {limit}; shorten logit_bias, allowed_token_ids "
+                "or bad_words"
+            )

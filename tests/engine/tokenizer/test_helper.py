@@ -1,0 +1,189 @@
+"""Helper processes and the lanes before them: bounds, turns, and ends of every kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.errors import RequestError
+from engine.messages import ChatPrompt, Detokenized, TextPrompt, Tokenize, decode
+from engine.tokenizer.helper import Helper, HelperEnded
+from engine.tokenizer.lanes import MAX_CALLS, MAX_HEAVY_JOBS, Job, Lanes
+from engine.tokenizer.preparation import Answer, Refusal, _encoder
+from tests.paths import REPOSITORY
+from tests.waiting import wait_until
+
+USER = b'[{"role": "user", "content": "x"}]'
+
+
+def work(record: bytes) -> bytes:
+    """A call's text is what becomes of it: "wait:FIFO" waits until somebody has opened the file for writing."""
+    message = decode(record)
+    assert isinstance(message, Tokenize)
+    text = message.prompt.text if isinstance(message.prompt, TextPrompt) else "chat"
+    if text.startswith("wait:"):
+        Path(text[5:].strip()).read_bytes()
+    elif text == "die":
+        os._exit(7)
+    elif text == "spin":
+        while True:
+            pass
+    elif text == "memory":
+        text = str(len(bytearray(64 << 30)))
+    return _encoder.encode(Detokenized(message.call_id, f"{text} by {os.getpid()}"))
+
+
+def call(call_id: str, text: str = "", chat_template: str = "") -> Job:
+    prompt = ChatPrompt(USER, chat_template=chat_template) if chat_template else TextPrompt(text or call_id)
+    return Job.of(Tokenize(call_id, "api0", prompt), [])
+
+
+class Bench(Lanes):
+    def __init__(self) -> None:
+        super().__init__(work, 2, lambda name: name == "own")
+        self.answers: dict[str, Answer] = {}
+
+    def ask(self, *jobs: Job) -> None:
+        for job in jobs:
+            self.add(job, is_newcomer=True)
+
+    def answer(self, call_id: str) -> Answer:
+        return wait_until(lambda: (self.look(), self.answers.get(call_id))[1], what=call_id)
+
+    def look(self) -> None:
+        self.answers.update({job.key: answer for job, answer in self.finished()})
+
+    def text(self, call_id: str) -> str:
+        answer = self.answer(call_id)
+        assert isinstance(answer, Detokenized), answer
+        return answer.text.partition(" by ")[0]
+
+    def refusal(self, call_id: str) -> Refusal:
+        answer = self.answer(call_id)
+        assert isinstance(answer, Refusal)
+        return answer
+
+
+@pytest.fixture
+def lanes() -> Iterator[Bench]:
+    lanes = Bench()
+    yield lanes
+    pids = [helper.pid for helper in lanes.helpers]
+    lanes.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A file that is empty and cannot be read to its end until the test ends."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR)
+    yield path
+    os.close(descriptor)
+
+
+def test_a_helper_is_used_again(lanes: Bench) -> None:
+    for index in range(3):
+        lanes.ask(call(f"c{index}"))
+        assert lanes.text(f"c{index}") == f"c{index}"
+    assert len(lanes.helpers) == 1
+    assert lanes.deadline_ns == 0
+
+
+def test_what_is_slow_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
+    """A template that a request brought, and a long text, wait in their own lane; the model's own template in another."""
+    waiting = [call(f"slow{index}", f"wait:{gate}" + " " * 40_000) for index in range(2)]
+    lanes.ask(*waiting, call("foreign", chat_template="{{ 1 }}"))
+    lanes.ask(call("quick"), call("own", chat_template="own"))
+    assert lanes.text("quick") == "quick"
+    assert lanes.text("own") == "chat"
+    assert lanes.answers.keys() == {"quick", "own"}
+    assert lanes.num_waiting == 1
+    assert lanes.deadline_ns > 0
+    lanes.cancel(waiting[0])
+    wait_until(lambda: (lanes.look(), "foreign" in lanes.answers or lanes.cancel(waiting[0]))[1], what="room")
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1, MAX_CALLS), (40_000, MAX_HEAVY_JOBS)])
+def test_queues_are_bounded(lanes: Bench, gate: Path, size: int, limit: int) -> None:
+    text = f"wait:{gate}" + " " * size
+    num_helpers = 1 if size == 1 else 2
+    lanes.ask(*(call(f"c{index}", text) for index in range(limit + num_helpers)))
+    with pytest.raises(RequestError) as caught:
+        lanes.ask(call("one more", text))
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+    lanes.add(call("again", text), is_newcomer=False)  # begun before a crash
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("die", "exit code 7"), ("spin", "processor time"), ("memory", "memory")],
+    ids=["die", "spin", "memory"],
+)
+def test_the_end_of_a_helper_costs_its_job_alone(lanes: Bench, text: str, reason: str) -> None:
+    lanes.ask(call("bad", text), call("good"))
+    refusal = lanes.refusal("bad")
+    assert (refusal.status, refusal.param) == (400, "prompt")
+    assert reason in refusal.message
+    assert lanes.text("good") == "good"
+
+
+def test_a_helper_that_somebody_kills_costs_nothing(lanes: Bench, gate: Path) -> None:
+    lanes.ask(call("a"))
+    lanes.text("a")
+    (helper,) = lanes.helpers
+    os.kill(helper.pid, signal.SIGKILL)  # while it is idle
+    lanes.ask(call("b"))
+    assert lanes.text("b") == "b"
+    lanes.ask(call("c", f"wait:{gate}"), call("d"))
+    os.kill(lanes.helpers[0].pid, signal.SIGKILL)
+    assert lanes.text("d") == "d"  # before the other try
+    os.kill(lanes.helpers[0].pid, signal.SIGKILL)  # and once more: that is no accident
+    assert "signal 9" in lanes.refusal("c").message
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, gate: Path) -> None:
+    """Of a helper that only waits, too."""
+    helper = Helper(work)
+    monkeypatch.setattr("engine.tokenizer.helper.WALL_SECONDS_PER_CPU_SECOND", 0)
+    helper.begin(call("c", f"wait:{gate}").record)
+    with pytest.raises(HelperEnded, match="takes more than"):
+        wait_until(helper.poll)
+
+
+def test_helpers_end_with_their_tokenizer() -> None:
+    """Also by SIGKILL, also within a job."""
+    source = (
+        "from engine.tokenizer.helper import Helper\n"
+        "def spin(job):\n"
+        "    while True: pass\n"
+        "helpers = [Helper(spin), Helper(spin)]\n"
+        "helpers[0].begin(b'x'); helpers[0].poll()\n"
+        "print(*[helper.pid for helper in helpers], flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        parent.kill()
+    wait_until(lambda: all(has_ended(pid) for pid in pids), what="the helpers' ends")
+
+
+def has_ended(pid: int) -> bool:
+    """A zombie has; whoever inherited it has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
