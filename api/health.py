@@ -1,6 +1,7 @@
 """`GET /health`, `/health/live`, `/load`, `/version`: what the counters file says, without asking any other actor.
 
-Runs in the api process. Behaviour F3: `/health` is 503 with actor and reason whenever an actor is not ready or stuck.
+Runs in the api process. `/health` is 503 with actor and reason whenever an actor is not ready or stuck, and while an operator
+keeps the engine from serving (a balancer should then send what comes elsewhere); during a reload it stays 200.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from shm.counters import ActorSnapshot, Counters, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
 STALE_STEP_NS = 30_000_000_000  # a worker does not beat within a step, which may be long
+_NOT_SERVING = {
+    WeightsState.PAUSED: "is paused by an operator, what comes waits: resume it",
+    WeightsState.CLEARED: "has no weights: they were cleared; reload them",
+}
 
 
 async def health(request: Request) -> Response:
@@ -42,8 +47,8 @@ def problems(actors: Iterable[ActorSnapshot], state: WeightsState, now_ns: int) 
             found.append(HealthProblem(actor.name, f"is {State(actor.state).name}, not READY or RUNNING"))
         elif age_ns > (STALE_STEP_NS if actor.role == "worker" else STALE_HEARTBEAT_NS):
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
-        elif actor.name == SCHEDULER and state is WeightsState.CLEARED:
-            found.append(HealthProblem(actor.name, "has no weights: they were cleared; reload them"))
+        elif actor.name == SCHEDULER and state in _NOT_SERVING:
+            found.append(HealthProblem(actor.name, _NOT_SERVING[state]))
     return found
 
 

@@ -54,6 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     api_key: tuple[str, ...] = ()
     admin_key: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 << 20
     max_connections: int = 1024
 

@@ -195,6 +195,11 @@ class EdgeClient:
             generation.drop_stalled_client(now_ns)
 
     @property
+    def max_record_bytes(self) -> int:
+        """The longest message that every tokenizer's ring can take."""
+        return min(outbox.max_record_bytes for outbox in self._outboxes.values())
+
+    @property
     def num_open(self) -> int:
         return len(self._samples)
 
@@ -211,9 +216,12 @@ class EdgeClient:
         submit.api, submit.api_epoch = self._name, self._epoch
         tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
         outbox = self._outboxes[tokenizer]
-        payload = encode(submit)
-        self._check_size(len(payload) + self._resume_bytes, outbox, submit.prompt)
-        if self._backlog[tokenizer] or not outbox.send_bytes(payload):
+        has_room = not self._backlog[tokenizer]
+        if has_room or not submit.sampling.sample_index:  # the others are as long as the first of their prompt
+            payload = encode(submit)
+            self._check_size(len(payload) + self._resume_bytes, outbox, submit.prompt)
+            has_room = has_room and outbox.send_bytes(payload)
+        if not has_room:
             if tokenizer not in begun:
                 raise RequestError(
                     "the engine takes no more requests at the moment; try again", status=429, code="queue_full", retry_after_s=1

@@ -35,7 +35,7 @@ _SAME: tuple[str, ...] = (
     "api_processes",
 )
 _SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "admin_key", "max_body_bytes", "max_connections")
-_SAME += ("kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
+_SAME += ("allowed_hosts", "allowed_origins", "kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
 
 
 def resolve(options: OptionValues) -> EngineConfig:

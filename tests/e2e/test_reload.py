@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one, wait_for_waiting
 from tests.waiting import WATCHDOG_S
 
@@ -46,7 +46,7 @@ def stripped(results: list[Answer]) -> list[Answer]:
 
 
 def order(engine: EngineProcess, name: str, /, **body: Any) -> httpx.Response:
-    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=WATCHDOG_S)
+    return httpx.post(f"{engine.url}/admin/{name}", json=body, timeout=WATCHDOG_S, headers=OPERATOR)
 
 
 def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
