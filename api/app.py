@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from api import admin, auth, health
+from api import admin, health
+from api.access import Access
 from api.client.generation import ClientGone
 from api.errors import error_response, json_response
 from api.exchange import SCOPE_KEY, Exchange, Services
@@ -28,6 +29,7 @@ from api.prometheus import metrics
 from api.schemas.responses import ModelList
 from api.tokenization import detokenize, tokenize
 from engine.errors import RequestError
+from engine.process.log import printable
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PAGE = Path(__file__).with_name("page.html")
@@ -35,6 +37,13 @@ _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
 }
+
+_PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "authorization, content-type, x-request-id, *",
+    "access-control-max-age": "600",
+}
+_SHARED = {"access-control-expose-headers": "x-request-id, x-tokamak-weight-version, retry-after", "vary": "origin"}
 
 
 def routes() -> list[BaseRoute]:
@@ -71,6 +80,7 @@ class Gate:
     def __init__(self, services: Services) -> None:
         context = services.context
         self._services = services
+        self._access = Access(context.config)
         self._router = Router(routes=routes(), redirect_slashes=False)
         self._requests = context.counter("http_requests_total")
         self._disconnects = context.counter("http_disconnects_total")
@@ -81,8 +91,13 @@ class Gate:
         self._requests.add(1)
         try:
             scope["app"] = self  # the router then reports unknown places as exceptions
-            scope[SCOPE_KEY] = passage.exchange = self._exchange(scope)
-            self._check_access(scope)
+            headers = Headers(scope=scope)
+            scope[SCOPE_KEY] = passage.exchange = self._exchange(headers)
+            passage.origin = self._access.foreign_origin(headers)
+            if passage.origin and "access-control-request-method" in headers:
+                await Response(status_code=204, headers=_PREFLIGHT)(scope, passage.receive, passage.send)
+                return
+            self._access.check(scope["path"], headers)
             await self._router(scope, passage.receive, passage.send)
         except ClientGone:
             return
@@ -92,7 +107,8 @@ class Gate:
             await passage.refuse(error_response(_of_router(error, scope), error.headers))
         except Exception as error:
             self._services.context.log.exception("%s %s failed", scope["method"], scope["path"])
-            self._services.context.counters.errors.record(self._services.context.name, f"{type(error).__name__}: {error}")
+            text = printable(f"{type(error).__name__}: {error}")
+            self._services.context.counters.errors.record(self._services.context.name, text)
             await passage.refuse(error_response(RequestError("internal error", status=500, code="internal_error")))
 
     def count_response(self, status: int) -> None:
@@ -102,8 +118,8 @@ class Gate:
     def count_disconnect(self) -> None:
         self._disconnects.add(1)
 
-    def _exchange(self, scope: Scope) -> Exchange:
-        given = Headers(scope=scope).get("x-request-id")
+    def _exchange(self, headers: Headers) -> Exchange:
+        given = headers.get("x-request-id")
         if given is None:
             request_id = key = uuid.uuid4().hex
         elif _REQUEST_ID.fullmatch(given):
@@ -114,17 +130,11 @@ class Gate:
             )
         return Exchange(self._services, request_id, key)
 
-    def _check_access(self, scope: Scope) -> None:
-        config = self._services.context.config
-        auth.check_access(scope["path"], Headers(scope=scope), config.api_key)
-        if scope["path"].startswith("/admin"):
-            admin.check_access(Request(scope), config.admin_key)
-
 
 class _Passage:
     """One request's ASGI channels, watched: what is answered, and whether the client left before."""
 
-    __slots__ = ("_gate", "_has_left", "_has_started", "_is_complete", "_receive", "_scope", "_send", "exchange")
+    __slots__ = ("_gate", "_has_left", "_has_started", "_is_complete", "_receive", "_scope", "_send", "exchange", "origin")
 
     def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate = gate
@@ -135,6 +145,7 @@ class _Passage:
         self._is_complete = False
         self._has_left = False
         self.exchange: Exchange | None = None
+        self.origin = ""  # of a foreign page that may read the answer
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -147,8 +158,11 @@ class _Passage:
         if message["type"] == "http.response.start":
             self._has_started = True
             self._gate.count_response(message["status"])
+            headers = MutableHeaders(scope=message)
             if self.exchange is not None:
-                MutableHeaders(scope=message)["x-request-id"] = self.exchange.request_id
+                headers["x-request-id"] = self.exchange.request_id
+            if self.origin:
+                headers.update(_SHARED | {"access-control-allow-origin": self.origin})
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._send(message)

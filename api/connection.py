@@ -1,29 +1,58 @@
-"""uvicorn's HTTP/1.1 connection with the limits that keep slow and surplus clients from holding the server.
+"""uvicorn's HTTP/1.1 connection with the limits that keep slow, surplus and boundless clients from holding the server.
 
-One instance per connection of the api process. A connection must complete a request's head in time, no more than
-`max_connections` are open, what is not HTTP gets an error in the same shape as any other, and a handler can cut its connection
-(`exchange.ABORT_KEY`).
+One instance per connection of the api process. What is bounded, and by what:
+
+    open connections        `max_connections`; one more is cut
+    a request's head        `head_timeout_s` from its first byte (whatever that is), 64 KiB, 100 fields; else 431
+    between two requests    uvicorn's keep-alive time
+    requests sent ahead     few and short; else the connection ends with the answer under way
+    an answer not read      `stall_timeout_s` in which the client acknowledged nothing; then it is cut
+
+What is not HTTP gets an error in the same shape as any other, and a handler can cut its connection (`exchange.ABORT_KEY`). A
+body's own limits are `exchange.Exchange`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api.errors import error_body
 from api.exchange import ABORT_KEY
 from engine.errors import RequestError
 
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEAD_FIELDS = 100
+MAX_REQUESTS_AHEAD = 16
+MAX_AHEAD_BYTES = 48 << 10  # less than uvicorn's high-water mark, at which it stops to read and would miss that a client leaves
+PIECE_BYTES = 16 << 10  # what the parser gets at a time: how far beyond a limit it can run
+LINGER_S = 2.0  # a refused client may still send; closed at once, its end would drop our answer unread
+_TCP_INFO_BYTES_ACKED = slice(120, 128)  # of struct tcp_info, Linux
+
 
 class Connection(HttpToolsProtocol):
     max_connections = 1024  # set by the server before it listens
     head_timeout_s = 30.0
+    stall_timeout_s = 60.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None  # the latest that was handed to the application
+        self._is_between = True  # two requests: nothing of the next one is here
+        self._is_in_head = False
+        self._is_deaf = False  # what still comes is dropped
+        self._num_fields = self._num_head_bytes = 0  # of this head, later of this trailer
+        self._num_idle_bytes = 0  # since a head, a part of a body or a request was complete
+        self._refusal: RequestError | None = None
+
+    # ------------------------------------------------------------------------------------------- called by the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -34,28 +63,166 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        for cycle in [self._answering, *(cycle for cycle, _ in self.pipeline)]:  # uvicorn tells the last one alone
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            if self._is_deaf or self.transport.is_closing():
+                return
+            piece = data[start : start + PIECE_BYTES]
+            self._num_idle_bytes += len(piece)
+            super().data_received(piece)
+            if self._num_idle_bytes > MAX_HEAD_BYTES:
+                self._refuse(_too_large_head())
+            elif self._is_too_far_ahead():
+                self._end_with_answer()
+        if not self._is_answer_under_way:
+            self._expect_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    # --------------------------------------------------------------------------------------------- called by the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect_head()
+        self._is_between, self._is_in_head = False, True
+        self._num_fields = self._num_head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
+        self._count_head(len(name) + len(value))
+        if self._is_in_head:  # a trailer's fields change nothing any more
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
+        self._is_in_head = False
+        self._num_fields = self._num_head_bytes = self._num_idle_bytes = 0
         self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]
         super().on_headers_complete()
+        if self.pipeline:  # uvicorn stops to read, and would not see the client of the answer under way leave
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_idle_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_between, self._num_idle_bytes = True, 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        body = error_body(RequestError(msg, code="invalid_http"))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[400] + head + body)
-        self.transport.close()
+        self._refuse(self._refusal or RequestError(msg, code="invalid_http"))
+
+    # ------------------------------------------------------------------------------------------------ called by uvicorn
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_soon(self._watch_reader)  # when it was tried to write
+        if not self._is_between and not self._is_answer_under_way:  # the rest of what was answered early, or the next head
+            self._expect_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    @property
+    def _is_answer_under_way(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
 
     def _expect_head(self) -> None:
-        if self._head_timer is None:
+        if self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
     def _head_arrived(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES or self._num_fields > MAX_HEAD_FIELDS:
+            self._refusal = _too_large_head()
+            raise self._refusal  # the parser stops, and uvicorn calls `send_400_response`
+
+    def _is_too_far_ahead(self) -> bool:
+        num_bytes = 0
+        for cycle, _ in self.pipeline:
+            num_bytes += len(cycle.body) + sum(len(name) + len(value) for name, value in cycle.scope["headers"])
+        return len(self.pipeline) > MAX_REQUESTS_AHEAD or num_bytes > MAX_AHEAD_BYTES
+
+    def _end_with_answer(self) -> None:
+        """The answer under way is the last: requests that follow it are not served. Their bytes are still read, so that a
+        client that leaves is seen."""
+        assert self._answering is not None
+        self._is_deaf = True
+        self._answering.keep_alive = False
+        self.pipeline.clear()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer bytes that are no request, where their sender can still understand that, and close."""
+        if self._is_deaf:
+            return
+        cycle = self._answering
+        if cycle is not None and not cycle.response_complete:
+            if cycle is not self.cycle or not cycle.more_body:
+                self._end_with_answer()
+                return
+            cycle.disconnected = True  # its own body went wrong
+            cycle.message_event.set()
+        if cycle is not None and cycle is self.cycle and cycle.more_body and cycle.response_started:
+            self.transport.close()
+            return
+        body = error_body(error)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self._is_deaf = True
+        self.transport.write_eof()
+        self._head_arrived()
+        self._head_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _watch_reader(self) -> None:
+        """Where something waits for the client to read, look again later."""
+        if self._stall_timer is None and not self._is_lost and self.transport.get_write_buffer_size():
+            self._stall_timer = self.loop.call_later(self.stall_timeout_s, self._check_reader, self._num_acknowledged())
+
+    def _check_reader(self, num_acknowledged: int) -> None:
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() and self._num_acknowledged() == num_acknowledged:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    @property
+    def _is_lost(self) -> bool:
+        return self.parser is None
+
+    def _num_acknowledged(self) -> int:
+        """Bytes that the client's machine has taken so far."""
+        info = self.transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES_ACKED.stop
+        )
+        return int.from_bytes(info[_TCP_INFO_BYTES_ACKED], sys.byteorder)
+
+
+def _too_large_head() -> RequestError:
+    return RequestError(
+        f"the request's head is longer than the limit of {MAX_HEAD_BYTES} bytes or {MAX_HEAD_FIELDS} fields; send less",
+        status=431,
+        code="head_too_large",
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.types import Receive
 
 from api.client.client import EdgeClient
 from api.client.generation import ClientGone, Generation
+from api.json_body import BodyDecoder
 from api.model import ServedModel
 from api.schemas import requests
 from engine.errors import RequestError
@@ -38,6 +39,7 @@ class Services:
     client: EdgeClient
     model: ServedModel
     control: ControlClient
+    decoder: BodyDecoder
 
 
 class Exchange:
@@ -51,27 +53,31 @@ class Exchange:
     def of(request: Request) -> Exchange:
         return cast(Exchange, request.scope[SCOPE_KEY])
 
-    async def body(self, request: Request) -> bytes:
+    async def fields(self, request: Request, default: bytes = b"") -> dict[str, Any]:
+        """The body as a JSON object; `default` where it is empty."""
+        return await self.services.decoder.decode(await self._body(request) or default)
+
+    async def parse(self, request: Request, type_: type[T], default: bytes = b"") -> T:
+        body = requests.convert(await self.fields(request, default), type_)
+        await asyncio.sleep(0)  # what comes next may take as long
+        return body
+
+    async def _body(self, request: Request) -> bytearray:
         """The whole body. 413 above the limit, before it is read to its end; 408 for one that comes too slowly;
         `ClientGone`."""
         limit = self.services.context.config.max_body_bytes
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
             raise _too_large(limit)
-        parts: list[bytes] = []
-        num_bytes = 0
+        body = bytearray()
         is_last = False
         while not is_last:
-            deadline_ns = self.arrival_ns + int((BODY_GRACE_S + num_bytes / LEAST_BODY_BYTES_PER_S) * 1e9)
+            deadline_ns = self.arrival_ns + int((BODY_GRACE_S + len(body) / LEAST_BODY_BYTES_PER_S) * 1e9)
             part, is_last = await next_part(request.receive, (deadline_ns - time.monotonic_ns()) / 1e9)
-            parts.append(part)
-            num_bytes += len(part)
-            if num_bytes > limit:
+            body += part
+            if len(body) > limit:
                 raise _too_large(limit)
-        return b"".join(parts)
-
-    async def parse(self, request: Request, type_: type[T]) -> T:
-        return requests.parse(await self.body(request), type_)
+        return body
 
 
 async def next_part(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:

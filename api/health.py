@@ -1,12 +1,13 @@
 """`GET /health`, `/health/live`, `/load`, `/version`: what the counters file says, without asking any other actor.
 
-Runs in the api process. `/health` is 503 with actor and reason whenever an actor is not ready or stuck.
+Runs in the api process. `/health` is 503 with actor and reason whenever an actor is not ready or stuck, and while an operator
+keeps the engine from serving (a balancer should then send what comes elsewhere); during a reload it stays 200.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
@@ -16,18 +17,22 @@ from api.errors import json_response
 from api.exchange import Exchange
 from api.schemas.responses import Health, HealthProblem, Load, Version
 from engine.messages import WeightsState
-from engine.process.topology import SCHEDULER, SUPERVISOR, role_of
+from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
 STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
 STALE_STEP_NS = 30_000_000_000  # a worker beats after each op of a step, and one may be long
+_NOT_SERVING = {
+    WeightsState.PAUSED: "is paused by an operator, what comes waits: resume it",
+    WeightsState.CLEARED: "has no weights: they were cleared; reload them",
+}
 
 
 async def health(request: Request) -> Response:
     """The route."""
     counters = Exchange.of(request).services.context.counters
     errors = counters.errors.entries()
-    found = problems(counters.actors(), errors, engine_state(counters), time.monotonic_ns())
+    found = problems(counters.actors(), errors, engine_states(counters), time.monotonic_ns())
     if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
         # it serves, so balancers are to leave it in; people are to see this before an actor dies
         return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
@@ -38,7 +43,7 @@ async def health(request: Request) -> Response:
 
 
 def problems(
-    actors: Iterable[ActorSnapshot], errors: Sequence[ErrorSnapshot], state: WeightsState, now_ns: int
+    actors: Iterable[ActorSnapshot], errors: Sequence[ErrorSnapshot], states: Mapping[str, WeightsState], now_ns: int
 ) -> list[HealthProblem]:
     """Why the engine cannot serve, one entry per actor that is not all right. `errors`: of the error log, the latest first."""
     found = []
@@ -50,8 +55,8 @@ def problems(
             found.append(HealthProblem(actor.name, f"{reason}: {cause}" if cause else reason))
         elif age_ns > (STALE_STEP_NS if actor.role == "worker" else STALE_HEARTBEAT_NS):
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
-        elif actor.name == SCHEDULER and state is WeightsState.CLEARED:
-            found.append(HealthProblem(actor.name, "has no weights: they were cleared; reload them"))
+        elif states.get(actor.name) in _NOT_SERVING:
+            found.append(HealthProblem(actor.name, _NOT_SERVING[states[actor.name]]))
     return found
 
 
@@ -60,8 +65,13 @@ def _last_error(actor: str, errors: Sequence[ErrorSnapshot]) -> str:
     return next((error.text for error in errors if error.actor == actor), "")
 
 
-def engine_state(counters: Counters) -> WeightsState:
-    return WeightsState(int(counters.counter("engine_state", SCHEDULER).value))
+def engine_states(counters: Counters) -> dict[str, WeightsState]:
+    """What each scheduler says of itself."""
+    return {name: WeightsState(int(counters.counter("engine_state", name).value)) for name in _actors(counters, SCHEDULER)}
+
+
+def _actors(counters: Counters, role: str) -> tuple[str, ...]:
+    return actors_of(role, (actor.name for actor in counters.actors()))
 
 
 async def live(request: Request) -> Response:
@@ -72,14 +82,12 @@ async def live(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """The route: samples that are open at the edge, in the batch, and waiting."""
     counters = Exchange.of(request).services.context.counters
-    apis = [actor.name for actor in counters.actors() if role_of(actor.name) == "api"]
-    return json_response(
-        Load(
-            server_load=int(sum(counters.counter("open_requests", api).value for api in apis)),
-            running=int(counters.counter("num_requests_running", SCHEDULER).value),
-            waiting=int(counters.counter("num_requests_waiting", SCHEDULER).value),
-        )
-    )
+
+    def total(gauge: str, role: str) -> int:
+        return int(sum(counters.counter(gauge, name).value for name in _actors(counters, role)))
+
+    running, waiting = total("num_requests_running", SCHEDULER), total("num_requests_waiting", SCHEDULER)
+    return json_response(Load(server_load=total("open_requests", "api"), running=running, waiting=waiting))
 
 
 async def show_version(request: Request) -> Response:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from api.schemas import responses
+from api.schemas.requests import shown
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, RequestError
@@ -69,9 +70,8 @@ class ServedModel:
             return self.names[0]
         if name not in self.names:
             served = ", ".join(self.names)
-            raise RequestError(
-                f"the model {name!r} does not exist; served here: {served}", status=404, code="model_not_found", param="model"
-            )
+            text = f"the model {shown(name)} does not exist; served here: {served}"
+            raise RequestError(text, status=404, code="model_not_found", param="model")
         return name
 
     def card(self, name: str) -> responses.Model:

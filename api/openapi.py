@@ -27,12 +27,13 @@ _REFERENCE = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request is wrong; the error names the parameter.",
     401: "A key is missing or wrong.",
-    403: "Orders are not taken from here.",
+    403: "A page or a name that is not allowed, or orders to a server without --admin-key.",
     404: "There is no such thing.",
     408: "The body came too slowly.",
     409: "The order does not fit the engine's state.",
     413: "The body is too long.",
     429: "The engine takes no more at the moment; see Retry-After.",
+    431: "The request's head is too long.",
     500: "An error of the server.",
     503: "An actor behind the API does not answer, or the server is stopping.",
 }

@@ -12,10 +12,10 @@ from api.schemas import requests, responses
 
 JSON = "application/json"
 
-_ANY = (400, 500)  # a malformed request id, an error of ours
+_ANY = (400, 403, 431, 500)  # a malformed head, a foreign page, too long a head, an error of ours
 _WITH_KEY = (*_ANY, 401)
 _WITH_BODY = (*_WITH_KEY, 404, 408, 413, 429, 503)
-_ORDERS = (*_ANY, 401, 403, 404, 408, 409, 413, 503)
+_ORDERS = (*_ANY, 401, 404, 408, 409, 413, 503)
 
 
 Shapes = Sequence[Sequence[type[msgspec.Struct]]]  # a body has one of these shapes; a shape is all of these structs together

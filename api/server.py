@@ -22,6 +22,7 @@ from api.app import Gate
 from api.client.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
+from api.json_body import BodyDecoder, DecodingLimits
 from api.model import ServedModel
 from engine.errors import StartError
 from engine.messages import AbortRequest, Command, Message, Reply
@@ -49,7 +50,9 @@ class ApiActor(Actor):
 
     def on_start(self) -> None:
         config = self.context.config
-        services = Services(self.context, self.client, ServedModel.of(config), ControlClient(self.context.run))
+        services = Services(
+            self.context, self.client, ServedModel.of(config), ControlClient(self.context.run), BodyDecoder(DecodingLimits())
+        )
         allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         self._sockets = [listening_socket(config.host, config.port)]
         Connection.max_connections = config.max_connections

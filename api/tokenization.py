@@ -21,11 +21,11 @@ from engine.messages import Prompt, TextPrompt
 async def tokenize(request: Request) -> Response:
     """The route: a text (`prompt`) or a conversation (`messages`) as token ids."""
     exchange = Exchange.of(request)
-    fields = requests.load(await exchange.body(request))
+    fields = await exchange.fields(request)
     prompt: Prompt
     if "messages" in fields:
         body: TokenizeRequest = requests.convert(fields, TokenizeRequest)
-        prompt = chat_prompt(fields)
+        prompt = chat_prompt(fields, exchange.services.client.max_record_bytes)
     else:
         body = text = requests.convert(fields, TokenizeTextRequest)
         prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)

@@ -38,6 +38,7 @@ from engine.messages import (
     Tokenized,
 )
 from engine.process.context import ActorContext
+from engine.process.topology import SCHEDULER, role_of
 
 CALL_TIMEOUT_S = 30.0
 MAX_CALLS = 256  # under way, of one api process
@@ -169,9 +170,9 @@ class EdgeClient:
 
     def on_peer(self, name: str) -> None:
         """An actor behind the edge came back with a new epoch: what it held is submitted again."""
-        if name != "scheduler" and name not in self._backlogs:
+        is_scheduler = role_of(name) == SCHEDULER
+        if not is_scheduler and name not in self._backlogs:
             return
-        is_scheduler = name == "scheduler"
         for generation in self._generations.values():
             for sample in generation.samples:
                 if not sample.is_finished and (is_scheduler or sample.tokenizer == name):
@@ -201,6 +202,11 @@ class EdgeClient:
         self._end_early([s for s in self._samples.values() if 0 < s.submit.deadline_ns < overdue], "timeout")
         for generation in self._generations.values():
             generation.drop_stalled_client(now_ns)
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The longest message that every tokenizer's ring can take."""
+        return min(backlog.max_record_bytes for backlog in self._backlogs.values())
 
     @property
     def num_open(self) -> int:
@@ -245,6 +251,7 @@ class EdgeClient:
             self._measures.on_answered(sample, now_ns)
         if sample.pending:
             sample.generation.wake()
+        sample.generation.check_held()
 
     def _on_rejected(self, rejected: Rejected) -> None:
         error = RequestError(

@@ -97,9 +97,9 @@ def check_stream(request: GenerationRequest) -> None:
 
 
 def check_vocabulary(param: str, token_ids: Iterable[int], model: ServedModel) -> None:
-    for token_id in token_ids:
-        if token_id >= model.vocab_size:
-            raise invalid(param, f"token id {token_id} is not in the vocabulary of {model.vocab_size} tokens")
+    largest = max(token_ids, default=0)
+    if largest >= model.vocab_size:
+        raise invalid(param, f"token id {largest} is not in the vocabulary of {model.vocab_size} tokens")
 
 
 def open_generation(

@@ -40,10 +40,10 @@ async def create_chat_completion(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
     model = exchange.services.model
-    fields = requests.load(await exchange.body(request))
+    fields = await exchange.fields(request)
     body = requests.convert(fields, ChatRequest)
     head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
-    prompt = chat_prompt(fields)
+    prompt = chat_prompt(fields, exchange.services.client.max_record_bytes)
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
     num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
@@ -62,8 +62,8 @@ async def create_chat_completion(request: Request) -> Response:
     return _answer(head, body, generation, n)
 
 
-def chat_prompt(fields: dict[str, Any]) -> ChatPrompt:
-    """The conversation of a body; the messages themselves go on as the client sent them."""
+def chat_prompt(fields: dict[str, Any], max_bytes: int) -> ChatPrompt:
+    """The conversation of a body; the messages themselves go on as the client sent them, in at most `max_bytes`."""
     body = requests.convert(fields, Conversation)
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(
@@ -76,8 +76,8 @@ def chat_prompt(fields: dict[str, Any]) -> ChatPrompt:
     tools = fields.get("tools") if body.tool_choice != "none" else None
     kwargs = body.chat_template_kwargs
     return ChatPrompt(
-        messages=requests.dump(fields["messages"], "messages"),
-        tools=requests.dump(tools, "tools") if tools else b"",
+        messages=requests.dump_list(fields["messages"], "messages", max_bytes),
+        tools=requests.dump_list(tools, "tools", max_bytes) if tools else b"",
         add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         chat_template=body.chat_template or "",

@@ -82,6 +82,8 @@ def prompts_of(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     prompt = body.prompt
     if isinstance(prompt, str):
         prompt = [prompt]
+    if not isinstance(prompt[0], int) and len(prompt) > model.max_samples:
+        raise invalid("prompt", f"{len(prompt)} prompts, the limit of one request is {model.max_samples}; send fewer")
     kinds = {type(item) for item in prompt}
     if len(kinds) != 1:
         raise invalid("prompt", "a list is either of texts, or of token ids, or of lists of token ids, not a mixture")

@@ -176,20 +176,9 @@ class EmptyRequest(msgspec.Struct, kw_only=True):
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_ERROR = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_PLACE = re.compile(r"(?P<key>`key` in )?`\$(?P<path>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
-
-
-def load(body: bytes) -> dict[str, Any]:
-    """A body as a JSON object. Not a number, unpaired surrogates, invalid UTF-8 and deep nesting are refused here."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, not {_shown(value)}", code="invalid_json")
-    return value
 
 
 def convert(fields: dict[str, Any], type_: type[T]) -> T:
@@ -202,10 +191,6 @@ def convert(fields: dict[str, Any], type_: type[T]) -> T:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
 
 
-def parse(body: bytes, type_: type[T]) -> T:
-    return convert(load(body), type_)
-
-
 def dump(value: object, param: str) -> bytes:
     """A part of a body back as JSON text, for the ring."""
     try:
@@ -214,22 +199,40 @@ def dump(value: object, param: str) -> bytes:
         raise RequestError(f"{param} is nested too deeply", param=param) from None
 
 
+def dump_list(values: list[Any], param: str, max_bytes: int) -> bytes:
+    """`dump` of a list that goes no further than `max_bytes`: more than that, no ring takes."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    for value in values:
+        parts.append(dump(value, param))
+        num_bytes += len(parts[-1]) + 1
+        if num_bytes > max_bytes:
+            raise RequestError(
+                f"{param}: longer than the limit of {max_bytes} bytes; send less", code="context_length_exceeded", param=param
+            )
+    return b"[%b]" % b",".join(parts)
+
+
 def invalid(param: str, message: str) -> RequestError:
     """A value that its neighbours or the model forbid."""
     return RequestError(f"{param}: {message}", code="invalid_value", param=param)
 
 
 def _named(text: str, fields: dict[str, Any]) -> RequestError:
-    match = _ERROR.fullmatch(text)
-    assert match is not None
-    path, what = (match["path"] or "").lstrip("."), match["what"]
+    """`text` is msgspec's: what is wrong, which may quote the value, and behind the last " - at " the place."""
+    what, _, place = text.rpartition(" - at ")
+    match = _PLACE.fullmatch(place)
+    if match is None:
+        what = text
+    path = match["path"].lstrip(".") if match else ""
     missing = _MISSING.fullmatch(what)
     if missing is not None:
         param = f"{path}.{missing['name']}" if path else missing["name"]
         return RequestError(f"{param} is required", code="missing_required_parameter", param=param)
-    got = "" if ", got" in what or match["key"] else _got(fields, match["path"] or "")
-    where = f"a key of {path}" if match["key"] else path
-    return RequestError(f"{where}: {what[0].lower()}{what[1:]}{got}", code="invalid_value", param=path)
+    is_key = match is not None and match["key"] is not None
+    got = "" if ", got" in what or is_key or match is None else _got(fields, match["path"])
+    where = f"a key of {path}" if is_key else path or "the body"
+    return RequestError(f"{where}: {what[0].lower()}{_shortened(what[1:], 256)}{got}", code="invalid_value", param=path)
 
 
 def _got(fields: object, path: str) -> str:
@@ -242,11 +245,15 @@ def _got(fields: object, path: str) -> str:
             value = value[int(step["index"])]
         else:
             return ""
-    return f", got {_shown(value)}"
+    return f", got {shown(value)}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as an error may quote it."""
     if isinstance(value, (dict, list)):
         return f"an {'object' if isinstance(value, dict) else 'array'} of {len(value)}"
-    text = repr(value) if isinstance(value, str) else orjson.dumps(value).decode()
-    return text if len(text) <= 64 else f"{text[:61]}..."
+    return _shortened(repr(value[:64]) if isinstance(value, str) else orjson.dumps(value).decode(), 64)
+
+
+def _shortened(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."

@@ -36,8 +36,16 @@ _SAME: tuple[str, ...] = (
     "request_priority",
     "api_processes",
 )
-_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "api_key_priority", "admin_key")
-_SAME += ("max_body_bytes", "max_connections", "kv_events_endpoint", "log_level", "seed", "weight_cache_limit")
+_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "api_key_priority", "admin_key", "allowed_hosts")
+_SAME += (
+    "allowed_origins",
+    "max_body_bytes",
+    "max_connections",
+    "kv_events_endpoint",
+    "log_level",
+    "seed",
+    "weight_cache_limit",
+)
 
 
 def resolve(options: OptionValues, flags: frozenset[str] | None = None) -> EngineConfig:

@@ -144,7 +144,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             (),
             "priority of a key's requests, which they may make worse but not better; default: what they ask for",
         ),
-        Option("admin-key", text("KEY"), "", "key for /admin; default: /admin answers the loopback interface only"),
+        Option("admin-key", text("KEY"), "", "key for /admin; default: /admin answers nobody; `tokamak ctl` needs none"),
+        Option(
+            "allowed-hosts",
+            texts("NAME"),
+            (),
+            "name(s) that clients may call this server by, *: any; default: localhost and addresses where --host is a "
+            "loopback address, else any",
+        ),
+        Option(
+            "allowed-origins",
+            texts("ORIGIN"),
+            (),
+            "origin(s) of other web pages, such as https://chat.example, that may use this server, *: all; default: none",
+        ),
         Option("max-body-bytes", num_bytes(1024), 32 << 20, "largest request body"),
         Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),
     ),

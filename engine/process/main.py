@@ -22,6 +22,7 @@ from types import FrameType
 
 from engine.process.actor import Actor, run
 from engine.process.context import ActorContext
+from engine.process.log import LogFormatter
 from engine.process.run_directory import open_run
 from shm._native import set_parent_death_signal
 from shm.counters import State
@@ -40,11 +41,9 @@ def main(argv: list[str]) -> int:
     hold_segments(_inherited(arguments.segments))
     this_run = open_run(Path(arguments.run_dir))
     manifest = this_run.manifest()
-    logging.basicConfig(
-        level=manifest.config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=manifest.config.log_level.upper(), handlers=[handler])
     context = ActorContext(this_run, manifest.config, arguments.actor, arguments.epoch, arguments.arena_fd)
     context.row.set_state(State.ATTACHED)
     _end_on_sigterm(context)

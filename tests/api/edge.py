@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +33,8 @@ from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = REPOSITORY / "tests" / "golden" / "qwen3"
 CHILD = "api0"
+ADMIN_KEY = "operator"
+OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
 class Edge:
@@ -49,6 +52,7 @@ class Edge:
             "port": self.port,
             "run_id": run_id,
             "run_dir": str(directory),
+            "admin_key": ADMIN_KEY,
         }
         self.config = engine_config(**(fields | options))
         self.run = Run(run_id, directory)
@@ -164,6 +168,16 @@ class Edge:
         return Reply(command.command_id, reply.status, reply.message, reply.details)
 
     # ---------------------------------------------------------------------------------------------------------- clients
+
+    @contextlib.contextmanager
+    def connection(self, first: bytes = b"") -> Iterator[socket.socket]:
+        """A client that does as it likes, and sends `first`."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=WATCHDOG_S) as connection:
+            connection.sendall(first)
+            yield connection
+
+    def order(self, name: str, body: Any = None) -> httpx.Response:
+        return self.post(f"/admin/{name}", body, headers=OPERATOR)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(self.url + path, timeout=WATCHDOG_S, **options)

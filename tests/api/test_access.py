@@ -1,4 +1,4 @@
-"""Who may do what: API keys, the admin key, the loopback rule, and the orders themselves."""
+"""Who may do what: names of the server, origins of pages, API keys, the admin key; and the orders themselves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import msgspec
 import openai
 import pytest
 from starlette.datastructures import Headers
 
-from api.auth import priority_of
+from api.access import Access, priority_of
 from engine.errors import RequestError
 from engine.messages import (
     AbortRequest,
@@ -25,16 +26,18 @@ from engine.messages import (
     RestartActor,
     Resume,
 )
-from tests.api.edge import Edge
-from tests.waiting import wait_until
+from tests.api.edge import OPERATOR, Edge
+from tests.waiting import WATCHDOG_S, wait_until
 
-KEYS = {"api_key": ("first", "s\xe9cond"), "api_key_priority": (("s\xe9cond", 10),), "admin_key": "master"}
 OPEN_PATHS = ("/", "/health", "/health/live", "/metrics", "/version", "/load", "/openapi.json")
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    with Edge(tmp_path_factory.mktemp("run"), **KEYS) as running:
+    """With API keys, without a key for orders."""
+    keys = {"api_key": ("first", "s\xe9cond"), "api_key_priority": (("s\xe9cond", 10),), "admin_key": ""}
+    names = {"allowed_hosts": ("llm.example",)}
+    with Edge(tmp_path_factory.mktemp("run"), **keys, **names, allowed_origins=("https://chat.example",)) as running:
         yield running
 
 
@@ -45,7 +48,7 @@ def bearer(key: str) -> dict[str, str]:
 def test_api_keys(guarded: Edge) -> None:
     for path in OPEN_PATHS:
         assert guarded.get(path).status_code == 200, path
-    for headers in ({}, bearer("wrong"), bearer("master"), {"authorization": "Basic first"}, {"authorization": "first"}):
+    for headers in ({}, bearer("wrong"), {"authorization": "Basic first"}, {"authorization": "first"}):
         answer = guarded.get("/v1/models", headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -78,32 +81,82 @@ def test_priority_of_keys(guarded: Edge) -> None:
         assert (error.value.status, error.value.param) == (400, "priority")
 
 
-def test_admin_key(guarded: Edge) -> None:
-    assert guarded.get("/admin/actors").status_code == 401
-    assert guarded.get("/admin/actors", headers=bearer("first")).status_code == 401
-    assert guarded.get("/admin/actors", headers={**bearer("master"), "x-forwarded-for": "1.2.3.4"}).status_code == 200
+def test_admin_key(edge: Edge, guarded: Edge) -> None:
+    """Without one, orders come through the control socket alone."""
+    for headers in ({}, bearer("wrong")):
+        answer = edge.get("/admin/actors", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_key")
+    assert edge.get("/admin/actors", headers={**OPERATOR, "x-forwarded-for": "1.2.3.4"}).status_code == 200
+    for headers in ({}, bearer("x"), bearer("first")):
+        answer = guarded.post("/admin/pause", {}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert "--admin-key" in answer.json()["error"]["message"]
+    assert guarded.orders == []
+
+
+PATHS = ("/", "/v1/models", "/tokenize", "/admin/actors", "/health", "/metrics", "/nothing")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"])
+def test_a_foreign_name_that_points_here(edge: Edge, guarded: Edge, host: str) -> None:
+    """As a DNS server can make one, for a page of its own."""
+    for path in PATHS:
+        for server in (edge, guarded):
+            answer = server.get(path, headers={"host": host, "origin": f"http://{host}", **OPERATOR})
+            assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error"), path
+            assert "--allowed-hosts" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1:99", "[::1]:8000", "192.168.1.5", ""])
+def test_names_that_are_this_machine_s(edge: Edge, host: str) -> None:
+    head = f"GET /version HTTP/1.1\r\nhost: {host}\r\n\r\n" if host else "GET /version HTTP/1.0\r\n\r\n"
+    with edge.connection(head.encode()) as client:
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_names_that_are_allowed(guarded: Edge) -> None:
+    assert guarded.get("/version", headers={"host": "LLM.example:8000"}).status_code == 200
+    everyone = Access(msgspec.structs.replace(guarded.config, allowed_hosts=("*",)))
+    public = Access(msgspec.structs.replace(guarded.config, host="0.0.0.0", allowed_hosts=()))
+    limited = Access(msgspec.structs.replace(guarded.config, host="0.0.0.0"))
+    everyone.check("/", Headers({"host": "any.example"}))
+    public.check("/", Headers({"host": "any.example"}))
+    with pytest.raises(RequestError, match=r"--allowed-hosts any\.example"):
+        limited.check("/", Headers({"host": "any.example"}))
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {"x-forwarded-for": "127.0.0.1"},
-        {"forwarded": "for=127.0.0.1"},
-        {"host": "evil.example:8000"},
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site"},
-    ],
+    "origin", ["http://evil.example", "null", "http://[", "http://127.0.0.1:1", "file://", "https://chat.example.evil"]
 )
-def test_without_a_key_only_this_machine(edge: Edge, headers: dict[str, str]) -> None:
-    """No proxy, no foreign page, no name that a foreign DNS server could have pointed here."""
-    answer = edge.post("/admin/pause", {}, headers=headers)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/admin/pause"])
+def test_pages_of_another_origin(edge: Edge, guarded: Edge, path: str, origin: str) -> None:
+    for server in (edge, guarded):
+        answer = server.post(path, {"prompt": "x"}, headers={"origin": origin, **OPERATOR})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert "--allowed-origins" in answer.json()["error"]["message"]
+        assert "access-control-allow-origin" not in answer.headers
     assert not any(isinstance(order, Pause) for order in edge.orders)
 
 
-def test_a_page_of_our_own_may(edge: Edge) -> None:
-    assert edge.post("/admin/resume", {}, headers={"origin": edge.url}).status_code == 200
+def test_our_own_page_and_those_that_are_allowed(guarded: Edge, edge: Edge) -> None:
+    assert edge.post("/v1/completions", {"prompt": "x"}, headers={"origin": edge.url}).status_code == 200
+    assert edge.post("/v1/completions", {"prompt": "x"}, headers={"origin": edge.url, "host": "localhost"}).status_code == 403
+    chat = {"origin": "https://chat.example"}
+    asked = {**chat, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = httpx.options(f"{guarded.url}/v1/completions", headers=asked, timeout=WATCHDOG_S)
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (204, "https://chat.example")
+    assert "authorization" in allowed.headers["access-control-allow-headers"]
+    for headers, status in ((bearer("first"), 200), ({}, 401)):  # a page can read why it was refused
+        answer = guarded.post("/v1/completions", {"prompt": "x"}, headers={**chat, **headers})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, "https://chat.example")
+    assert httpx.options(f"{edge.url}/v1/completions", headers=asked, timeout=WATCHDOG_S).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["[", "a b", "a:b", "http://x", "[::1", "x" * 300])
+def test_a_host_that_is_none(edge: Edge, host: str) -> None:
+    for path in PATHS:
+        answer = edge.get(path, headers={"host": host, **OPERATOR})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "host")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +177,7 @@ def test_a_page_of_our_own_may(edge: Edge) -> None:
     ],
 )
 def test_orders(edge: Edge, path: str, body: Any, order: Order) -> None:
-    answer = edge.post(f"/admin/{path}", body)
+    answer = edge.order(path, body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["message"] == "done"
     assert edge.orders.pop() == order
@@ -134,10 +187,10 @@ def test_answers_of_orders(edge: Edge) -> None:
     ordinary = edge.answer
     try:
         edge.answer = lambda order: Reply("", 200, "", {"actors": [{"name": "api0", "pid": 1}]})
-        assert edge.get("/admin/actors").json()["actors"] == [{"name": "api0", "pid": 1}]
+        assert edge.get("/admin/actors", headers=OPERATOR).json()["actors"] == [{"name": "api0", "pid": 1}]
         assert edge.orders.pop() == ListActors()
         edge.answer = lambda order: Reply("", 409, "the engine is PAUSED")
-        refused = edge.post("/admin/pause", {})
+        refused = edge.order("pause", {})
         assert (refused.status_code, refused.json()["error"]["message"]) == (409, "the engine is PAUSED")
     finally:
         edge.answer = ordinary
@@ -154,7 +207,7 @@ def test_answers_of_orders(edge: Edge) -> None:
     ],
 )
 def test_wrong_orders(edge: Edge, path: str, body: Any) -> None:
-    answer = edge.post(f"/admin/{path}", body)
+    answer = edge.order(path, body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"]
 
@@ -169,7 +222,7 @@ def test_abort_by_the_id_that_the_client_knows(edge: Edge) -> None:
         asking.start()
         wait_until(lambda: len(edge.peer.submits("to-be-aborted~")) == 4, what="submitted")
         wait_until(lambda: all(s.num_sent == 3 for s in list(edge.peer.streams.values())), what="three tokens each")
-        assert edge.post("/admin/abort", {"request_id": "to-be-aborted"}).status_code == 200
+        assert edge.order("abort", {"request_id": "to-be-aborted"}).status_code == 200
         asking.join()
     assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == ["abort"] * 4
     wait_until(lambda: len(edge.peer.aborts("to-be-aborted~")) == 4, what="told to the engine")

@@ -18,25 +18,39 @@ from api.exchange import next_part
 from engine.errors import RequestError
 from tests.waiting import WATCHDOG_S, wait_until
 
+LONG = 32 << 20  # more than the kernel keeps for a client that does not read
+
 
 class Impatient(Connection):
     head_timeout_s = 0.2
 
 
 class ImpatientAfterwards(Connection):
-    """With the second head."""
+    """With the second head, and with a client that does not read its answer."""
 
     head_timeout_s = WATCHDOG_S
+    stall_timeout_s = 0.2
+    num_lost = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        ImpatientAfterwards.num_lost += 1
+        super().connection_lost(exc)
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     ImpatientAfterwards.head_timeout_s = 0.2
+    if scope["path"] == "/long":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LONG)]})
+        await send({"type": "http.response.body", "body": bytes(LONG)})
+        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
 @contextlib.contextmanager
 def port_of(connection: type[Connection]) -> Iterator[int]:
+    ImpatientAfterwards.num_lost = 0
+    ImpatientAfterwards.head_timeout_s = WATCHDOG_S
     config = uvicorn.Config(application, http=connection, ws="none", loop="uvloop", lifespan="off", log_config=None, port=0)
     server = uvicorn.Server(config)
     with socket.socket() as listener:
@@ -47,6 +61,15 @@ def port_of(connection: type[Connection]) -> Iterator[int]:
         yield int(listener.getsockname()[1])
         server.should_exit = True
         thread.join()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            received += part
+    return received
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET", b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: 1"])
@@ -60,18 +83,57 @@ def test_a_head_must_arrive_in_time(beginning: bytes) -> None:
         assert connection.recv(100) == b""
 
 
-def test_the_second_head_too() -> None:
+@pytest.mark.parametrize("rest", [b"GET / HT", b"G", b"\r", b"\r\n", b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n",  # answered before its body is here
+    ],
+)
+def test_after_an_answer_too(first: bytes, rest: bytes) -> None:
+    """Whatever comes first: from then on the next head is due."""
     with (
         port_of(ImpatientAfterwards) as port,
         socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection,
     ):
-        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(first)
         answer = connection.recv(1000)
         while not answer.endswith(b"ok"):
             answer += connection.recv(1000)
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            connection.sendall(b"GET / HT")
+            connection.sendall(rest)
             assert connection.recv(100) == b""
+
+
+def test_part_of_the_next_head_comes_with_the_first() -> None:
+    with (
+        port_of(ImpatientAfterwards) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET")
+        assert read_all(connection).endswith(b"ok")
+
+
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+def test_an_answer_that_is_never_read(close: bytes) -> None:
+    with (
+        port_of(ImpatientAfterwards) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection,
+    ):
+        connection.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\n%b\r\n" % close)
+        wait_until(lambda: ImpatientAfterwards.num_lost, what="the connection given up")
+
+
+def test_an_answer_that_is_read_slowly() -> None:
+    """It is whole, however many times longer than a stall it takes."""
+    with (
+        port_of(ImpatientAfterwards) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection,
+    ):
+        ImpatientAfterwards.head_timeout_s = WATCHDOG_S
+        connection.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert len(read_all(connection)) > LONG
 
 
 def test_a_body_must_arrive_in_time() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.api.edge import Edge
+from tests.api.edge import OPERATOR, Edge
 from tests.waiting import WATCHDOG_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -49,7 +49,7 @@ def no_server_errors(edge: Edge) -> Iterator[None]:
 def test_malformed_bodies(edge: Edge, path: str, content: bytes) -> None:
     if (path == "/admin/reload" and content in (b"", b'{"prompt": "a"}')) or (b'"messages"' in content and "admin" in path):
         return  # a reload of the weights in use, with fields that nobody knows
-    answer = edge.post(path, content=content)
+    answer = edge.post(path, content=content, headers=OPERATOR)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -127,6 +127,7 @@ def test_wrong_parameters_name_themselves(edge: Edge, param: str, value: Any, sa
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt": [[5], [5000]]}, "prompt"),
         ({"prompt": "x" * 3_000_000}, "prompt"),
+        ({"prompt": "x" * 10_000_000}, "prompt"),
     ],
 )
 def test_parameters_that_do_not_go_together(edge: Edge, fields: dict[str, Any], param: str) -> None:
@@ -152,23 +153,33 @@ def test_parameters_that_do_not_go_together(edge: Edge, fields: dict[str, Any], 
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "x - at `$.messages[9]`"}, "tool_choice"),
+        ({"tool_choice": "x - at `key` in `$.messages[9]`"}, "tool_choice"),
+        ({"tool_choice": "Object missing required field `x` - at `$.y`"}, "tool_choice"),
+        ({"response_format": {"type": "x - at `$.messages[9]`"}}, "response_format.type"),
+        ({"response_format": {"type": "x - at `$" * 300_000}}, "response_format.type"),
+        ({"tools": [{}] * 70_000}, None),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"max_completion_tokens": 1000}, "max_completion_tokens"),
         ({"max_completion_tokens": 5, "min_tokens": 6}, "min_tokens"),
     ],
 )
-def test_wrong_conversations(edge: Edge, fields: dict[str, Any], param: str) -> None:
-    answer = edge.post("/v1/chat/completions", {**CHAT, **fields})
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
+def test_wrong_conversations(edge: Edge, fields: dict[str, Any], param: str | None) -> None:
+    of_both = fields.keys() & {"messages", "tool_choice", "tools", "chat_template_kwargs"}
+    for path in ("/v1/chat/completions", "/tokenize") if of_both else ("/v1/chat/completions",):
+        answer = edge.post(path, {**CHAT, **fields})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+        assert len(answer.content) < 1000
 
 
 def test_texts_that_no_ring_takes(edge: Edge) -> None:
     for path, body, param in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3_000_000}]}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 900_000}] * 30}, "messages"),
         ("/tokenize", {"prompt": "x" * 3_000_000}, "prompt"),
-        ("/detokenize", {"tokens": [5] * 1_000_000}, "tokens"),
+        ("/detokenize", {"tokens": [5] * 524_288}, "tokens"),
     ):
         answer = edge.post(path, body)
         assert answer.status_code == 400, path
@@ -214,7 +225,7 @@ def test_request_ids_are_checked(edge: Edge, name: str) -> None:
 
 def test_huge_bodies_are_refused_unread(edge: Edge) -> None:
     """By their length alone, and where that is not said, as soon as they are too long."""
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n{" % (1 << 40))
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
@@ -242,7 +253,7 @@ def test_what_is_not_http(edge: Edge, nonsense: bytes) -> None:
 
 
 def test_stalled_connections_do_not_stop_others(edge: Edge) -> None:
-    starts = [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"]
+    starts = [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"]
     with contextlib.ExitStack() as stack:
         for index in range(300):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S))

@@ -23,6 +23,8 @@ from tests.waiting import WATCHDOG_S, wait_until
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 DEMO = REPOSITORY / "tools" / "demo" / "model"
+ADMIN_KEY = "operator"
+OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
 READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")
 
 
@@ -33,7 +35,8 @@ class EngineProcess:
     def __init__(self, model: Path | str, *options: str, environment: dict[str, str] | None = None) -> None:
         self.port = 0
         self.url = ""
-        self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", "0", *options]
+        self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", "0"]
+        self.command += ["--admin-key", ADMIN_KEY, *options]
         self.environment = {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
@@ -131,7 +134,7 @@ class EngineProcess:
     def actors(self) -> dict[str, dict[str, int | str | float]]:
         """The actor table as /admin/actors gives it, by name; empty while no api process answers."""
         with contextlib.suppress(httpx.TransportError):
-            answer = httpx.get(f"{self.url}/admin/actors", timeout=WATCHDOG_S)
+            answer = httpx.get(f"{self.url}/admin/actors", timeout=WATCHDOG_S, headers=OPERATOR)
             if answer.status_code == 200:
                 return {row["name"]: row for row in answer.json()["actors"]}
         return {}

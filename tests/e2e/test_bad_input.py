@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, wait_for_waiting
 from tests.waiting import WATCHDOG_S
 
@@ -32,7 +32,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def post(engine: EngineProcess, path: str = "/v1/completions", **options: Any) -> httpx.Response:
-    return httpx.post(f"{engine.url}{path}", timeout=WATCHDOG_S, **options)
+    return httpx.post(f"{engine.url}{path}", timeout=WATCHDOG_S, headers={**OPERATOR, **options.pop("headers", {})}, **options)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_deadline_of_what_waits(engine: EngineProcess) -> None:
 
 def test_half_sent_bodies_and_stalled_connections(engine: EngineProcess) -> None:
     """500 connections that send half a request and stall; the engine answers others meanwhile."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 1.1.1.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
     starts = [b"", b"POST /v1/comp", head]
     with contextlib.ExitStack() as stack:
         for index in range(500):

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.e2e.engine_process import GOLDEN, REPOSITORY, EngineProcess, leftovers
+from tests.e2e.engine_process import GOLDEN, OPERATOR, REPOSITORY, EngineProcess, leftovers
 from tests.e2e.workload import answers, mixed_bodies
 from tests.engine.echo_engine import is_gone
 from tests.waiting import WATCHDOG_S, wait_until
@@ -95,7 +95,9 @@ def test_kv_events(engine: EngineProcess) -> None:
 
         def prompt_is_stored() -> bool:
             body = {"prompt": list(range(100, 164)), "max_tokens": 2, "temperature": 0}
-            httpx.post(f"{engine.url}/admin/reset_prefix_cache", json={}, timeout=WATCHDOG_S).raise_for_status()
+            httpx.post(
+                f"{engine.url}/admin/reset_prefix_cache", json={}, timeout=WATCHDOG_S, headers=OPERATOR
+            ).raise_for_status()
             httpx.post(f"{engine.url}/v1/completions", json=body, timeout=WATCHDOG_S).raise_for_status()
             while socket.poll(200):
                 events.extend(msgspec.msgpack.decode(socket.recv_multipart()[-1])[1])

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import orjson
 
-from tests.e2e.engine_process import EngineProcess
+from tests.e2e.engine_process import OPERATOR, EngineProcess
 from tests.waiting import WATCHDOG_S, wait_until
 
 Body = dict[str, Any]
@@ -127,7 +127,7 @@ def wait_for_waiting(engine: EngineProcess, num_requests: int) -> None:
 @contextlib.asynccontextmanager
 async def held(engine: EngineProcess, mode: str = "abort") -> AsyncIterator[None]:
     """Within, the engine is paused: what comes waits."""
-    async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S, headers=OPERATOR) as client:
         (await client.post("/admin/pause", json={"mode": mode})).raise_for_status()
         yield
         (await client.post("/admin/resume", json={})).raise_for_status()

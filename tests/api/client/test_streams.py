@@ -194,7 +194,7 @@ def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
     name = f"leaver-{fields['stream']}"
     before = paced.count("http_disconnects_total"), paced.count("request_success_total", finished_reason="abort")
     body = orjson.dumps({"prompt": "hello", "n": 2, **fields})
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
         name.encode(),
         len(body),
     )
@@ -230,14 +230,14 @@ def test_calls_are_bounded_and_end_with_their_clients(edge: Edge) -> None:
 def test_a_client_that_leaves_within_its_body(edge: Edge) -> None:
     before = edge.count("http_disconnects_total")
     with socket.create_connection(("127.0.0.1", edge.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     wait_until(lambda: edge.count("http_disconnects_total") == before + 1, what="disconnect counted")
 
 
 def test_a_slow_reader_misses_nothing(edge: Edge) -> None:
     """While nobody reads, what comes is gathered; afterwards it is all there."""
     body = orjson.dumps({"prompt": "x" * 200, "stream": True, "max_tokens": 256, "logprobs": 20, "n": 8})
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", edge.port))
@@ -356,7 +356,7 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
         wait_until(lambda: len(paced.peer.received) > num_before, what="call there")
         reader = Reader(paced, "aborted-before")
         wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
-        assert paced.post("/admin/abort", {"request_id": "aborted-before"}).status_code == 200
+        assert paced.order("abort", {"request_id": "aborted-before"}).status_code == 200
         reader.finish()
         wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 1, what="aborted")
         paced.peer.is_answering_calls = True

@@ -1,0 +1,111 @@
+"""Who may use which route: the name that a request calls this server by, the page that it comes from, and its key.
+
+Called by `app.Gate` in the api process for every request. A browser on this machine runs the code of any page that it shows,
+and reaches this server like any program here. Two headers that such code cannot choose tell it apart:
+
+    Host      a foreign name that a DNS server pointed here (DNS rebinding). A server on the loopback interface answers to
+              localhost and to addresses, and to --allowed-hosts; one on another interface to any name, unless that is given.
+    Origin    the page's own origin. It must be this server or one of --allowed-origins; these may then also read the answers
+              (CORS).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+
+PROTECTED_PATHS = ("/tokenize", "/detokenize")
+PROTECTED_PREFIX = "/v1/"
+ADMIN_PREFIX = "/admin"
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
+
+
+class Access:
+    def __init__(self, config: EngineConfig) -> None:
+        self._api_keys = config.api_key
+        self._admin_key = config.admin_key
+        self._hosts = frozenset(host.lower() for host in config.allowed_hosts)
+        self._is_any_host_allowed = "*" in self._hosts or not (self._hosts or _is_local(config.host))
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+
+    def check(self, path: str, headers: Headers) -> None:
+        """400, 401 or 403 for whoever may not enter."""
+        self._check_host(headers.getlist("host"))
+        origin = headers.get("origin")
+        if origin is not None and not self.foreign_origin(headers) and not _is_same(origin, headers.get("host", "")):
+            raise _forbidden(f"pages of the origin {origin[:256]!r} may not use this server; start it with --allowed-origins")
+        if path.startswith(ADMIN_PREFIX):
+            self._check_admin(headers)
+        elif path.startswith(PROTECTED_PREFIX) or path in PROTECTED_PATHS:
+            self._check_api_key(headers)
+
+    def foreign_origin(self, headers: Headers) -> str:
+        """The origin that a request names and --allowed-origins as well; else empty."""
+        origin = headers.get("origin", "")
+        return origin if "*" in self._origins or origin.lower() in self._origins else ""
+
+    def _check_host(self, given: Sequence[str]) -> None:
+        """No Host at all (HTTP/1.0) comes from no browser."""
+        match = _HOST.fullmatch(given[0]) if len(given) == 1 else None
+        if given and match is None:
+            raise RequestError("host: expected one NAME or NAME:PORT", code="invalid_value", param="host")
+        if match is None or self._is_any_host_allowed:
+            return
+        name = match["name"].lower().rstrip(".")
+        if not _is_local(name) and not _is_address(name) and name not in self._hosts:
+            raise _forbidden(f"this server does not answer under the name {name!r}; start it with --allowed-hosts {name}")
+
+    def _check_api_key(self, headers: Headers) -> None:
+        if self._api_keys and not _has_key(headers, self._api_keys):
+            raise _unauthorized("API", "invalid_api_key")
+
+    def _check_admin(self, headers: Headers) -> None:
+        if not self._admin_key:
+            raise _forbidden(
+                "/admin answers nobody without a key; start with --admin-key, or use `tokamak ctl`, which has its own socket"
+            )
+        if not _has_key(headers, (self._admin_key,)):
+            raise _unauthorized("admin", "invalid_admin_key")
+
+
+def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    """Whether the bearer token is one of `keys`, in a time that depends on neither."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = token.strip().encode("latin-1")
+    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
+    return scheme.lower() == "bearer" and any(matches)
+
+
+def _is_local(name: str) -> bool:
+    """A name or address that never leaves this machine."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    return _is_address(name) and ipaddress.ip_address(name.strip("[]")).is_loopback
+
+
+def _is_address(name: str) -> bool:
+    """A numeric address: no DNS server can point it elsewhere."""
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_same(origin: str, host: str) -> bool:
+    return bool(host) and origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
+
+
+def _unauthorized(kind: str, code: str) -> RequestError:
+    return RequestError(f"wrong or missing {kind} key; send it as `Authorization: Bearer KEY`", status=401, code=code)
+
+
+def _forbidden(message: str) -> RequestError:
+    return RequestError(message, status=403, code="forbidden")

@@ -1,0 +1,228 @@
+"""A request body as a JSON object, decoded without holding the event loop.
+
+Called by `exchange.Exchange` in the api process. A parser holds the loop (and the interpreter) from the first byte to the last.
+So a body is counted before anything is built from it, and one that would take long is decoded in parts, with a turn of the loop
+after each, and after each slice that is counted:
+
+    {"model": "m", "prompt": ["a", "b", "c"], "n": 2}
+     ------------  ---------   -----  ---     ------     parts: members of the object, elements of an array in it
+
+Only one body is in such work at a time: the others wait in line, so that many hold the loop no longer than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import orjson
+
+from engine.errors import RequestError
+
+_TOKEN = re.compile(rb'"[^"]*"?|[][{}:,]')
+_NAME = re.compile(rb'\s{0,64}"([A-Za-z0-9_]{1,64})"\s{0,64}:\s{0,64}(\[)?')  # of a member, and whether it is an array
+
+Text: TypeAlias = bytes | bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingLimits:
+    """Sizes in bytes. A body within `whole_*` is decoded at once."""
+
+    whole_bytes: int = 1 << 20
+    whole_values: int = 1 << 16
+    whole_containers: int = 1 << 14
+    slice_bytes: int = 16 << 10  # counted in one turn of the loop
+    part_bytes: int = 1 << 20  # decoded in one turn, except for a single longer element
+    max_element_bytes: int = 8 << 20
+    max_values: int = 1 << 19
+    max_names: int = 1 << 16
+    max_containers: int = 1 << 16
+
+
+class BodyDecoder:
+    """Decodes the bodies of one api process."""
+
+    def __init__(self, limits: DecodingLimits) -> None:
+        self._limits = limits
+        self._line = asyncio.Lock()
+
+    async def decode(self, body: Text) -> dict[str, Any]:
+        """A body as a JSON object. RequestError where it is none, or holds more or longer values than any request needs. Not a
+        number, unpaired surrogates, invalid UTF-8 and deep nesting are refused here."""
+        if self._is_light(body):
+            fields = _loads(body)
+            if not isinstance(fields, dict):
+                raise _not_json("a JSON object is expected")
+            return fields
+        async with self._line:
+            outline = _Outline(self._limits)
+            for start, end in _slices(body, self._limits.slice_bytes):
+                outline.take(body[start:end], start)
+                await asyncio.sleep(0)
+            outline.check(body)
+            fields = {}
+            for _ in _decode_parts(body, outline, self._limits, fields):
+                await asyncio.sleep(0)
+            return fields
+
+    def _is_light(self, body: Text) -> bool:
+        """Whether it is short and has few values, even if every comma and bracket in a text were one of the JSON."""
+        limits = self._limits
+        return (
+            len(body) <= limits.whole_bytes
+            and body.count(b"[") + body.count(b"{") <= limits.whole_containers
+            and body.count(b",") + body.count(b":") <= limits.whole_values
+        )
+
+
+@dataclass(slots=True)
+class _Outline:
+    """What one pass over a body finds: how much it holds, and where it can be cut. Positions are those of commas and closing
+    brackets."""
+
+    limits: DecodingLimits
+    depth: int = 0
+    num_commas: int = 0
+    num_names: int = 0
+    num_texts: int = 0
+    num_containers: int = 0
+    is_in_text: bool = False
+    start: int = -1  # of the object
+    end: int = -1  # of the object: its closing bracket
+    member_ends: array[int] = field(default_factory=lambda: array("q"))  # commas at depth 1
+    element_ends: array[int] = field(default_factory=lambda: array("q"))  # commas at depth 2
+    closings: array[int] = field(default_factory=lambda: array("q"))  # from depth 2 to 1: of what a member holds
+
+    def take(self, raw: Text, offset: int) -> None:
+        """Look at the next slice, which starts and ends outside of escape sequences."""
+        text = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        begin = 0
+        if self.is_in_text:
+            begin = text.find(b'"') + 1
+            self.is_in_text = not begin
+        if not self.is_in_text:
+            for match in _TOKEN.finditer(text, begin):
+                self._take_token(match[0], offset + match.start())
+        limits = self.limits
+        if (
+            self.num_commas > limits.max_values
+            or self.num_texts > limits.max_values + limits.max_names
+            or self.num_names > limits.max_names
+            or self.num_containers > limits.max_containers
+        ):
+            most = f"{limits.max_values} values, {limits.max_names} names, {limits.max_containers} lists and objects"
+            raise RequestError(f"the body holds more than the limits of {most}; send less", code="body_too_complex")
+
+    def _take_token(self, token: bytes, position: int) -> None:
+        if self.depth == 0 and (self.start >= 0 or token != b"{"):
+            raise _not_json("one JSON object is expected")
+        if token == b",":
+            self.num_commas += 1
+            if self.depth == 1:
+                self.member_ends.append(position)
+            elif self.depth == 2:
+                self.element_ends.append(position)
+        elif token == b":":
+            self.num_names += 1
+        elif token in (b"[", b"{"):
+            self.depth += 1
+            self.num_containers += 1
+            if self.depth == 1:
+                self.start = position
+        elif token in (b"]", b"}"):
+            self.depth -= 1
+            if self.depth == 1:
+                self.closings.append(position)
+            elif self.depth == 0:
+                self.end = position
+        else:
+            self.num_texts += 1
+            self.is_in_text = len(token) == 1 or not token.endswith(b'"')
+
+    def check(self, body: Text) -> None:
+        """That the body is one pair of brackets with nothing around it."""
+        if self.end < 0:
+            raise _not_json("it ends too early")
+        if not (_is_blank(body, 0, self.start) and body[self.end] == ord("}") and _is_blank(body, self.end + 1, len(body))):
+            raise _not_json("one JSON object is expected")
+
+
+def _decode_parts(body: Text, outline: _Outline, limits: DecodingLimits, fields: dict[str, Any]) -> Iterator[None]:
+    """Fill `fields`; a turn of the loop is due at each yield."""
+    for start, end, is_only in _spans(outline.member_ends, outline.start + 1, outline.end, limits.part_bytes):
+        match = _NAME.match(body, start, end) if end - start > limits.part_bytes else None
+        name = match[1].decode() if match else ""
+        if match is None or not match[2]:
+            _check_element(name, end - start, limits)
+            fields.update(_filled(_loads(b"{" + body[start:end] + b"}"), is_only))
+        else:
+            first = match.end()
+            closing = outline.closings[bisect_left(outline.closings, first)]
+            if body[closing] != ord("]") or not _is_blank(body, closing + 1, end):
+                raise _not_json("a list ends in something else")
+            elements: list[Any] = []
+            fields[name] = elements
+            for start_of_some, end_of_some, are_all in _spans(outline.element_ends, first, closing, limits.part_bytes):
+                _check_element(name, end_of_some - start_of_some, limits)
+                elements += _filled(_loads(b"[" + body[start_of_some:end_of_some] + b"]"), are_all)
+                yield
+        yield
+
+
+def _spans(cuts: array[int], start: int, end: int, most: int) -> Iterator[tuple[int, int, bool]]:
+    """Bytes [start, end) without the commas at `cuts`, in spans of at most `most` bytes where single items are no longer; and
+    whether it is one span."""
+    low, high = bisect_left(cuts, start), bisect_left(cuts, end)
+    is_only = low == high
+    while low < high and end - start > most:
+        reached = max(bisect_right(cuts, start + most, low, high) - 1, low)
+        yield start, cuts[reached], is_only
+        start, low = cuts[reached] + 1, reached + 1
+    yield start, end, is_only
+
+
+def _slices(body: Text, num_bytes: int) -> Iterator[tuple[int, int]]:
+    """[start, end) of each; none ends between a backslash and what it escapes."""
+    start = 0
+    while start < len(body):
+        end = min(start + num_bytes, len(body))
+        text = body[start:end]
+        end += (len(text) - len(text.rstrip(b"\\"))) & 1
+        yield start, end
+        start = end
+
+
+def _loads(text: Text) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise _not_json(error.msg) from None
+
+
+def _filled(content: Any, may_be_empty: bool) -> Any:
+    if not content and not may_be_empty:
+        raise _not_json("a value is missing before or after a comma")
+    return content
+
+
+def _check_element(name: str, num_bytes: int, limits: DecodingLimits) -> None:
+    if num_bytes > limits.max_element_bytes:
+        raise RequestError(
+            f"{name or 'the body'}: one value has {num_bytes} bytes, the limit is {limits.max_element_bytes}; send less",
+            code="context_length_exceeded",
+            param=name,
+        )
+
+
+def _is_blank(body: Text, start: int, end: int) -> bool:
+    return not body[start:end].strip(b" \t\r\n")
+
+
+def _not_json(why: str) -> RequestError:
+    return RequestError(f"the body is not valid JSON: {why}", code="invalid_json")

@@ -1,0 +1,103 @@
+"""Heads without end, requests sent ahead of answers, and clients that leave: over sockets, to a running api process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.api.edge import Edge
+from tests.waiting import wait_until
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+VERSION = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LONG = b"a" * 100_000  # a parser may run some way beyond the limit
+
+
+def completion(name: str, **fields: object) -> bytes:
+    body = orjson.dumps({"prompt": "x", "max_tokens": 20, **fields})
+    return HEAD + b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (name.encode(), len(body)) + body
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            received += part
+    return received
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + LONG + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        HEAD + b"x: " + LONG + b"\r\n\r\n",
+        HEAD + LONG + b": x\r\n\r\n",
+        HEAD + b"a: b\r\n" * 100 + b"\r\n",
+        HEAD + (b"a: " + b"b" * 1000 + b"\r\n") * 70 + b"\r\n",
+        b"\r\n" * 50_000,
+        CHUNKED + b"1;" + LONG + b"\r\n",
+        CHUNKED + b"1\r\na\r\n0\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+        CHUNKED + b"1\r\na\r\n0\r\na: " + LONG,
+    ],
+    ids=["path", "value", "name", "fields", "sum", "blank lines", "chunk extension", "trailers", "trailer"],
+)
+def test_heads_without_end(edge: Edge, sent: bytes) -> None:
+    with edge.connection(sent) as client:
+        assert read_all(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_long_head_takes_no_memory(edge: Edge) -> None:
+    def resident() -> int:
+        return int(Path(f"/proc/{edge.child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    with edge.connection(HEAD) as client:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for index in range(16_000):
+                client.sendall(b"x-%d: " % index + b"b" * 1000 + b"\r\n")
+        read_all(client)
+    assert resident() - before < 16 << 20
+
+
+def test_heads_within_the_limits(edge: Edge) -> None:
+    head = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + b"".join(b"x-%d: %b\r\n" % (i, b"a" * 600) for i in range(98))
+    with edge.connection(head + b"connection: close\r\n\r\n") as client:
+        assert read_all(client).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("ahead", [VERSION, b"GET /ver", b"\r\n"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_sent_more_and_leaves(edge: Edge, is_stream: bool, ahead: bytes) -> None:
+    name = f"leaves-{is_stream}-{len(ahead)}"
+    with edge.paced(3), edge.connection(completion(name, stream=is_stream) + ahead) as client:
+        wait_until(lambda: [s for s in list(edge.peer.streams.values()) if s.num_sent == 3], what="three tokens")
+        client.close()
+        wait_until(lambda: edge.peer.aborts(name), what="aborted")
+
+
+def test_requests_sent_ahead_are_answered_in_order(edge: Edge) -> None:
+    last = VERSION.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with edge.connection(completion("first") + VERSION * 9 + completion("second") + last) as client:
+        answers = read_all(client)
+    assert answers.count(b"HTTP/1.1 200 ") == 12
+    assert answers.index(b"x-request-id: first") < answers.index(b'"version"') < answers.index(b"x-request-id: second")
+
+
+@pytest.mark.parametrize("ahead", [VERSION * 500, completion("big", user="x" * 500_000), b"\x00nonsense", HEAD + b"x: " + LONG])
+def test_what_cannot_be_kept_until_its_turn(edge: Edge, ahead: bytes) -> None:
+    """The answer under way is whole and the last: its client may send the rest again."""
+    name = f"whole-{len(ahead)}"
+    with edge.paced(3), edge.connection(completion(name) + ahead) as client:
+        wait_until(lambda: [s for s in list(edge.peer.streams.values()) if s.num_sent == 3], what="three tokens")
+        edge.peer.credits = None
+        answers = read_all(client)
+    assert answers.count(b"HTTP/1.1 ") == 1
+    assert b'"finish_reason":"length"' in answers
+    assert not edge.peer.submits("big")
