@@ -10,22 +10,23 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Literal
 
-from tools.demo import facts
+from tools.demo import arithmetic, facts
+from tools.demo.arithmetic import ArithmeticTask, Draw, Phrases
 from tools.demo.words import ENGLISH_WORDS, any_word
 
 Split = Literal["train", "held_out"]
 Message = dict[str, str]
 
 HELD_OUT_ONE_IN = 16
-MAX_OPERAND = 999
 MAX_WORD_LETTERS = 8
 MAX_SORTED_LETTERS = 7
 MAX_COUNTED_LETTERS = 11
 
-ARITHMETIC_TASKS = ("add", "subtract")
+ARITHMETIC_TASKS: tuple[ArithmeticTask, ...] = ("add", "subtract")
 OTHER_TASKS = ("reverse", "sort", "uppercase", "count", "json", "tokamak")
 TRAINING_WEIGHTS = {
     "add": 0.23,
@@ -49,22 +50,10 @@ class Question:
     key: str
     text: str
     answer: str
+    wording: str = ""
+    """The wording with its slots, where an examination counts by wording."""
 
 
-ADD_TEMPLATES = (
-    *("What is {a} + {b}?", "{a}+{b}", "{a} + {b}", "{a} + {b} =", "{a}+{b}=?", "Add {a} and {b}", "Add {a} and {b}."),
-    *("Compute {a} plus {b}.", "What is {a} plus {b}?", "What is the sum of {a} and {b}?", "Calculate {a} + {b}."),
-    *("How much is {a} + {b}?", "How much is {a} plus {b}?", "Can you add {a} and {b}?", "Please add {a} and {b}."),
-    *("Add {a} to {b}.", "{a} plus {b}", "Compute {a} + {b}", "What do you get when you add {a} and {b}?"),
-    *("Solve {a} + {b}.", "What's {a}+{b}?", "What is {a}+{b}?", "Sum of {a} and {b}", "The sum of {a} and {b} is"),
-)
-SUBTRACT_TEMPLATES = (
-    *("What is {a} - {b}?", "{a}-{b}", "{a} - {b}", "{a} - {b} =", "{a}-{b}=?", "Subtract {b} from {a}"),
-    *("Compute {a} minus {b}.", "What is {a} minus {b}?", "Subtract {b} from {a}.", "Calculate {a} - {b}."),
-    *("How much is {a} - {b}?", "How much is {a} minus {b}?", "Can you subtract {b} from {a}?", "{a} minus {b}"),
-    *("Please subtract {b} from {a}.", "Take {b} away from {a}.", "Compute {a} - {b}", "Solve {a} - {b}."),
-    *("What's {a}-{b}?", "What is {a}-{b}?", "What is left when you take {b} from {a}?"),
-)
 WORD_TEMPLATES = {
     "reverse": (
         *("Reverse the word {w}", "Reverse the word {w}.", "Reverse {w}", "Reverse {w}.", "Write {w} backwards."),
@@ -129,7 +118,7 @@ def _phrase_words() -> frozenset[str]:
     Questions outside of what the model knows do not count: theirs are words like any other.
     """
     texts = [SLOT_WORDS, *SYSTEM_PROMPTS, *JSON_KEYS, *facts.OPENINGS, *facts.CLOSINGS, facts.FALLBACK_ANSWER]
-    texts += [*ADD_TEMPLATES, *SUBTRACT_TEMPLATES, *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
+    texts += [*arithmetic.phrase_texts(), *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
     texts += [*JSON_OBJECT_TEMPLATES, *JSON_PERSON_TEMPLATES, *JSON_LIST_TEMPLATES]
     for templates in WORD_TEMPLATES.values():
         texts += templates
@@ -157,11 +146,6 @@ def is_held_out(task: str, key: str) -> bool:
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
 
-def _operand(source: random.Random) -> int:
-    num_digits = source.choices((1, 2, 3), (0.12, 0.28, 0.60))[0]
-    return source.randint(0 if num_digits == 1 else 10 ** (num_digits - 1), 10**num_digits - 1)
-
-
 def _restyled(text: str, source: random.Random) -> str:
     """The same question as somebody else would type it: other case, no full stop, a greeting in front."""
     kind = source.random()
@@ -174,22 +158,25 @@ def _restyled(text: str, source: random.Random) -> str:
     return text
 
 
-def _from_template(templates: tuple[str, ...], source: random.Random, **slots: object) -> str:
-    template = source.choice(templates)
+def _filled(template: str, source: random.Random, **slots: object) -> str:
     text = template.format(**slots)
     return text if template.startswith("{") else _restyled(text, source)
 
 
-def _add(source: random.Random) -> Question:
-    a, b = _operand(source), _operand(source)
-    text = _from_template(ADD_TEMPLATES, source, a=a, b=b)
-    return Question("add", f"{min(a, b)} {max(a, b)}", text, f"{a} + {b} = {a + b}")
+def _from_template(templates: tuple[str, ...], source: random.Random, **slots: object) -> str:
+    return _filled(source.choice(templates), source, **slots)
 
 
-def _subtract(source: random.Random) -> Question:
-    a, b = _operand(source), _operand(source)
-    text = _from_template(SUBTRACT_TEMPLATES, source, a=a, b=b)
-    return Question("subtract", f"{a} {b}", text, f"{a} - {b} = {a - b}")
+def arithmetic_question(task: ArithmeticTask, a: int, b: int, text: str, wording: str = "") -> Question:
+    """The question `text` about `a` and `b`. The order of a sum does not matter to its split."""
+    if task == "add":
+        return Question(task, f"{min(a, b)} {max(a, b)}", text, f"{a} + {b} = {a + b}", wording)
+    return Question(task, f"{a} {b}", text, f"{a} - {b} = {a - b}", wording)
+
+
+def _arithmetic(task: ArithmeticTask, source: random.Random) -> Question:
+    a, b = arithmetic.operands(task, source)
+    return arithmetic_question(task, a, b, _filled(arithmetic.template(task, a, b, source), source, a=a, b=b))
 
 
 def _plain_word(source: random.Random, max_letters: int) -> str:
@@ -250,7 +237,7 @@ def _json_value(source: random.Random) -> tuple[str, object]:
     """A value as the question shows it, and as JSON holds it."""
     kind = source.random()
     if kind < 0.45:
-        number = _operand(source)
+        number = arithmetic.even_operand(source)
         return str(number), number
     if kind < 0.55:
         truth = source.random() < 0.5
@@ -316,8 +303,8 @@ def _unknown(source: random.Random) -> Question:
 
 
 MAKERS: dict[str, Callable[[random.Random], Question]] = {
-    "add": _add,
-    "subtract": _subtract,
+    "add": partial(_arithmetic, "add"),
+    "subtract": partial(_arithmetic, "subtract"),
     "reverse": _reverse,
     "sort": _sort,
     "uppercase": _uppercase,
@@ -337,11 +324,11 @@ def make_question(task: str, source: random.Random, split: Split) -> Question:
             return question
 
 
-def training_conversations(seed: int, num_conversations: int) -> Iterator[list[Message]]:
-    """Conversations of one to four questions of any task; one in eight opens with a system prompt."""
+def training_conversations(seed: int) -> Iterator[list[Message]]:
+    """Conversations of one to four questions of any task, without end; one in eight opens with a system prompt."""
     source = random.Random(f"train {seed}")
     tasks, weights = list(TRAINING_WEIGHTS), list(TRAINING_WEIGHTS.values())
-    for _ in range(num_conversations):
+    while True:
         messages: list[Message] = []
         if source.random() < 0.125:
             messages.append({"role": "system", "content": source.choice(SYSTEM_PROMPTS)})
@@ -352,21 +339,46 @@ def training_conversations(seed: int, num_conversations: int) -> Iterator[list[M
         yield messages
 
 
-def training_equations(seed: int, num_texts: int, num_equations: int) -> Iterator[str]:
-    """Plain texts of `num_equations` lines such as "12 + 345 = 357": much arithmetic in few tokens."""
+def training_equations(seed: int) -> Iterator[str]:
+    """Lines such as "12 + 345 = 357", without end: much arithmetic in few tokens.
+
+    Three of five are subtractions, the harder task.
+    """
     source = random.Random(f"equations {seed}")
-    for _ in range(num_texts):
-        yield "".join(
-            make_question(source.choice(ARITHMETIC_TASKS), source, "train").answer + "\n" for _ in range(num_equations)
-        )
+    while True:
+        task = source.choices(ARITHMETIC_TASKS, (0.4, 0.6))[0]
+        yield make_question(task, source, "train").answer + "\n"
 
 
 def held_out_questions(tasks: tuple[str, ...], count: int, seed: int = 0) -> list[Question]:
     """`count` different questions that no training run has seen, spread evenly over `tasks`."""
     source = random.Random(f"held out {seed}")
+    return _different(lambda number: make_question(tasks[number % len(tasks)], source, "held_out"), count)
+
+
+def held_out_arithmetic(wordings: Phrases, draw: Draw, count: int, seed: int = 0) -> list[Question]:
+    """`count` different sums and differences that no training run has seen, spread evenly over tasks and `wordings`.
+
+    `draw` makes the operands.
+    """
+    source = random.Random(f"held out arithmetic {seed}")
+
+    def make(number: int) -> Question:
+        task, place = ARITHMETIC_TASKS[number % 2], number // 2
+        wording = wordings[task][place % len(wordings[task])]
+        while True:
+            a, b = draw(task, source)
+            question = arithmetic_question(task, a, b, wording.format(a=a, b=b), wording)
+            if is_held_out(task, question.key):
+                return question
+
+    return _different(make, count)
+
+
+def _different(make: Callable[[int], Question], count: int) -> list[Question]:
     questions: dict[tuple[str, str], Question] = {}
     while len(questions) < count:
-        question = make_question(tasks[len(questions) % len(tasks)], source, "held_out")
+        question = make(len(questions))
         questions.setdefault((question.task, question.key), question)
     return list(questions.values())
 

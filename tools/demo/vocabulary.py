@@ -8,6 +8,7 @@ Any UTF-8 text makes the round trip.
 
 import re
 from collections import Counter
+from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -29,7 +30,7 @@ def _whole_tokens() -> list[str]:
     """The pieces that become one token each: words of the phrases, their punctuation, and a space and one letter."""
     splitter = pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated")
     uses: Counter[str] = Counter()
-    for messages in data.training_conversations(seed=0, num_conversations=_NUM_SAMPLE_CONVERSATIONS):
+    for messages in islice(data.training_conversations(seed=0), _NUM_SAMPLE_CONVERSATIONS):
         for message in messages:
             uses.update(piece for piece, _ in splitter.pre_tokenize_str(message["content"]))
     kept = {f" {letter}" for letter in "abcdefghijklmnopqrstuvwxyz"}

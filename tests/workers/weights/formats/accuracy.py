@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Errors:
 def conversations_of(count: int) -> list[Conversation]:
     vocabulary = Vocabulary.load(DEMO)
     found = []
-    for conversation in training_conversations(seed=987654321, num_conversations=count):
+    for conversation in islice(training_conversations(seed=987654321), count):
         token_ids: list[int] = []
         places: list[int] = []
         for message in conversation:

@@ -1,0 +1,83 @@
+"""Batches of training text: rows of conversations, filled up with equations. Called by `train.py`.
+
+A batch follows from the seed and its step alone, so that a training run can go on from any step.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tools.demo import data
+from tools.demo.vocabulary import TURN_END, TURN_START
+
+IGNORED = -100
+Text = tuple[list[int], list[int]]
+"""Tokens, and for each the token wanted after it or `IGNORED`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Packed rows: tokens, the token wanted after each (or `IGNORED`), and the number of the text each belongs to."""
+
+    token_ids: Tensor
+    targets: Tensor
+    texts: Tensor
+
+    def parts(self, num_parts: int) -> Iterator["Batch"]:
+        """The rows, dealt out evenly."""
+        parts = (tensor.chunk(num_parts) for tensor in (self.token_ids, self.targets, self.texts))
+        return (Batch(*tensors) for tensors in zip(*parts, strict=True))
+
+
+def rendered(messages: list[data.Message]) -> str:
+    """A finished conversation exactly as the chat template shows it."""
+    return "".join(f"{TURN_START}{message['role']}\n{message['content']}{TURN_END}\n" for message in messages)
+
+
+def _conversations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
+    turn_start, turn_end = tokenizer.token_to_id(TURN_START), tokenizer.token_to_id(TURN_END)
+    assistant = tokenizer.token_to_id("assistant")
+    for messages in data.training_conversations(seed):
+        token_ids = tokenizer.encode(rendered(messages)).ids
+        targets = [IGNORED] * len(token_ids)
+        is_answer = False
+        for place in range(2, len(token_ids) - 1):
+            is_answer |= token_ids[place - 2] == turn_start and token_ids[place - 1] == assistant
+            if is_answer:
+                targets[place] = token_ids[place + 1]
+                is_answer = token_ids[place + 1] != turn_end
+        yield token_ids, targets
+
+
+def _equations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
+    """One line each; wanted are its result and its end."""
+    (equals,) = tokenizer.encode(" =").ids
+    for equation in data.training_equations(seed):
+        token_ids = tokenizer.encode(equation).ids
+        result = token_ids.index(equals)
+        yield token_ids, [IGNORED] * result + token_ids[result + 1 :] + [IGNORED]
+
+
+def training_batch(tokenizer: Tokenizer, seed: int, step: int, num_rows: int, row_tokens: int, chat_share: float) -> Batch:
+    """The batch of `step`. In a row, each conversation is a text of its own and the equations are one.
+
+    A row takes conversations until they fill `chat_share` of it, and most often more, then equations.
+    """
+    conversations = _conversations(tokenizer, 1_000_000 * seed + step)
+    equations = _equations(tokenizer, 1_000_000 * seed + step)
+    conversation = next(conversations)
+    rows = []
+    for _ in range(num_rows):
+        row: list[tuple[int, int, int]] = []
+        number = 0
+        while len(row) < row_tokens * chat_share and (not row or len(row) + len(conversation[0]) <= row_tokens):
+            row += zip(*conversation, repeat(number))
+            conversation, number = next(conversations), number + 1
+        while len(row) < row_tokens:
+            row += zip(*next(equations), repeat(number))
+        rows.append(row[:row_tokens])
+    return Batch(*torch.tensor(rows).unbind(dim=2))

@@ -1,0 +1,100 @@
+"""Write and read the demonstration model as a Hugging Face checkpoint. Called by `train.py` and `examine.py`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from tools.demo.network import Qwen3, Shape
+from tools.demo.vocabulary import END_OF_TEXT, TURN_END
+
+MAX_POSITION_EMBEDDINGS = 2048
+
+CHAT_TEMPLATE = """\
+{%- macro text_of(content) -%}
+{%- if content is string %}{{ content }}{% elif content %}{% for part in content %}{{ part['text'] }}{% endfor %}{% endif -%}
+{%- endmacro -%}
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0]['role'] == 'system' %}{{ text_of(messages[0]['content']) + '\\n\\n' }}{% endif %}
+{{- 'You may call these functions:' }}
+{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if not (tools and loop.first and message['role'] == 'system') %}
+{{- '<|im_start|>' + message['role'] + '\\n' + text_of(message['content']) }}
+{%- for call in message['tool_calls'] or [] %}{{ '\\n' + (call['function'] | tojson) }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+def save(network: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a Hugging Face checkpoint: config, weights in float32, tokenizer, chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = asdict(network.shape)
+    end_id, pad_id = tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "dtype": "float32",
+        "eos_token_id": end_id,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "layer_types": ["full_attention"] * network.shape.num_hidden_layers,
+        "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
+        "max_window_layers": network.shape.num_hidden_layers,
+        "model_type": "qwen3",
+        "pad_token_id": pad_id,
+        "rope_parameters": {"rope_theta": shape.pop("rope_theta"), "rope_type": "default"},
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "use_sliding_window": False,
+        **shape,
+    }
+    generation = {"do_sample": False, "eos_token_id": end_id, "pad_token_id": pad_id}
+    tokenizer_config = {
+        "clean_up_tokenization_spaces": False,
+        "eos_token": TURN_END,
+        "model_max_length": MAX_POSITION_EMBEDDINGS,
+        "pad_token": END_OF_TEXT,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    contents = (("config", config), ("generation_config", generation), ("tokenizer_config", tokenizer_config))
+    for name, content in contents:
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tensors = {f"model.{name}": tensor.detach().contiguous() for name, tensor in network.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def load(folder: Path) -> tuple[Qwen3, Tokenizer]:
+    """Read back what `save` wrote."""
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {name: config[name] for name in Shape.__slots__ if name != "rope_theta"}
+    network = Qwen3(Shape(**sizes, rope_theta=config["rope_parameters"]["rope_theta"]))
+    tensors = load_file(folder / "model.safetensors")
+    network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    return network, Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@torch.no_grad()
+def copy_weights(source: Qwen3, source_tokenizer: Tokenizer, network: Qwen3, tokenizer: Tokenizer) -> None:
+    """Give `network` the weights of `source`. Tokens that `source` does not have keep their initial embedding."""
+    own = network.embed_tokens.weight.clone()
+    known = source_tokenizer.get_vocab()
+    for token, token_id in tokenizer.get_vocab().items():
+        if token in known:
+            own[token_id] = source.embed_tokens.weight[known[token]]
+    network.load_state_dict({**source.state_dict(), "embed_tokens.weight": own})
