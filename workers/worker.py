@@ -32,7 +32,6 @@ from engine.metrics import WEIGHT_CACHE_OUTCOMES
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox
-from engine.process.topology import SCHEDULER
 from shm.broadcast import BroadcastReader
 from shm.counters import State
 
@@ -48,7 +47,7 @@ class WorkerActor(Actor):
 
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
-        self._to_scheduler = BackloggedOutbox(context.outbox(SCHEDULER).send_bytes)
+        self._to_scheduler = BackloggedOutbox(context.outbox(context.scheduler).send_bytes)
         self._last_end_ns = 0
         self._steps = context.counter("worker_steps_total")
         self._tokens = context.counter("worker_tokens_total")
@@ -75,7 +74,9 @@ class WorkerActor(Actor):
             self.context.log.error("weights %s cannot be loaded again: %s", path, error)
             self.context.counters.errors.record(self.context.name, str(error))
             self._load(config.model, 1)
-        self._reader = BroadcastReader.attach(self.context.run.run_id, SCHEDULER, self.context.index, self.context.epoch)
+        self._reader = BroadcastReader.attach(
+            self.context.run.run_id, self.context.scheduler, self.context.index, self.context.epoch
+        )
         self._say_hello()
 
     def on_stop(self) -> None:
@@ -83,7 +84,7 @@ class WorkerActor(Actor):
         self._reader.close()
 
     def on_peer(self, name: str, epoch: int) -> None:
-        if name == SCHEDULER:
+        if name == self.context.scheduler:
             self._to_scheduler.clear()  # meant for the one before
             self._say_hello()
 

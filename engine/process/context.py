@@ -17,7 +17,7 @@ from engine.errors import TokamakError
 from engine.messages import ActorState, Control, encode
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
-from engine.process.topology import SUPERVISOR, index_of, role_of
+from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, index_of, partner_of, role_of
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
 from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
@@ -96,6 +96,16 @@ class ActorContext:
     def peers(self) -> list[str]:
         """Every other actor but the supervisor."""
         return list(self._peer_rows)
+
+    @cached_property
+    def scheduler(self) -> str:
+        """The scheduler of this actor's replica."""
+        return partner_of(self.name, SCHEDULER, (self.name, *self._peer_rows))
+
+    @cached_property
+    def cache(self) -> str:
+        """The cache messenger of this actor's replica."""
+        return partner_of(self.name, CACHE, (self.name, *self._peer_rows))
 
     @cached_property
     def _peer_rows(self) -> dict[str, ActorRow]:

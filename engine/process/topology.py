@@ -1,12 +1,12 @@
 """Who exists in an engine and who sends to whom: pure data that the supervisor, every actor and the tests read.
 
-Names are the role with an index (`api0`, `worker0`), or the role alone where there is one (`scheduler`, `cache`). A mailbox has
-one ring per sender; the supervisor's ring, the control ring, is always the first.
+Names are the role with an index (`api0`, `worker0`); a role of which a replica has one goes without it where there is one
+replica (`scheduler`, `cache`). A mailbox has one ring per sender; the supervisor's ring, the control ring, is always the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -17,6 +17,8 @@ SUPERVISOR = "supervisor"
 SCHEDULER = "scheduler"
 CACHE = "cache"
 ROLES = (SUPERVISOR, "api", "tokenizer", SCHEDULER, CACHE, "worker")
+
+NUM_REPLICAS = 1  # schedulers, each with its ranks and its cache messenger
 
 STOP_ORDER = ("api", "tokenizer", SCHEDULER, "worker", CACHE)  # along a request's way: nobody loses what it still waits for
 
@@ -60,17 +62,37 @@ class RingSizes(msgspec.Struct, frozen=True):
 
 
 def index_of(name: str) -> int:
-    """0 of `worker0`; 0 where a role has one actor."""
+    """0 of `worker0`, and of a name without an index."""
     return int(name[len(role_of(name)) :] or 0)
+
+
+def names_of(role: str, count: int) -> tuple[str, ...]:
+    """The actors of a role."""
+    return (role,) if count == 1 and role in (SCHEDULER, CACHE) else tuple(f"{role}{index}" for index in range(count))
+
+
+def actors_of(role: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names` that have this role."""
+    return tuple(name for name in names if role_of(name) == role)
+
+
+def partner_of(name: str, role: str, names: Sequence[str]) -> str:
+    """The scheduler or cache messenger (`role`) of the replica to which `name` belongs; ranks are numbered replica by replica.
+    `names` are all actors."""
+    partners, peers = actors_of(role, names), actors_of(role_of(name), names)
+    return partners[index_of(name) * len(partners) // len(peers)]
 
 
 def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
     """The children of an engine, in the order of a request's way."""
-    names = [f"api{index}" for index in range(config.api_processes)]
-    names += [f"tokenizer{index}" for index in range(config.tokenizer_processes)]
-    names += [SCHEDULER, CACHE]
-    names += [f"worker{index}" for index in range(config.num_ranks)]
-    return tuple(ActorPlan(name, TARGETS[role_of(name)]) for name in names)
+    counts = {
+        "api": config.api_processes,
+        "tokenizer": config.tokenizer_processes,
+        SCHEDULER: NUM_REPLICAS,
+        CACHE: NUM_REPLICAS,
+        "worker": config.num_ranks,
+    }
+    return tuple(ActorPlan(name, TARGETS[role]) for role, count in counts.items() for name in names_of(role, count))
 
 
 def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from engine.messages import (
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import earliest
-from engine.process.topology import CACHE, SCHEDULER, index_of, role_of
+from engine.process.topology import index_of, role_of
 from engine.scheduler.aborts import Aborts
 from engine.scheduler.admission import AdmissionControl
 from engine.scheduler.batch_state import BatchState
@@ -67,7 +67,7 @@ class SchedulerActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
         config = context.config
-        writer = BroadcastWriter.attach(context.run.run_id, SCHEDULER, context.epoch)
+        writer = BroadcastWriter.attach(context.run.run_id, context.name, context.epoch)
         self.limits = Limits(
             max_tokens=config.max_num_batched_tokens,
             max_running=config.max_num_seqs,
@@ -80,7 +80,7 @@ class SchedulerActor(Actor):
             has_prefix_cache=config.enable_prefix_caching,
         )
         pool = BlockPool(config.num_kv_blocks)
-        self.block_events = BlockEvents(context.outbox(CACHE), pool, config.block_size)
+        self.block_events = BlockEvents(context.outbox(context.cache), pool, config.block_size)
         self.batch = BatchState(self.limits, pool, self.block_events.stored)
         self.admission = AdmissionControl(config, self.limits)
         self.delivery = Delivery(context)
@@ -221,7 +221,7 @@ class SchedulerActor(Actor):
             self.aborts.drop(sequence)
 
     def _on_hello(self, sender: str, hello: Hello) -> None:
-        if sender == CACHE:
+        if sender == self.context.cache:
             self.block_events.draw_anew()
         elif hello.epoch >= self.context.peer_epoch(sender) and self.ranks.greet(index_of(sender), hello):
             self._dispatched_again.add(self.dispatcher.give_up_flight())

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.messages import Command, ListActors, Reply, RestartActor, Shutdown, encode
 from engine.process.control import ControlServer
 from engine.process.segments import RunSegments
-from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan
+from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
 from engine.supervisor.child_process import Child
 from shm.counters import ActorSnapshot
 from shm.mailbox import MailboxSender
@@ -78,7 +78,7 @@ class Orders:
 
     def actor_died(self, name: str, cause: str) -> None:
         """What the dead scheduler was to do is not done by its successor."""
-        if name == SCHEDULER:
+        if role_of(name) == SCHEDULER:
             message = f"the scheduler died meanwhile ({cause}); look at the state and ask again"
             for command_id in self._forwarded:
                 self._server.reply(Reply(command_id, 503, message))
@@ -110,13 +110,13 @@ class Orders:
             self._engine.restart(name)
 
     def _forward(self, command: Command) -> None:
-        child = self._engine.children.get(SCHEDULER)
+        child = next((self._engine.children[name] for name in actors_of(SCHEDULER, self._engine.children)), None)
         if not self._engine.is_serving or child is None or not child.is_ready:
             self._refuse(command, 503, "the scheduler is not ready; ask again in a moment")
             return
         if self._scheduler is None:
             run_id = self._engine.config.run_id
-            self._scheduler = MailboxSender.attach(run_id, SCHEDULER, SUPERVISOR, _SUPERVISOR_EPOCH)
+            self._scheduler = MailboxSender.attach(run_id, child.name, SUPERVISOR, _SUPERVISOR_EPOCH)
         if self._scheduler.try_send(encode(Command(command.command_id, command.order, child.epoch))):
             self._forwarded.add(command.command_id)
         else:
