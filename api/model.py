@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from api.schemas import responses
 from api.schemas.requests import shown
+from engine.checkpoint.files import read_file
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, RequestError
@@ -33,10 +34,10 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     def read(checkpoint: Path) -> SamplingDefaults:
         path = checkpoint / "generation_config.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=SamplingDefaults)
+            return msgspec.json.decode(read_file(path), type=SamplingDefaults)
         except FileNotFoundError:
             return SamplingDefaults()
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: {error}") from None
 
 

@@ -1,11 +1,15 @@
-"""Files of checkpoints and of what is made of them: mapping one, and where this user keeps what can be made again.
+"""Files of checkpoints and of what is made of them: opening, reading and mapping one, and where this user keeps what can be
+made again.
 
-Used by the readers of formats in every process, and by the launcher."""
+Used by the readers of formats in every process, and by the launcher. What is no file is an error at once: opening a FIFO would
+wait for its other end, and a device may never end."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +37,25 @@ class MappedFile:
         )
 
 
+def open_file(path: Path) -> int:
+    """A descriptor to read it by. OSError where it is missing or no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_file(path: Path) -> bytes:
+    """What it holds. OSError as `open_file`."""
+    with open(open_file(path), "rb") as stream:
+        return stream.read()
+
+
 def map_file(path: Path) -> MappedFile:
     """The whole file. CheckpointError names a missing, unreadable or empty one."""
     try:
-        with path.open("rb") as stream:
+        with open(open_file(path), "rb") as stream:
             status = os.fstat(stream.fileno())
             return MappedFile(path, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), status)
     except FileNotFoundError:

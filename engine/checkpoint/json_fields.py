@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.files import read_file
 from engine.errors import CheckpointError
 
 
@@ -89,10 +90,10 @@ class JsonOptions:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file `path`. Raises CheckpointError."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; a checkpoint directory has a config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from engine.checkpoint.files import read_file
 from engine.errors import CheckpointError
 
 
@@ -53,7 +54,7 @@ _LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_file(path), type=dict[str, Any])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -107,6 +108,6 @@ def _chat_templates(path: Path, configured: Any) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

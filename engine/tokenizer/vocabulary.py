@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tokenizers
 
+from engine.checkpoint.files import read_file
 from engine.errors import CheckpointError, RequestError
 from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.token_bytes import WORD_START, PieceRule, byte_of_piece, is_byte_level, rule_of
@@ -97,7 +98,7 @@ class _TokenizerFile(msgspec.Struct):
 
 def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.files import open_file
 from workers.weights.checksums import Checksums
 from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
 
@@ -166,7 +167,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _remove_unused(path: Path) -> bool:
     """Remove a file that nobody has locked; whether it is gone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path)
     except FileNotFoundError:
         return True
     except OSError:

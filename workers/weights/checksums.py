@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.files import MappedFile
+from engine.checkpoint.files import MappedFile, read_file
 from ops import _cpu
 
 _LOG = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class Checksums:
 
     def _remembered(self) -> dict[str, str]:
         """By key, the latest last; none where there is no such file, or where it was damaged."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self.path.read_bytes())
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(read_file(self.path))
             if isinstance(found, dict) and all(isinstance(checksum, str) for checksum in found.values()):
                 return found
         return {}

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.files import open_file
 from ops import _cpu
 from ops.weight_format import ALIGNMENT, Fill
 
@@ -123,7 +124,7 @@ class PackedFile:
 
     def __init__(self, path: Path, is_checked: bool = True) -> None:
         """`is_checked`: whether all of it is read and compared with its checksum."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             size = os.fstat(descriptor).st_size

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.files import MappedFile
+from engine.checkpoint.files import MappedFile, read_file
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
@@ -205,8 +205,8 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
     index_path = path / "model.safetensors.index.json"
     if index_path.is_file():
         try:
-            names = sorted(set(json.loads(index_path.read_bytes())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            names = sorted(set(json.loads(read_file(index_path))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{index_path} cannot be read: {error!r}") from error
         paths = [path / name for name in names]
     else:

@@ -104,7 +104,7 @@ class SafetensorsFile:
             raise self._damaged(f"its header should take {num_bytes} bytes, the file has {len(self.data)}")
         try:
             header = json.loads(self.data[_PREFIX_BYTES:end])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._damaged(f"its header is no JSON: {error}") from error
         if not isinstance(header, dict):
             raise self._damaged("its header is no JSON object")
@@ -116,7 +116,7 @@ class SafetensorsFile:
             begin, end = (data_begin + int(offset) for offset in entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"the header entry of {name} is malformed") from error
-        if dtype not in _DTYPES:
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise CheckpointError(f"{self.path}: {name} has dtype {dtype}; readable are {', '.join(_DTYPES)}")
         if end > len(self.data):
             raise self._damaged(f"{name} should end at byte {end}, the file has {len(self.data)}")

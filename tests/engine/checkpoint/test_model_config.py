@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,10 +197,17 @@ def test_unknown_layer_type(directory: Path) -> None:
         read(directory, {**QWEN3, "layer_types": ["full_attention"]})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", '{"a":' * 100_000])
 def test_unreadable(text: str, directory: Path) -> None:
     (directory / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
+        ModelConfig.read(directory)
+
+
+def test_no_file(directory: Path) -> None:
+    """A FIFO's other end would be waited for."""
+    os.mkfifo(directory / "config.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
         ModelConfig.read(directory)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,12 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, name: str, text: str) -> N
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError, match=name or "neither"):
         Vocabulary.load(tmp_path)
+
+
+def test_settings_that_are_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        TokenizerSettings.read(tmp_path)
 
 
 def test_a_decoder_that_no_stream_can_follow_is_refused(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class TestChecksums:
         assert len(kept) < 5000
         assert kept[-2:] == ["old", found]
 
-    @pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "\0"])
+    @pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "\0", "[" * 100_000])
     def test_a_damaged_file_is_made_anew(self, content: str, model: Path, directory: Path) -> None:
         directory.mkdir(parents=True)
         checksums = Checksums(directory, settled_ns=0)
@@ -247,6 +247,17 @@ class TestDamage:
         (path,) = packed_files(directory)
         path.write_bytes(b"no such thing" * 1000)
         assert load(model, directory).cache == "damaged"
+
+    def test_what_is_no_file(self, model: Path, directory: Path) -> None:
+        """A FIFO's other end would be waited for."""
+        load(model, directory)
+        (path,) = packed_files(directory)
+        for name in (path.name, "checksums.json"):
+            (directory / name).unlink(missing_ok=True)
+            os.mkfifo(directory / name)
+        os.mkfifo(directory / "other.partial")
+        assert load(model, directory).cache == "miss"
+        assert load(model, directory).cache == "hit"
 
     def test_other_arrays(self, model: Path, directory: Path, tmp_path: Path) -> None:
         """A whole file, under the wrong name."""

@@ -63,9 +63,10 @@ def test_shards(tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
         checkpoint_of(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
-        checkpoint_of(tmp_path)
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+            checkpoint_of(tmp_path)
 
 
 def test_half_precision_to_float32(tmp_path: Path) -> None:

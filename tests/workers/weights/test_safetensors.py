@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,10 @@ def test_missing_and_empty(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is missing"):
         SafetensorsFile(tmp_path / "none")
     (tmp_path / "empty").touch()
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        SafetensorsFile(tmp_path / "empty")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("empty", "fifo"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            SafetensorsFile(tmp_path / name)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 30, 120, -1])
@@ -56,6 +59,8 @@ def test_truncated(num_bytes: int, tmp_path: Path) -> None:
     [
         (b"{", "no JSON"),
         (b"[]", "no JSON object"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"x": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}', "x has dtype"),
         (b'{"x": 1}', "malformed"),
         (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}', "malformed"),
         (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "x has 4 bytes for F32"),
