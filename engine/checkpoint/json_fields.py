@@ -6,6 +6,7 @@ Called by `model_config.py`, `quantization_config.py` and `gguf/convert.py`, in 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,18 @@ class JsonOptions:
         """The object under `name`, an empty one where there is none."""
         return JsonOptions(self.mapping(name), self.path, f"{self._prefix}{name}.")
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 40) -> int:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or (value < least and value != default):
             raise self.error(name, f"{value!r} should be an integer of at least {least}")
+        if value > most:
+            raise self.error(name, f"{value} should be an integer of at most {most}")
         return value
 
     def number(self, name: str, default: float | None) -> float:
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, f"{value!r} should be a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise self.error(name, f"{value!r} should be a finite number")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:

@@ -33,6 +33,7 @@ _ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
+_MAX_LAYERS = 4096  # each takes memory before a weight is looked at
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -121,7 +122,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     activation = options.text("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
         raise options.error("hidden_act", f"{activation!r} is not known; known are {', '.join(_ACTIVATIONS)}")
-    num_layers = options.count("num_hidden_layers")
+    num_layers = options.count("num_hidden_layers", most=_MAX_LAYERS)
     dtype = options.text("dtype", options.text("torch_dtype", "float32"))
     if dtype not in _CHECKPOINT_DTYPES:
         raise options.error("dtype", f"{dtype!r} cannot be read; known are {', '.join(_CHECKPOINT_DTYPES)}")
@@ -161,14 +162,14 @@ def _quantization(options: JsonOptions) -> QuantizationConfig | None:
 
 
 def _family(options: JsonOptions) -> Family:
-    names = options.values.get("architectures") or []
+    names = options.texts("architectures")
     for name in names:
         if name in CLASS_NAMES:
             return CLASS_NAMES[name]
     model_type = options.text("model_type", "")
     if not names and model_type in FAMILIES:
         return FAMILIES[model_type]
-    what = ", ".join(map(str, names)) or model_type or "nothing"
+    what = ", ".join(names) or model_type or "nothing"
     raise options.error("architectures", f"{what} is not supported; supported are {', '.join(CLASS_NAMES)}")
 
 

@@ -49,6 +49,7 @@ class TokenizerSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+_MAX_ID_DIGITS = 20
 _LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -82,7 +83,7 @@ def _added_tokens(config: dict[str, Any], ids: dict[str, Any]) -> tuple[AddedTok
     tokens = {token_id: AddedToken(token_id, content, False) for content, token_id in ids.items() if isinstance(token_id, int)}
     decoder = config.get("added_tokens_decoder")
     for key, value in decoder.items() if isinstance(decoder, dict) else ():
-        if key.isdecimal() and _content(value):
+        if len(key) <= _MAX_ID_DIGITS and key.isdecimal() and _content(value):
             tokens[int(key)] = AddedToken(int(key), _content(value), isinstance(value, dict) and bool(value.get("special")))
     return tuple(tokens[token_id] for token_id in sorted(tokens))
 
@@ -95,7 +96,8 @@ def _chat_templates(path: Path, configured: Any) -> dict[str, str]:
     elif isinstance(configured, dict):
         templates |= {str(name): text for name, text in configured.items() if isinstance(text, str)}
     elif isinstance(configured, list):
-        templates |= {entry["name"]: entry["template"] for entry in configured if isinstance(entry, dict)}
+        named = ((entry.get("name"), entry.get("template")) for entry in configured if isinstance(entry, dict))
+        templates |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
     from_processor = _read_object(path / "chat_template.json").get("chat_template")
     if isinstance(from_processor, str):
         templates["default"] = from_processor

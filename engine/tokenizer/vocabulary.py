@@ -8,7 +8,7 @@ that no token has are worth no bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Encode = Callable[[str, bool], list[int]]
 """(text, add the special tokens that belong around a prompt) -> token ids."""
 
+_MAX_TOKEN_ID = (1 << 24) - 1
 _UNKNOWN_TEXT = " \u2047 "  # what sentencepiece shows for an unknown piece
 
 
@@ -100,13 +101,13 @@ def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
     try:
         data = read_file(path)
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        decoder = msgspec.json.decode(data, type=_TokenizerFile).decoder
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    decoder = msgspec.json.decode(data, type=_TokenizerFile).decoder
     id_of_piece = tokenizer.get_vocab(with_added_tokens=True)
-    pieces: list[str | None] = [None] * (max(id_of_piece.values(), default=-1) + 1)
+    pieces: list[str | None] = [None] * _size(path, id_of_piece.values())
     for piece, token_id in id_of_piece.items():
         pieces[token_id] = piece
     added = tokenizer.get_added_tokens_decoder()
@@ -135,8 +136,8 @@ def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Vocabulary:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     pieces: list[str | None] = [processor.IdToPiece(token_id) for token_id in range(processor.GetPieceSize())]
     control_ids = {token_id for token_id in range(len(pieces)) if processor.IsControl(token_id)}
+    pieces += [None] * (_size(path, [token.token_id for token in settings.added_tokens]) - len(pieces))
     for token in settings.added_tokens:
-        pieces += [None] * (token.token_id + 1 - len(pieces))
         pieces[token.token_id] = token.content
     id_of_piece = {piece: token_id for token_id, piece in enumerate(pieces) if piece is not None}
     declared = {id_of_piece[token] for token in _declared_special(settings) if token in id_of_piece}
@@ -156,6 +157,14 @@ def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Vocabulary:
         special_tokens=settings.special_tokens,
         verbatim_ids=verbatim_ids,
     )
+
+
+def _size(path: Path, token_ids: Iterable[int]) -> int:
+    """One more than the highest. CheckpointError where a list of them all would take any amount of memory."""
+    highest = max(token_ids, default=-1)
+    if highest > _MAX_TOKEN_ID:
+        raise CheckpointError(f"{path}: a token has the id {highest}, the highest that can be is {_MAX_TOKEN_ID}")
+    return highest + 1
 
 
 def _declared_special(settings: TokenizerSettings) -> set[str]:

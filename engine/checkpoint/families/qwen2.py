@@ -18,13 +18,13 @@ class Qwen2(Family):
         window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
         if not options.flag("use_sliding_window", False):
             window = 0
-        layer_types = options.values.get("layer_types")
-        if layer_types is None:
+        layer_types = options.texts("layer_types")
+        if options.values.get("layer_types") is None:
             first = options.count("max_window_layers", 28, least=0)
             return tuple(window if index >= first else 0 for index in range(num_layers))
-        unknown = {str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}
+        unknown = set(layer_types) - {"full_attention", "sliding_attention"}
         if unknown or len(layer_types) != num_layers:
             raise options.error(
-                "layer_types", f"{layer_types} should be {num_layers} times 'full_attention' or 'sliding_attention'"
+                "layer_types", f"{list(layer_types)} should be {num_layers} times 'full_attention' or 'sliding_attention'"
             )
         return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)

@@ -162,6 +162,11 @@ def test_dtype(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"architectures": [{}]}, "architectures: [{}] should be a list of strings"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 should be an integer of at most"),
+        ({"hidden_size": 10**400}, "should be an integer of at most"),
+        ({"partial_rotary_factor": float("nan")}, "partial_rotary_factor: nan should be a finite number"),
+        ({"rms_norm_eps": 10**400}, "should be a finite number"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are LlamaForCausalLM"),
         ({"vocab_size": None}, "vocab_size: is missing"),
         ({"vocab_size": "many"}, "vocab_size: 'many' should be an integer"),
@@ -172,7 +177,7 @@ def test_dtype(directory: Path) -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads 4"),
         ({"head_dim": 15}, "head_dim: 15 is odd"),
         ({"num_attention_heads": 6, "num_key_value_heads": 6}, "head_dim: is missing, and hidden_size 64"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' should be a number"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' should be a finite number"),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' should be a token id"),
         ({"torch_dtype": "int8"}, "dtype: 'int8' cannot be read"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method: 'hqq' is not supported"),
@@ -195,6 +200,8 @@ def test_unknown_layer_type(directory: Path) -> None:
         read(directory, {**QWEN3, "layer_types": ["full_attention", "linear_attention", "full_attention"]})
     with pytest.raises(CheckpointError, match="layer_types"):
         read(directory, {**QWEN3, "layer_types": ["full_attention"]})
+    with pytest.raises(CheckpointError, match="layer_types"):
+        read(directory, {**QWEN3, "layer_types": 3})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", '{"a":' * 100_000])

@@ -133,6 +133,31 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, name: str, text: str) -> N
         Vocabulary.load(tmp_path)
 
 
+def test_ids_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+    parts = json.loads(byte_level().to_str())
+    parts["model"]["vocab"]["z"] = 4_000_000_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(CheckpointError, match="a token has the id 4000000000"):
+        Vocabulary.load(tmp_path)
+    added = write_checkpoint(tmp_path / "added", sentencepiece_model(), added_tokens={"<far>": 4_000_000_000})
+    with pytest.raises(CheckpointError, match="a token has the id 4000000000"):
+        Vocabulary.load(added)
+
+
+def test_a_decoder_of_another_type_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(byte_level().to_str()), "decoder": ["x"]}))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Vocabulary.load(tmp_path)
+
+
+def test_settings_of_other_types_are_left_out(tmp_path: Path) -> None:
+    config = {"chat_template": [{"name": "a"}, {"template": "b"}, {"name": "default", "template": "c"}]}
+    config |= {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    settings = TokenizerSettings.read(tmp_path)
+    assert (settings.chat_templates, settings.added_tokens) == ({"default": "c"}, ())
+
+
 def test_settings_that_are_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer_config.json")
     with pytest.raises(CheckpointError, match="not a regular file"):
