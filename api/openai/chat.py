@@ -6,6 +6,7 @@ template.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, cast
 
@@ -15,16 +16,25 @@ from starlette.responses import Response
 
 from api.client.generation import Generation, OpenSample
 from api.client.submission import check_max_tokens, check_samples, check_stream, open_generation, sampling_params
-from api.errors import json_response
 from api.exchange import Exchange, until_finished
 from api.model import ServedModel
 from api.openai.completions import likeliest
-from api.openai.logprobs import chat_logprobs, prompt_logprobs
+from api.openai.logprobs import chat_logprobs, prompt_logprobs, whole_chat_logprobs
 from api.openai.sse import ChunkWriter, EventStream
 from api.openai.usage import usage_of
+from api.openai.whole import WholeAnswer
 from api.schemas import requests
 from api.schemas.requests import ChatRequest, Conversation, invalid
-from api.schemas.responses import AssistantMessage, ChatChoice, ChatChunkChoice, ChatCompletion, ChatDelta, FinishReason
+from api.schemas.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    FinishReason,
+    encoder,
+)
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Delta
 
@@ -59,7 +69,7 @@ async def create_chat_completion(request: Request) -> Response:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body))
     await until_finished(generation, request.receive)
-    return _answer(head, body, generation, n)
+    return await _answer(head, body, generation, n)
 
 
 def chat_prompt(fields: dict[str, Any], max_bytes: int) -> ChatPrompt:
@@ -124,7 +134,7 @@ class ChatWriter(ChunkWriter):
         if delta.text or is_first:
             choice.delta.content = delta.text
         if self._body.logprobs and delta.logprobs:
-            choice.logprobs = chat_logprobs(delta.logprobs, self._body.top_logprobs or 0)
+            choice.logprobs = ChatLogprobs(chat_logprobs(delta.logprobs, self._body.top_logprobs or 0))
         if self._body.return_token_ids:
             choice.token_ids = delta.token_ids
             if is_first:
@@ -132,27 +142,31 @@ class ChatWriter(ChunkWriter):
         return choice
 
 
-def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: int) -> Response:
+async def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: int) -> Response:
     chosen = [generation.samples[index] for index in likeliest(generation, 0, n)]
+    choices = []
+    for index, sample in enumerate(chosen):
+        choices.append(encoder.encode(await _choice(index, sample, body)))
+        await asyncio.sleep(0)
     answer = ChatCompletion(
         id=head.id,
         created=head.created,
         model=head.model,
-        choices=[_choice(index, sample, body) for index, sample in enumerate(chosen)],
+        choices=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,
     )
     if body.prompt_logprobs is not None:
-        answer.prompt_logprobs = prompt_logprobs(generation.samples[0].prompt_logprobs, body.prompt_logprobs)
-    return json_response(answer, headers={"x-tokamak-weight-version": generation.weight_version})
+        answer.prompt_logprobs = await prompt_logprobs(generation.samples[0].prompt_logprobs, body.prompt_logprobs)
+    return WholeAnswer(answer, choices)
 
 
-def _choice(index: int, sample: OpenSample, body: ChatRequest) -> ChatChoice:
+async def _choice(index: int, sample: OpenSample, body: ChatRequest) -> ChatChoice:
     delta = sample.take()
     choice = ChatChoice(
         index=index,
         message=AssistantMessage(delta.text),
-        logprobs=chat_logprobs(delta.logprobs, body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=await whole_chat_logprobs(delta.logprobs, body.top_logprobs or 0) if body.logprobs else None,
         finish_reason=cast(FinishReason, delta.finish_reason),
         stop_reason=delta.stop_reason,
     )

@@ -5,6 +5,7 @@ Runs in the api process. Choice p * n + i is sample i of prompt p.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -23,14 +24,14 @@ from api.client.submission import (
     open_generation,
     sampling_params,
 )
-from api.errors import json_response
 from api.exchange import Exchange, until_finished
 from api.model import ServedModel
 from api.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from api.openai.sse import ChunkWriter, EventStream
 from api.openai.usage import usage_of
+from api.openai.whole import WholeAnswer
 from api.schemas.requests import CompletionRequest, invalid
-from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
+from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, encoder
 from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -61,7 +62,7 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, builders))
     await until_finished(generation, request.receive)
-    return _answer(head, generation, builders, n)
+    return await _answer(head, generation, builders, n)
 
 
 def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int, has_rivals: bool) -> SamplingParams:
@@ -106,10 +107,25 @@ class ChoiceBuilder:
         self._is_first = True
 
     def piece(self, index: int, sample: OpenSample, delta: Delta) -> CompletionChoice:
+        return self._choice(index, sample, delta, self._piece_logprobs(sample, delta))
+
+    async def whole(self, index: int, sample: OpenSample) -> bytes:
+        """The one piece that is all of it, encoded."""
+        delta = sample.take()
+        logprobs = None
+        if self._body.logprobs is not None:
+            first_token = sample.first_prompt_token if self._body.echo else None
+            logprobs = await self._logprobs.whole(first_token, sample.prompt_logprobs, delta.logprobs)
+        choice = self._choice(index, sample, delta, logprobs)
+        if self._body.prompt_logprobs is not None:
+            choice.prompt_logprobs = await prompt_logprobs(sample.prompt_logprobs, self._body.prompt_logprobs)
+        return encoder.encode(choice)
+
+    def _choice(self, index: int, sample: OpenSample, delta: Delta, logprobs: CompletionLogprobs | None) -> CompletionChoice:
         choice = CompletionChoice(
             index=index,
             text=self._echoed + delta.text if self._is_first else delta.text,
-            logprobs=self._piece_logprobs(sample, delta),
+            logprobs=logprobs,
             finish_reason=cast(FinishReason, delta.finish_reason) if delta.finish_reason else None,
             stop_reason=delta.stop_reason,
         )
@@ -118,12 +134,6 @@ class ChoiceBuilder:
             if self._is_first:
                 choice.prompt_token_ids = sample.prompt_token_ids
         self._is_first = False
-        return choice
-
-    def whole(self, index: int, sample: OpenSample) -> CompletionChoice:
-        choice = self.piece(index, sample, sample.take())
-        if self._body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(sample.prompt_logprobs, self._body.prompt_logprobs)
         return choice
 
     def _piece_logprobs(self, sample: OpenSample, delta: Delta) -> CompletionLogprobs | None:
@@ -143,20 +153,21 @@ class CompletionWriter(ChunkWriter):
         return self._builders[index].piece(index, sample, delta)
 
 
-def _answer(head: CompletionHead, generation: Generation, builders: Sequence[ChoiceBuilder], n: int) -> Response:
-    choices: list[CompletionChoice] = []
+async def _answer(head: CompletionHead, generation: Generation, builders: Sequence[ChoiceBuilder], n: int) -> Response:
+    choices: list[bytes] = []
     for start in range(0, len(generation.samples), generation.samples_per_prompt):
         for index in likeliest(generation, start, n):
-            choices.append(builders[index].whole(len(choices), generation.samples[index]))
+            choices.append(await builders[index].whole(len(choices), generation.samples[index]))
+            await asyncio.sleep(0)
     answer = Completion(
         id=head.id,
         created=head.created,
         model=head.model,
-        choices=choices,
+        choices=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,
     )
-    return json_response(answer, headers={"x-tokamak-weight-version": generation.weight_version})
+    return WholeAnswer(answer, choices)
 
 
 def likeliest(generation: Generation, start: int, n: int) -> list[int]:

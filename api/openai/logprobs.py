@@ -1,16 +1,44 @@
 """Log-probabilities in the three shapes that clients expect: OpenAI's for completions and for chats, vLLM's for prompts.
 
-Pure functions, called by the api process's completion handlers.
+Called by the api process's completion handlers. Pieces of streams are made at once; a whole answer may hold so many that it is
+made, and encoded, a few tokens in each turn of the loop (`encoded_in_turns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar, cast
 
-from api.schemas.responses import ChatLogprobs, CompletionLogprobs, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
+import msgspec
+
+from api.schemas.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    encoder,
+)
 from engine.messages import DecodedLogprobs
 
 LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON cannot say; OpenAI's and vLLM's value
+TOKENS_PER_TURN = 128
+
+T = TypeVar("T")
+
+
+async def encoded_in_turns(
+    entries: Sequence[DecodedLogprobs], make: Callable[[Sequence[DecodedLogprobs]], Iterable[T]]
+) -> list[T]:
+    """What `make` makes of the entries, as JSON that the encoder will only copy; a turn of the loop after each few."""
+    found: list[T] = []
+    for start in range(0, len(entries), TOKENS_PER_TURN):
+        made = make(entries[start : start + TOKENS_PER_TURN])
+        found += [cast(T, msgspec.Raw(encoder.encode(item))) for item in made]
+        await asyncio.sleep(0)
+    return found
 
 
 def token_text(token: bytes) -> str:
@@ -21,21 +49,23 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def chat_logprobs(entries: Iterable[DecodedLogprobs], num_top: int) -> ChatLogprobs:
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                token_text(entry.token),
-                _finite(entry.logprob),
-                list(entry.token),
-                [
-                    TopLogprob(token_text(token), _finite(logprob), list(token))
-                    for token, logprob in zip(entry.top_tokens[:num_top], entry.top_logprobs, strict=False)
-                ],
-            )
-            for entry in entries
-        ]
-    )
+def chat_logprobs(entries: Iterable[DecodedLogprobs], num_top: int) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(
+            token_text(entry.token),
+            _finite(entry.logprob),
+            list(entry.token),
+            [
+                TopLogprob(token_text(token), _finite(logprob), list(token))
+                for token, logprob in zip(entry.top_tokens[:num_top], entry.top_logprobs, strict=False)
+            ],
+        )
+        for entry in entries
+    ]
+
+
+async def whole_chat_logprobs(entries: Sequence[DecodedLogprobs], num_top: int) -> ChatLogprobs:
+    return ChatLogprobs(await encoded_in_turns(entries, lambda some: chat_logprobs(some, num_top)))
 
 
 class CompletionLogprobsBuilder:
@@ -60,6 +90,25 @@ class CompletionLogprobsBuilder:
         self._append(piece, entries)
         return piece
 
+    async def whole(
+        self, first_token: bytes | None, prompt_entries: Sequence[DecodedLogprobs], entries: Sequence[DecodedLogprobs]
+    ) -> CompletionLogprobs:
+        """`with_prompt`, or `piece` where there is no first token, in turns."""
+        whole = CompletionLogprobs([], [], [], [])
+        if first_token is not None:
+            self._append_token(whole, first_token, None, None)
+
+        def tops_of(some: Sequence[DecodedLogprobs]) -> list[dict[str, float] | None]:
+            part = self.piece(some)
+            whole.text_offset += part.text_offset
+            whole.token_logprobs += part.token_logprobs
+            whole.tokens += part.tokens
+            return part.top_logprobs
+
+        for own in (prompt_entries if first_token is not None else [], entries):
+            whole.top_logprobs += await encoded_in_turns(own, tops_of)
+        return whole
+
     def _append(self, piece: CompletionLogprobs, entries: Iterable[DecodedLogprobs]) -> None:
         for entry in entries:
             self._append_token(piece, entry.token, _finite(entry.logprob), self._top(entry))
@@ -82,9 +131,13 @@ class CompletionLogprobsBuilder:
         return top
 
 
-def prompt_logprobs(entries: Iterable[DecodedLogprobs], num_top: int) -> PromptLogprobs:
+async def prompt_logprobs(entries: Sequence[DecodedLogprobs], num_top: int) -> PromptLogprobs:
     """Null for the first token, then per token itself and the best at its position, by token id."""
-    rows: PromptLogprobs = [None]
+    return [None, *await encoded_in_turns(entries, lambda some: _prompt_rows(some, num_top))]
+
+
+def _prompt_rows(entries: Iterable[DecodedLogprobs], num_top: int) -> PromptLogprobs:
+    rows: PromptLogprobs = []
     for entry in entries:
         row = {entry.token_id: PromptLogprob(_finite(entry.logprob), entry.rank, token_text(entry.token))}
         best = zip(entry.top_token_ids[:num_top], entry.top_logprobs, entry.top_tokens, strict=False)

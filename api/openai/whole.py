@@ -1,0 +1,29 @@
+"""A whole answer, written choice by choice: encoded at once, one of many samples would hold the event loop for seconds.
+
+Used by the completion handlers of the api process. Each choice is encoded when it is made, with a turn of the loop between two.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.schemas.responses import ChatCompletion, Completion, encoder
+
+_NO_CHOICES = b'"choices":[]'  # in no text of an answer: there, quotes are escaped
+
+
+class WholeAnswer(Response):
+    media_type = "application/json"
+
+    def __init__(self, answer: Completion | ChatCompletion, choices: list[bytes]) -> None:
+        """`answer`: all but its `choices`, which are encoded already."""
+        head, mark, tail = encoder.encode(answer).partition(_NO_CHOICES)
+        self._parts = [head + mark[:-1], *(choices[:1]), *(b"," + choice for choice in choices[1:]), b"]" + tail]
+        super().__init__(headers={"x-tokamak-weight-version": answer.weight_version})
+        self.headers["content-length"] = str(sum(map(len, self._parts)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for number, part in enumerate(self._parts, start=1):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(self._parts)})
