@@ -119,6 +119,7 @@ class ChoiceBuilder:
         choice = self._choice(index, sample, delta, logprobs)
         if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = await prompt_logprobs(sample.prompt_logprobs, self._body.prompt_logprobs)
+        sample.prompt_logprobs.clear()  # to free those of all samples at once would hold the loop as well
         return encoder.encode(choice)
 
     def _choice(self, index: int, sample: OpenSample, delta: Delta, logprobs: CompletionLogprobs | None) -> CompletionChoice:

@@ -87,15 +87,17 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class DecodedLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`TokenLogprobs` with each token's bytes, as the edge shows them (the token itself first, then the best)."""
+    """`TokenLogprobs` with each token's bytes, as the edge shows them (the token itself first, then the best).
+    Tuples, because a request may hold very many until its end, and the collector leaves tuples of plain values
+    alone."""
 
     token_id: int
     logprob: float
     rank: int
     token: bytes
-    top_token_ids: list[int] = []
-    top_logprobs: list[float] = []
-    top_tokens: list[bytes] = []
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+    top_tokens: tuple[bytes, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------ api -> tokenizer

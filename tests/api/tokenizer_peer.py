@@ -121,7 +121,9 @@ def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:
         return DecodedLogprobs(token, logprob, 2, b"")
     best = [token + 1, token, *(token + 1 + other for other in range(1, 19)), token + 40][:num_top]
     top = [logprob + 0.1, logprob, *(logprob - other for other in range(1, 19)), float("-inf")][:num_top]
-    return DecodedLogprobs(token, logprob, 2, bytes([token % 256]), best, top, [bytes([token_id % 256]) for token_id in best])
+    return DecodedLogprobs(
+        token, logprob, 2, bytes([token % 256]), tuple(best), tuple(top), tuple(bytes([token_id % 256]) for token_id in best)
+    )
 
 
 class TokenizerPeer:

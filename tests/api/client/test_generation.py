@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from api.client.generation import STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
+from api.client.generation import MAX_HELD_LOGPROBS, STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
+from engine.errors import RequestError
 from engine.messages import DecodedLogprobs, Delta, SamplingParams, Submit, TextOptions, TextPrompt
 
 
@@ -72,6 +73,31 @@ def test_a_client_that_never_reads_is_cut() -> None:
     assert not cut
     made.drop_stalled_client(STALLED_CLIENT_NS + 2)
     assert cut == [True]
+
+
+def test_what_an_answer_may_hold() -> None:
+    """Of a stream, log-probabilities of the prompt alone stay here."""
+    entries = [DecodedLogprobs(97, -0.5, 1, b"", (97,), (-0.5,))] * (MAX_HELD_LOGPROBS // 4)
+
+    async def run(is_streaming: bool, closed: list[Generation]) -> None:
+        made = Generation("r", samples_per_prompt=1, is_streaming=is_streaming, abort_connection=print, close=closed.append)
+        sample = OpenSample(submit(), "tokenizer0", made)
+        made.num_unfinished = 1
+        sample.accept(Delta("r", 0, [97], "a", prompt_logprobs=entries))
+        sample.accept(Delta("r", 0, [97], "a", logprobs=entries))
+        made.check_held()
+        assert not closed
+        sample.accept(Delta("r", 0, [97], "a", logprobs=entries[:1]))
+        made.check_held()
+        if is_streaming:
+            sample.accept(Delta("r", 0, [97], "a", prompt_logprobs=[*entries, *entries[:1]]))
+            made.check_held()
+        assert closed == [made]
+        with pytest.raises(RequestError, match="send fewer prompts"):
+            await made.wait()
+
+    asyncio.run(run(False, []))
+    asyncio.run(run(True, []))
 
 
 def test_leaving_closes_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,7 +17,7 @@ from api.openai.completions import ChoiceBuilder, CompletionHead
 from api.openai.completions import _answer as completion_answer
 from api.openai.logprobs import TOKENS_PER_TURN
 from api.schemas.requests import ChatRequest, CompletionRequest
-from engine.messages import Delta, SamplingParams, Submit, TextOptions, TextPrompt
+from engine.messages import Delta, Deltas, SamplingParams, Submit, TextOptions, TextPrompt, decode, encode
 from tests.api.tokenizer_peer import entry
 
 NUM_SAMPLES = 3
@@ -83,3 +84,12 @@ def test_the_loop_gets_turns(answering: Answering, num_scored: int) -> None:
             assert {len(values) for values in logprobs.values()} == {2 * NUM_TOKENS}
             assert logprobs["text_offset"] == [*range(2 * NUM_TOKENS)]
             assert len(choice["prompt_logprobs"]) == NUM_TOKENS
+
+
+def test_what_a_request_holds_until_its_end_is_nothing_to_the_garbage_collector() -> None:
+    """A collection of millions of tracked lists stops every stream."""
+    deltas = decode(encode(Deltas([Delta("r", 0, [97], "a", prompt_logprobs=[entry(97, -0.5, 5)])])))
+    gc.collect()
+    assert isinstance(deltas, Deltas)
+    (held,) = deltas.deltas[0].prompt_logprobs
+    assert not any(map(gc.is_tracked, (held, held.top_token_ids, held.top_logprobs, held.top_tokens)))
