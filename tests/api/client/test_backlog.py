@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from api.client.backlog import Backlog, Item
-from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.messages import Abort, Message, SamplingParams, Submission, Submit, TextOptions, TextPrompt, Tokenize, decode
 from engine.process.outbox import Outbox
 from engine.process.segments import rows_of
 from shm.counters import Counters
 from shm.mailbox import Mailbox, MailboxSender
+from tests.configurations import engine_config
 
 RING_BYTES = 64 << 10
 
@@ -28,8 +27,7 @@ class Bench:
         sent, full = (self._counters.counter(name, "api0") for name in ("messages_sent_total", "ring_full_total"))
         sender = MailboxSender.attach(run_id, "tokenizer0", "api0", 1)
         self.outbox = Outbox("tokenizer0", sender, sent, full)
-        fields: dict[str, Any] = {"model": "", "served_model_name": ("m",), "max_model_len": 64, "num_kv_blocks": 4}
-        config = EngineConfig(**fields, kv_cache_bytes=0, run_id=run_id, run_dir="", max_waiting=3)
+        config = engine_config(model="", max_model_len=64, num_kv_blocks=4, run_id=run_id, run_dir="", max_waiting=3)
         self.stale: list[Item] = []
         self.backlog = Backlog(self.outbox, config, lambda item: any(item is stale for stale in self.stale))
 
