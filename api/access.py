@@ -1,7 +1,9 @@
-"""Who may use which route: the name that a request calls this server by, the page that it comes from, and its key.
+"""Who may use which route: the name that a request calls this server by, the page that it comes from, its key, and
+with which priority.
 
-Called by `app.Gate` in the api process for every request. A browser on this machine runs the code of any page that it shows,
-and reaches this server like any program here. Two headers that such code cannot choose tell it apart:
+Called in the api process, by `app.Gate` for every request and by `client/submission.py` for those that generate. A browser on
+this machine runs the code of any page that it shows, and reaches this server like any program here. Two headers that such code
+cannot choose tell it apart:
 
     Host      a foreign name that a DNS server pointed here (DNS rebinding). A server on the loopback interface answers to
               localhost and to addresses, and to --allowed-hosts; one on another interface to any name, unless that is given.
@@ -63,7 +65,7 @@ class Access:
             raise _forbidden(f"this server does not answer under the name {name!r}; start it with --allowed-hosts {name}")
 
     def _check_api_key(self, headers: Headers) -> None:
-        if self._api_keys and not _has_key(headers, self._api_keys):
+        if self._api_keys and not _key_of(headers, self._api_keys):
             raise _unauthorized("API", "invalid_api_key")
 
     def _check_admin(self, headers: Headers) -> None:
@@ -71,16 +73,31 @@ class Access:
             raise _forbidden(
                 "/admin answers nobody without a key; start with --admin-key, or use `tokamak ctl`, which has its own socket"
             )
-        if not _has_key(headers, (self._admin_key,)):
+        if not _key_of(headers, (self._admin_key,)):
             raise _unauthorized("admin", "invalid_admin_key")
 
 
-def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
-    """Whether the bearer token is one of `keys`, in a time that depends on neither."""
+def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> int:
+    """With which priority a request runs that asks for `asked`: a key's own priority is the best that its requests get.
+    400 where requests may not choose."""
+    if asked and not config.request_priority:
+        raise RequestError(
+            f"priority: {asked}, but this server takes none from requests (--no-request-priority); leave it out",
+            code="invalid_value",
+            param="priority",
+        )
+    best = dict(config.api_key_priority).get(_key_of(headers, config.api_key))
+    if best is None:
+        return asked or 0
+    return best if asked is None else max(best, asked)
+
+
+def _key_of(headers: Headers, keys: Sequence[str]) -> str:
+    """Which of `keys` the bearer token is, in a time that depends on neither; empty where it is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip().encode("latin-1")
-    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
-    return scheme.lower() == "bearer" and any(matches)
+    matches = [key for key in keys if hmac.compare_digest(given, key.encode())]
+    return matches[0] if matches and scheme.lower() == "bearer" else ""
 
 
 def _is_local(name: str) -> bool:

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, settings
 
 from engine.process.run_directory import runs_root
 from engine.supervisor.reaper import reap
-from ops import _cpu
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test file that uses one of them starts engines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--fast", action="store_true", help="without tests that start engines or are marked slow, and on the best kernels alone"
-    )
+    parser.addoption("--fast", action="store_true", help="without tests that start engines or are marked slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,24 +34,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_slow(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
-    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    if any(isinstance(value, str) and value.partition("-")[0] in _cpu.variants()[:-1] for value in parameters):
-        return True  # kernels that this machine would not serve with
     used = {getattr(value, "__module__", None) for value in vars(item.module).values()}
     return "tests.e2e" in item.module.__name__ or not used.isdisjoint(ENGINES) or item.get_closest_marker("slow") is not None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What is parametrised over the machine's abilities, and how far they went."""
+    from ops import _cpu
+
     named: dict[bool, list[str]] = {True: [], False: []}
     for name, is_built, is_runnable in _cpu.known_variants():
         cause = "" if is_built else " (not built)" if is_runnable else " (not of this processor)"
         named[is_built and is_runnable].append(name + cause)
     terminalreporter.section("kernels")
     terminalreporter.write_line(f"tested: {', '.join(named[True])}; not tested: {', '.join(named[False]) or 'none'}")
-
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

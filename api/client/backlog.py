@@ -35,6 +35,11 @@ class Backlog:
         self._ready = b""  # the next record, taken from the queue, and what it carries
         self._gathered: list[Item] = []
 
+    @property
+    def max_record_bytes(self) -> int:
+        """The longest message that the ring can ever take."""
+        return self._outbox.max_record_bytes
+
     def check(self, items: Sequence[Submit] | Sequence[Tokenize | Detokenize]) -> None:
         """Whether these may be sent, all of one request: 400 for what no record can hold, 429 where too much waits already."""
         first = items[0]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from api.auth import priority_of
+from api.access import priority_of
 from api.client.generation import Generation
 from api.exchange import ABORT_KEY, Exchange
 from api.model import ServedModel

@@ -131,7 +131,7 @@ class SampleStart(msgspec.Struct, array_like=True, gc=False):
     sample_index: int
     attempt: int = 0
     resume_token_ids: bytes = b""  # int32
-    has_prompt_logprobs: bool = False
+    num_scored_prompt_tokens: int = 0
 
 
 class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -183,7 +183,7 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
                 _of_sample(self.sampling, start.sample_index),
                 self.text,
                 start.resume_token_ids,
-                start.has_prompt_logprobs,
+                start.num_scored_prompt_tokens,
                 start.group_id,
                 self.priority,
                 self.arrival_ns,
@@ -289,7 +289,7 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
                 self.prompts[start.prompt_index].token_ids,
                 start.resume_token_ids,
                 _of_sample(self.sampling, start.sample_index, self.prompts[start.prompt_index].max_tokens),
-                start.has_prompt_logprobs,
+                start.num_scored_prompt_tokens,
                 start.group_id,
                 self.priority,
                 self.arrival_ns,
@@ -307,7 +307,7 @@ def _start_of(sample: Submit | Request, prompt_index: int) -> SampleStart:
         sample.sampling.sample_index,
         sample.attempt,
         sample.resume_token_ids,
-        sample.has_prompt_logprobs,
+        sample.num_scored_prompt_tokens,
     )
 
 

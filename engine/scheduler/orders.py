@@ -19,12 +19,12 @@ from engine.messages import (
     Resume,
     WeightsState,
 )
+from engine.messages.control import WEIGHT_MODES
 from engine.scheduler.aborts import Aborts
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.weight_state import WeightState
 from engine.scheduler.weight_updates import WeightUpdates
 
-MODES = ("abort", "wait", "requeue", "keep")
 LEVELS = ("pause", "sleep")
 
 
@@ -57,14 +57,14 @@ class Orders:
             case Resume():
                 return self._resume(command_id)
             case Pause(mode, level):
-                _check(mode, MODES, "mode")
+                _check(mode, WEIGHT_MODES, "mode")
                 _check(level, LEVELS, "level")
                 self._pause(command_id, mode, clears=level == "sleep")
             case DropWeights(mode):
-                _check(mode, MODES, "mode")
+                _check(mode, WEIGHT_MODES, "mode")
                 self._pause(command_id, mode, clears=True)
             case ReloadWeights(path, mode, ranks):
-                _check(mode, MODES, "mode")
+                _check(mode, WEIGHT_MODES, "mode")
                 self._reload(command_id, path, mode, ranks)
             case _:
                 raise RequestError(f"the scheduler does not take {type(order).__name__}")

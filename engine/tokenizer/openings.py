@@ -57,7 +57,7 @@ class Opening:
             sampling=msgspec.structs.replace(
                 self.sampling, sample_index=submit.sampling.sample_index, max_tokens=self.prompt.max_tokens
             ),
-            has_prompt_logprobs=submit.has_prompt_logprobs,
+            num_scored_prompt_tokens=submit.num_scored_prompt_tokens,
             group_id=submit.group_id,
             priority=submit.priority,
             arrival_ns=submit.arrival_ns,

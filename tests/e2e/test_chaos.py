@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from engine.messages import WeightsState
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.kinds import COMPLETIONS, Call, Json, ask_all, every_kind, with_late_stops, words
 from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import answers, mixed_bodies, stream_all, stream_one
@@ -76,7 +76,7 @@ async def kill_while_it_reloads(engine: EngineProcess, deltas: Deltas) -> None:
 
 
 def order_reload(engine: EngineProcess, mode: str) -> int:
-    return httpx.post(f"{engine.url}/admin/reload", json={"mode": mode}, timeout=WATCHDOG_S).status_code
+    return httpx.post(f"{engine.url}/admin/reload", json={"mode": mode}, timeout=WATCHDOG_S, headers=OPERATOR).status_code
 
 
 @pytest.mark.timeout(1200)
@@ -137,7 +137,8 @@ async def ask_afresh(engine: EngineProcess, calls: list[Call], on_delta: Callabl
     """All at once, with an empty prefix cache, so that usage has no cached tokens of an earlier run."""
 
     def is_empty() -> bool:
-        return httpx.post(f"{engine.url}/admin/reset_prefix_cache", json={}, timeout=WATCHDOG_S).status_code == 200
+        url = f"{engine.url}/admin/reset_prefix_cache"
+        return httpx.post(url, json={}, timeout=WATCHDOG_S, headers=OPERATOR).status_code == 200
 
     await asyncio.to_thread(wait_until, is_empty, what="the prefix cache is empty")
     return await ask_all(engine.url, calls, on_delta)

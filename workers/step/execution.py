@@ -53,7 +53,8 @@ def _telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:
         return call
 
     names = [field.name for field in fields(OpTable)]
-    return replace(ops, **{name: followed(getattr(ops, name)) for name in names[names.index("begin") :]})
+    followers: dict[str, Any] = {name: followed(getattr(ops, name)) for name in names[names.index("begin") :]}
+    return replace(ops, **followers)
 
 
 class EagerPlan:

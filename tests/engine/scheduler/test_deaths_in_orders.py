@@ -26,12 +26,11 @@ from engine.messages import (
     Step,
     WeightsState,
 )
-from engine.process.context import EventSender
 from engine.process.run_directory import Run, WeightsRecord
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.orders import Orders
 from engine.scheduler.weight_updates import WeightUpdates
-from tests.engine.scheduler.simulation import Simulation, Stream, expected_tokens, ints, simulate
+from tests.engine.scheduler.simulation import CountedEvents, Simulation, Stream, expected_tokens, ints, simulate
 
 B, C, D = "/weights/b", "/weights/c", "/weights/d"
 MIXED = ReloadWeights(C, ranks=[1])  # each rank has weights of its own then
@@ -66,7 +65,7 @@ class Killed(BaseException):
 
 Point = tuple[str, str, int]  # function, call or return, which time
 _FUNCTIONS: list[Callable[..., Any]] = [
-    *(Orders.handle, Run.write_weights, Dispatcher.send, EventSender.send),
+    *(Orders.handle, Run.write_weights, Dispatcher.send, CountedEvents.send),
     *(vars(WeightUpdates)[name] for name in ("begin", "rank_answered", "_succeed", "write", "_end")),
 ]
 _CODES = {function.__code__ for function in _FUNCTIONS}
@@ -99,7 +98,7 @@ class Mortal:
             self._pass(frame, "return")
 
     def _pass(self, frame: FrameType, event: str) -> None:
-        name = frame.f_code.co_qualname
+        name = frame.f_code.co_name
         self._counts[name, event] += 1
         point = (name, event, self._counts[name, event])
         self.points.append(point)
