@@ -105,7 +105,8 @@ class TextStream:
             delta.prompt_token_ids = self._prompt_token_ids
         if self._scores_prompt:
             self._scores_prompt = False
-            delta.first_prompt_token = self._vocabulary.bytes_of(array("i", self._prompt_token_ids[:4])[0])
+            first = array("i", self._prompt_token_ids[:4])
+            delta.first_prompt_token = b"".join(map(self._vocabulary.bytes_of, first))
         delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
 
     def _decoded(self, entry: TokenLogprobs, is_token_shown: bool) -> DecodedLogprobs:

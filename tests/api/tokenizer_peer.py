@@ -112,7 +112,7 @@ class Stream:
         num_top = self.submit.sampling.num_prompt_logprobs
         if num_top >= 0 and not self.submit.num_scored_prompt_tokens:
             delta.prompt_logprobs = [entry(token, -0.5, num_top) for token in self.prompt[1:]]
-            delta.first_prompt_token = bytes([self.prompt[0] % 256])
+            delta.first_prompt_token = bytes(token % 256 for token in self.prompt[:1])
 
 
 def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:
