@@ -17,7 +17,10 @@ PACKAGES = ("api", "engine", "ops", "shm", "tools", "workers")
 BY_HAND = {  # run by a person who installs what their docstrings name
     "tools/bench/openvino_server.py": {"openvino-genai"},
     "tools/demo/evaluate.py": {"httpx"},
-    "tools/demo/train.py": {"torch", "safetensors"},
+    **{
+        f"tools/demo/{name}.py": {"torch", "safetensors"}
+        for name in ("batches", "checkpoint", "examine", "muon", "network", "train")
+    },
 }
 PADDLE_USERS = ("ops/paddle/", "workers/devices/")
 

@@ -42,7 +42,7 @@ def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
         (DIRECTORY / name[1:]).unlink()
     shutil.rmtree(engine.root)
     wait_until(lambda: segment_names(run.run_id) == names, what="the names are there again")
-    wait_until(lambda: {path.name for path in run.directory.iterdir()} >= set(files), what="the files are there again")
+    wait_until(lambda: all((run.directory / name).exists() for name in files), what="the files are there again")
     for name in NAMES:
         epoch = counters.actor(name).epoch
         os.kill(counters.actor(name).pid, 9)

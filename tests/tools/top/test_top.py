@@ -75,6 +75,7 @@ class Engine:
 def engine(run_id: str = RUN_ID) -> Iterator[Engine]:
     """A run below $XDG_RUNTIME_DIR with its counters and one mailbox."""
     directory = Path(os.environ["XDG_RUNTIME_DIR"]) / "tokamak" / run_id
+    make_private_directory(directory.parent)
     make_private_directory(directory)
     run = Run(run_id, directory)
     config = engine_config(
