@@ -27,7 +27,7 @@ _DISTRIBUTIONS = {
     "xpu": ("paddlepaddle-xpu", "paddle-custom-device-xpu"),
 }
 _SECONDS = ("request_timeout", "max_priority_wait", "restart_window", "hang_timeout", "load_timeout", "stop_timeout")
-_SAME: tuple[str, ...] = (
+_SAME = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "block_size",
@@ -35,9 +35,14 @@ _SAME: tuple[str, ...] = (
     "max_waiting",
     "request_priority",
     "api_processes",
-)
-_SAME += ("tokenizer_processes", "restart_limit", "host", "port", "api_key", "api_key_priority", "admin_key", "allowed_hosts")
-_SAME += (
+    "tokenizer_processes",
+    "restart_limit",
+    "host",
+    "port",
+    "api_key",
+    "api_key_priority",
+    "admin_key",
+    "allowed_hosts",
     "allowed_origins",
     "max_body_bytes",
     "max_connections",

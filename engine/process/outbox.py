@@ -14,7 +14,7 @@ from engine.messages import Message, encode
 from shm.counters import Cell
 from shm.mailbox import MailboxSender
 
-RETRY_INTERVAL_NS = 2_000_000
+RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 
 
 class Outbox:

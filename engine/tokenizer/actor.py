@@ -35,6 +35,7 @@ from engine.messages import (
 )
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.outbox import RETRY_INTERVAL_NS
 from engine.process.topology import role_of
 from engine.tokenizer.api_channel import ApiChannel
 from engine.tokenizer.chat.template import ChatTemplates
@@ -49,7 +50,6 @@ from engine.tokenizer.text_stream import TextStream
 from engine.tokenizer.vocabulary import Vocabulary
 
 RETRY_AFTER_S = 1
-RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 MAX_OPENING_NS = 10_000_000
 MAX_GATHERING_NS = 10_000_000  # a long turn sends its deltas in between
 

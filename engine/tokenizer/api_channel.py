@@ -8,11 +8,10 @@ when it hangs.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from engine.messages import Delta, Deltas, Detokenized, Rejected, Tokenized, encode
-from engine.process.outbox import Outbox
+from engine.process.outbox import BackloggedOutbox, Outbox
 
 
 class ApiChannel:
@@ -21,7 +20,7 @@ class ApiChannel:
         self.too_large: list[str] = []  # request ids whose Delta no ring record can hold; the edge was told
         self._outbox = outbox
         self._deltas: list[Delta] = []
-        self._records: deque[bytes] = deque()
+        self._records = BackloggedOutbox(outbox.send_bytes)
 
     @property
     def is_waiting(self) -> bool:
@@ -37,18 +36,18 @@ class ApiChannel:
         self._pack_deltas()
         record = encode(message)
         if len(record) <= self._outbox.max_record_bytes:
-            self._records.append(record)
+            self._records.post_records([record])
         elif isinstance(message, Rejected):
-            self._records.append(self._refusal(message.request_id, message.attempt, len(record)))
+            self._records.post_records([self._refusal(message.request_id, message.attempt, len(record))])
         else:
-            self._records.append(self._refusal(message.call_id, 0, len(record)))
+            self._records.post_records([self._refusal(message.call_id, 0, len(record))])
 
     def flush(self) -> int:
         """Send what the ring takes. The number of records sent."""
-        num_sent = self._send_records()
+        num_sent = self._records.flush()
         if not self._records:  # otherwise more may gather until there is room again
             self._pack_deltas()
-            num_sent += self._send_records()
+            num_sent += self._records.flush()
         return num_sent
 
     def forget(self, epoch: int) -> None:
@@ -57,16 +56,9 @@ class ApiChannel:
         self._deltas.clear()
         self._records.clear()
 
-    def _send_records(self) -> int:
-        num_sent = 0
-        while self._records and self._outbox.send_bytes(self._records[0]):
-            self._records.popleft()
-            num_sent += 1
-        return num_sent
-
     def _pack_deltas(self) -> None:
         if self._deltas:
-            self._records.extend(self._packed(self._deltas))
+            self._records.post_records(self._packed(self._deltas))
             self._deltas = []
 
     def _packed(self, deltas: list[Delta]) -> Iterator[bytes]:
