@@ -18,6 +18,10 @@ class CheckpointError(TokamakError):
     """A checkpoint is missing, unreadable or does not match its config."""
 
 
+class ContentsError(CheckpointError):
+    """A checkpoint does not hold the weights any more that are in use under its name."""
+
+
 class RequestError(TokamakError):
     """A user's mistake: fails that request with an HTTP status and OpenAI's error fields."""
 

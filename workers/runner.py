@@ -39,6 +39,7 @@ class LoadedWeights:
     num_bytes: int
     plan: Plan | None
     cache: CacheOutcome = "off"
+    contents: str = ""  # LoadedModel.contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    def load(self, path: str, version: int, on_progress: Progress) -> None:
+    def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
         """Load the checkpoint at `path` beside the present weights, then take its place. On an error (CheckpointError) the
-        present ones stay."""
+        present ones stay. ContentsError where `contents` are asked for and it holds others."""
         found = ModelConfig.read(path)
         differences = self._model_config.shape_differences(found)
         if differences:
@@ -121,12 +122,13 @@ class ModelRunner:
             precision=Precision(self._config.dtype, self._config.quantization),
             random_seed=seed,
             cache=self._weight_cache,
+            contents=contents,
         )
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
         plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op)
-        self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache)
+        self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
 
     def clear(self) -> None:
         """Let go of the weights."""

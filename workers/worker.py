@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ContentsError
 from engine.messages import (
     ActorState,
     ClearWeights,
@@ -64,16 +64,18 @@ class WorkerActor(Actor):
         config = self.context.config
         self._tell_progress("starting" if config.ops == "native" else "starting Paddle")
         self._runner = self._make_runner()
-        path, version = self.context.weights_in_use()
+        path, version, contents = self.context.weights_in_use()
         try:
-            self._load(path, version)
+            self._load(path, version, contents)
         except CheckpointError as error:
-            if path == config.model:
+            is_other = isinstance(error, ContentsError)
+            if path == config.model and not is_other:
                 raise
-            # the checkpoint of a reload is gone: come back with the one of the start, and let the scheduler see that
+            # come back with what it holds now, or, if the checkpoint of a reload is gone, with the one of the start; by its
+            # contents the scheduler sees that this is not what is in use
             self.context.log.error("weights %s cannot be loaded again: %s", path, error)
             self.context.counters.errors.record(self.context.name, str(error))
-            self._load(config.model, 1)
+            self._load(*(path, version) if is_other else (config.model, 1))
         self._reader = BroadcastReader.attach(
             self.context.run.run_id, self.context.scheduler, self.context.index, self.context.epoch
         )
@@ -141,7 +143,7 @@ class WorkerActor(Actor):
         self.context.row.set_state(State.LOADING)
         error_text = ""
         try:
-            self._load(message.path, message.version)
+            self._load(message.path, message.version, message.contents)
         except Exception as error:  # whatever is wrong with them, the present ones serve on
             error_text = str(error) if isinstance(error, CheckpointError) else f"{message.path} cannot be loaded: {error!r}"
             self.context.log.error("weights %s were not loaded: %s", message.path, error_text)
@@ -150,7 +152,7 @@ class WorkerActor(Actor):
 
     def _weights_changed(self, command_id: str, error: str = "") -> WeightsChanged:
         weights = self._runner.weights
-        return WeightsChanged(command_id, self.context.index, weights.version, weights.path, error)
+        return WeightsChanged(command_id, self.context.index, weights.version, weights.path, error, weights.contents)
 
     # ------------------------------------------------------------------------------------------------------- loading
 
@@ -164,8 +166,8 @@ class WorkerActor(Actor):
         report_progress_to(self.context.row.heartbeat_word)
         return ModelRunner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index, self._beat)
 
-    def _load(self, path: str, version: int) -> None:
-        """Load weights; CheckpointError leaves the present ones."""
+    def _load(self, path: str, version: int, contents: str = "") -> None:
+        """Load weights, those of these contents where some are named; CheckpointError leaves the present ones."""
         begin_ns = time.monotonic_ns()
         shown_part = -1
 
@@ -178,7 +180,7 @@ class WorkerActor(Actor):
                 bar = "#" * part + "." * (_PROGRESS_PARTS - part)
                 self._tell_progress(f"weights [{bar}] {num_done / _MIB:.0f} of {num_bytes / _MIB:.0f} MiB")
 
-        self._runner.load(path, version, on_progress)
+        self._runner.load(path, version, on_progress, contents)
         self._load_seconds.set((time.monotonic_ns() - begin_ns) / 1e9)
         if self._runner.weights.cache in self._cache_loads:
             self._cache_loads[self._runner.weights.cache].add(1)
@@ -201,7 +203,7 @@ class WorkerActor(Actor):
 
     def _say_hello(self) -> None:
         weights = self._runner.weights
-        self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path))
+        self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path, weights.contents))
 
     def _send(self, message: Message) -> None:
         self._to_scheduler.post(message)

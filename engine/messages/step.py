@@ -47,6 +47,7 @@ class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
     path: str
     version: int
     ranks: list[int]  # empty: all
+    contents: str = ""  # what it must hold (LoadedWeights.contents); empty: whatever it does
 
 
 class ClearWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -61,6 +62,7 @@ class WeightsChanged(msgspec.Struct, tag=True, array_like=True, gc=False):
     version: int  # 0: cleared
     path: str
     error: str = ""
+    contents: str = ""  # of the files that they came from; empty: not those of a checkpoint
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -70,6 +72,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):
     epoch: int
     weight_version: int = 0
     weight_path: str = ""
+    weight_contents: str = ""
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):

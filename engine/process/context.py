@@ -118,9 +118,11 @@ class ActorContext:
             raise TokamakError(f"{self.name} was started without the KV arena; only the cache messenger and workers get it")
         return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
 
-    def weights_in_use(self) -> tuple[str, int]:
-        """Path and version of the weights that this rank must load."""
-        return self.run.weights().ranks[self.index]
+    def weights_in_use(self) -> tuple[str, int, str]:
+        """Path, version and contents of the weights that this rank must load; no contents: nobody has loaded them yet."""
+        record = self.run.weights()
+        path, version = record.ranks[self.index]
+        return path, version, record.contents.get(version, "")
 
     def request_stop(self) -> None:
         """Let the loop end after its turn."""

@@ -67,6 +67,7 @@ class WeightsRecord(msgspec.Struct, frozen=True):
     last_version: int  # the highest number that was ever taken in this run
     state: WeightsState  # NORMAL, PAUSED or CLEARED
     ranks: tuple[tuple[str, int], ...]  # path and version that each rank holds; while cleared, comes back to
+    contents: dict[int, str] = msgspec.field(default_factory=dict)  # of these versions, as the first rank found them
 
     @staticmethod
     def of_start(config: EngineConfig) -> WeightsRecord:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from engine.messages import Hello, WeightsState
 from engine.process.run_directory import WeightsRecord
 
@@ -18,6 +20,7 @@ class Rank:
 
     path: str = ""
     version: int = 0
+    contents: str = ""
     epoch: int = 0
     is_there: bool = False
 
@@ -43,7 +46,7 @@ class Ranks:
         if hello.epoch < rank.epoch or (hello.epoch == rank.epoch and rank.is_there):
             return False
         rank.epoch, rank.is_there = hello.epoch, True
-        rank.path, rank.version = hello.weight_path, hello.weight_version
+        rank.path, rank.version, rank.contents = hello.weight_path, hello.weight_version, hello.weight_contents
         return True
 
     def restarted(self, index: int, epoch: int) -> None:
@@ -52,16 +55,32 @@ class Ranks:
             self._ranks[index].epoch = epoch
             self._ranks[index].is_there = False
 
-    def changed(self, index: int, path: str, version: int) -> None:
+    def changed(self, index: int, path: str, version: int, contents: str = "") -> None:
         """A rank holds other weights now."""
-        self._ranks[index].path, self._ranks[index].version = path, version
+        rank = self._ranks[index]
+        rank.path, rank.version, rank.contents = path, version, contents
 
     def have_wrong_weights(self, record: WeightsRecord) -> bool:
         """Some rank holds other weights than the record says, or any where that says none."""
         is_cleared = record.state is WeightsState.CLEARED
         return any(
-            rank.version != (0 if is_cleared else version) for rank, (_, version) in zip(self._ranks, record.ranks, strict=True)
+            rank.version != (0 if is_cleared else version) or rank.contents != record.contents.get(rank.version, "")
+            for rank, (_, version) in zip(self._ranks, record.ranks, strict=True)
         )
+
+    def with_contents(self, record: WeightsRecord) -> WeightsRecord:
+        """The record with what the ranks hold under the numbers whose contents it does not say. Numbers that no rank can be
+        made to come back to are forgotten."""
+        found = {rank.version: rank.contents for rank in reversed(self._ranks) if rank.contents}
+        numbers = sorted({1, *(version for _, version in record.ranks)} & (found.keys() | record.contents.keys()))
+        return replace(record, contents={version: record.contents.get(version) or found[version] for version in numbers})
+
+    def overwritten(self, record: WeightsRecord) -> str:
+        """The path of a checkpoint that a rank loaded under the right number, but with other contents; empty: there is none."""
+        for rank in self._ranks:
+            if rank.contents != record.contents.get(rank.version, rank.contents):
+                return rank.path
+        return ""
 
     def weights_of(self, index: int) -> tuple[str, int]:
         return self._ranks[index].path, self._ranks[index].version

@@ -77,12 +77,13 @@ class WeightUpdates:
         self._block_events = block_events
         self._change: Change | None = None
         self._num_repairs = 0
+        self._unwritten = ""  # why what the ranks hold cannot be written down; no step is dispatched before it is
 
     @property
     def can_dispatch(self) -> bool:
         """Samples may be given tokens: nothing is going on, or they may run to their end first."""
         if self._change is None:
-            return self._weights.state is WeightsState.NORMAL
+            return self._weights.state is WeightsState.NORMAL and not self._unwritten
         return self._change.phase is Phase.RESTING and self._change.mode == "wait"
 
     def advance(self) -> int:
@@ -108,19 +109,19 @@ class WeightUpdates:
         change = self._change
         if change is None or change.phase is not Phase.TELLING or answer.command_id != change.command_id:
             if not answer.error:  # told by a scheduler that died: what it computes now is not what is in use
-                self._rank_is_wrong(answer.rank, answer.path, answer.version)
+                self._rank_is_wrong(answer.rank, answer.path, answer.version, answer.contents)
             return
         change.unanswered.discard(answer.rank)
         if answer.error:
             change.errors.append(f"worker{answer.rank}: {answer.error}")
         else:
-            self._ranks.changed(answer.rank, answer.path, answer.version)
+            self._ranks.changed(answer.rank, answer.path, answer.version, answer.contents)
         if change.unanswered:
             return
         if not change.errors:
             self._succeed(change)
         else:
-            if change.after is None:
+            if change.name == "repair":
                 self._adopt("; ".join(change.errors))
             self._fail(change, 400, "; ".join(change.errors))
 
@@ -141,9 +142,9 @@ class WeightUpdates:
         self._context.log.warning("worker%d: %s", rank, error)
         self._rank_is_wrong(rank, "", 0)
 
-    def _rank_is_wrong(self, rank: int, path: str, version: int) -> None:
+    def _rank_is_wrong(self, rank: int, path: str, version: int, contents: str = "") -> None:
         """What it computes cannot be used; `_repair` follows."""
-        self._ranks.changed(rank, path, version)
+        self._ranks.changed(rank, path, version, contents)
         if self._change is None or self._change.phase is Phase.RESTING:
             self._dispatcher.give_up_flight()
             self._batch.rollback_in_flight()
@@ -181,7 +182,10 @@ class WeightUpdates:
         for rank, weights in enumerate(record.ranks):
             if self._ranks.weights_of(rank)[1] != weights[1]:
                 ranks.setdefault(weights, []).append(rank)
-        return [LoadWeights(change.command_id, path, version, some) for (path, version), some in ranks.items()]
+        return [
+            LoadWeights(change.command_id, path, version, some, record.contents.get(version, ""))
+            for (path, version), some in ranks.items()
+        ]
 
     def _is_at_rest(self, change: Change) -> bool:
         """Nothing runs on the ranks, or will, and all of them would hear what they are told."""
@@ -197,7 +201,11 @@ class WeightUpdates:
         return self._batch.waiting.is_expecting(time.monotonic_ns())
 
     def _succeed(self, change: Change) -> None:
-        record = change.after or self._weights.record
+        record = self._ranks.with_contents(change.after or self._weights.record)
+        changed = self._ranks.overwritten(record)
+        if changed:
+            self._fail(change, 400, f"{changed} was written to while the ranks loaded it; load it again when it is complete")
+            return
         try:
             self.write(record)
         except RequestError as error:
@@ -218,7 +226,7 @@ class WeightUpdates:
 
     def _end(self, change: Change, status: int, message: str) -> None:
         self._change = None
-        if change.after is not None:
+        if change.name != "repair":
             self._context.events.send(Reply(change.command_id, status, message, self.details()))
 
     def write(self, record: WeightsRecord) -> None:
@@ -245,11 +253,39 @@ class WeightUpdates:
 
     def _repair(self) -> int:
         """Where ranks hold other weights than the record says, make them load those."""
-        if not self._ranks.are_complete or not self._ranks.have_wrong_weights(self._weights.record):
+        record = self._weights.record
+        if not self._ranks.are_complete or not self._ranks.have_wrong_weights(record):
+            self._unwritten = ""
             return 0
+        try:
+            known = self._ranks.with_contents(record)
+            self.write(known)  # a number's contents, from the first rank that loads it, before its first step
+            after = self._take_overwritten()
+        except RequestError as error:
+            if error.message != self._unwritten:
+                self._context.log.error("%s", error.message)
+            self._unwritten = error.message
+            return 0
+        self._unwritten = ""
+        if after is None and not self._ranks.have_wrong_weights(self._weights.record):
+            return 1
         self._num_repairs += 1
-        self.begin(f"{self._context.name}-{self._context.epoch}-{self._num_repairs}", "repair", "requeue", None)
+        self.begin(f"{self._context.name}-{self._context.epoch}-{self._num_repairs}", "repair", "requeue", after)
         return 1
+
+    def _take_overwritten(self) -> WeightsRecord | None:
+        """Where a rank that died came back with other contents, since its checkpoint was written over and nothing has the old
+        ones any more: those that it holds now, under a number of their own, for all ranks that had the old ones."""
+        path = self._ranks.overwritten(self._weights.record)
+        if not path:
+            return None
+        holders = [rank for rank, (held, _) in enumerate(self._weights.record.ranks) if held == path]
+        self.write(self._weights.with_next_version())
+        after = self._weights.loaded(path, holders)
+        text = f"{path} was written over while it was in use: what it holds now is version {after.version}"
+        self._context.log.error("%s", text)
+        self._context.counters.errors.record(self._context.name, text)
+        return after
 
     def _adopt(self, cause: str) -> None:
         """The weights in use cannot be had any more: go on with what rank 0 holds, without weights where that is nothing, and

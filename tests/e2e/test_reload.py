@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -236,6 +237,24 @@ def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: d
     engine.wait_for_restart("worker0", epoch)
     assert stripped(answers(engine, SHORT)) == truth["b"]
     assert engine.metric("weight_version") == version
+
+
+@pytest.mark.parametrize("cache", ["kept", "not-kept"])
+def test_a_checkpoint_that_was_written_over(
+    truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path, cache: str
+) -> None:
+    """A worker that dies comes back with what was in use, from its packed weights. Where these are not kept, what the files
+    hold now is a version of its own, and none of it comes out of the prefix cache."""
+    model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
+    with EngineProcess(model, "--max-model-len", "4000", *(["--no-weight-cache"] if cache == "not-kept" else [])) as engine:
+        assert stripped(answers(engine, SHORT)) == truth["a"]
+        (model / "model.safetensors").write_bytes((model_b / "model.safetensors").read_bytes())
+        engine.wait_for_restart("worker0", engine.kill("worker0"))
+        found = answers(engine, SHORT)
+        assert {answer.weight_version for answer in found} == {"1" if cache == "kept" else "2"}
+        assert stripped(found) == truth["a" if cache == "kept" else "b"]
+        assert reload(engine, model) == (2 if cache == "kept" else 3)
+        assert stripped(answers(engine, SHORT)) == truth["b"]
 
 
 def test_a_restart_by_order_is_no_crash(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -79,10 +80,13 @@ class Engine:
         worker.on_start()
         return worker
 
-    def use(self, path: Path, version: int) -> None:
+    def use(self, path: Path, version: int, contents: str = "") -> None:
         """What a worker has to load."""
-        weights = (str(path), version)
-        self.run.write_weights(WeightsRecord(*weights, version, WeightsState.NORMAL, (weights,)))
+        weights, known = (str(path), version), {version: contents} if contents else {}
+        self.run.write_weights(WeightsRecord(*weights, version, WeightsState.NORMAL, (weights,), known))
+
+    def keep_packed(self, directory: Path) -> None:
+        self.config = msgspec.structs.replace(self.config, weight_cache_dir=str(directory))
 
     def send(self, message: Message) -> None:
         assert self.segments.broadcast.try_send(encode(message))
@@ -155,10 +159,21 @@ def expected_outputs(path: Path) -> list[int]:
     return sample.outputs
 
 
+def hello_of(engine: Engine) -> Hello:
+    (hello,) = engine.received()
+    assert isinstance(hello, Hello)
+    return hello
+
+
+def greeting(engine: Engine) -> tuple[str, int, int, str]:
+    hello = hello_of(engine)
+    return hello.actor, hello.epoch, hello.weight_version, hello.weight_path
+
+
 def test_start(engine: Engine) -> None:
     """Weights, with progress for the terminal, then Hello to the scheduler."""
     worker = engine.worker()
-    assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
+    assert greeting(engine) == ("worker0", 1, 1, str(engine.model))
     texts = engine.progress()
     assert texts[0] == "starting"
     assert texts[-1].startswith("weights [####################] ")
@@ -208,7 +223,7 @@ def test_a_worker_after_a_crash_goes_on_from_the_arena(engine: Engine) -> None:
         start = 0 if step_id == 0 else len(tokens) - 1
         tokens.append(token_of(engine.ask(first, step_of(step_id, tokens, start, is_start=step_id == 0))))
     second = engine.worker(epoch=2)
-    assert engine.received() == [Hello("worker0", 2, 1, str(engine.model))]
+    assert greeting(engine) == ("worker0", 2, 1, str(engine.model))
     for step_id in range(3, 6):
         result = engine.ask(second, step_of(step_id, tokens, len(tokens) - 1, is_start=step_id == 3))
         tokens.append(token_of(result))
@@ -220,7 +235,8 @@ def test_reload(engine: Engine, tmp_path: Path) -> None:
     engine.received()
     other = other_weights(tmp_path / "other")
     changed = engine.ask(worker, LoadWeights("c1", str(other), 2, []))
-    assert changed == WeightsChanged("c1", 0, 2, str(other))
+    assert isinstance(changed, WeightsChanged)
+    assert (changed.command_id, changed.version, changed.path, changed.error) == ("c1", 2, str(other), "")
     assert worker.context.counter("weights_version").value == 2
     result = engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))
     assert isinstance(result, StepResult)
@@ -260,10 +276,11 @@ def test_weights_for_other_ranks_are_not_ours(engine: Engine, tmp_path: Path) ->
 
 def test_clear_and_load_again(engine: Engine) -> None:
     worker = engine.worker()
-    engine.received()
+    hello = hello_of(engine)
     assert engine.ask(worker, ClearWeights("c1")) == WeightsChanged("c1", 0, 0, "")
     assert worker.context.counter("weights_bytes").value == 0
-    assert engine.ask(worker, LoadWeights("c2", str(engine.model), 1, [])) == WeightsChanged("c2", 0, 1, str(engine.model))
+    again = WeightsChanged("c2", 0, 1, str(engine.model), "", hello.weight_contents)
+    assert engine.ask(worker, LoadWeights("c2", str(engine.model), 1, [])) == again
 
 
 def test_a_step_without_weights_is_answered_with_an_error(engine: Engine) -> None:
@@ -283,13 +300,35 @@ def test_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
     other = other_weights(tmp_path / "other")
     engine.use(other, 5)
     engine.worker()
-    assert engine.received() == [Hello("worker0", 1, 5, str(other))]
+    assert greeting(engine) == ("worker0", 1, 5, str(other))
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "not-packed"])
+def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_packed: bool) -> None:
+    """What is in use is its packed weights. Where these are gone a worker says by other contents that it has other weights,
+    and loads nothing else under the number of what is in use."""
+    expected, path = expected_outputs(engine.model)[0], engine.model / "model.safetensors"
+    if is_packed:
+        engine.keep_packed(tmp_path / "packed")
+    engine.worker()
+    first = hello_of(engine)
+    engine.use(engine.model, 1, first.weight_contents)
+    path.write_bytes((other_weights(tmp_path / "other") / "model.safetensors").read_bytes())
+    worker = engine.worker(2)
+    second = hello_of(engine)
+    assert (second.weight_version, second.weight_contents == first.weight_contents) == (1, is_packed)
+    now = token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True)))
+    assert now == (expected if is_packed else expected_outputs(engine.model)[0])
+    again = engine.ask(worker, LoadWeights("c1", str(engine.model), 1, [], first.weight_contents))
+    assert isinstance(again, WeightsChanged)
+    assert "was written over" in again.error or is_packed
+    assert again.contents == second.weight_contents
 
 
 def test_starts_with_the_first_weights_where_those_are_gone(engine: Engine, tmp_path: Path) -> None:
     engine.use(tmp_path / "gone", 5)
     engine.worker()
-    assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
+    assert greeting(engine) == ("worker0", 1, 1, str(engine.model))
     assert any("gone" in text for text in (entry.text for entry in engine.segments.counters.errors.entries()))
 
 
@@ -305,7 +344,7 @@ def test_a_new_scheduler_is_greeted(engine: Engine) -> None:
     engine.received()
     engine.segments.counters.actor("scheduler").begin_epoch(2, 0)
     loop.turn()
-    assert engine.received() == [Hello("worker0", 1, 1, str(engine.model))]
+    assert greeting(engine) == ("worker0", 1, 1, str(engine.model))
     assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
 
 

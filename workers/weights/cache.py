@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.files import open_file
-from workers.weights.checksums import Checksums
 from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +33,6 @@ class WeightCache:
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory = directory
         self.limit = limit
-        self.checksums = Checksums(directory)
 
     def open(self, name: str) -> PackedFile | None:
         """The file of that name; None where there is none. DamagedFileError where it cannot be used."""

@@ -31,10 +31,10 @@ _PIECE = 256 << 20  # bytes between two signs of life
 
 
 class Checksums:
-    """Those that are remembered in `directory`."""
+    """Those that are remembered in `directory`; None: none are."""
 
-    def __init__(self, directory: Path, settled_ns: int = _SETTLED_NS) -> None:
-        self.path = directory / "checksums.json"
+    def __init__(self, directory: Path | None, settled_ns: int = _SETTLED_NS) -> None:
+        self.path = directory / "checksums.json" if directory else None
         self._settled_ns = settled_ns
 
     def of(self, files: Sequence[MappedFile], on_piece: Callable[[], None]) -> list[str]:
@@ -53,6 +53,8 @@ class Checksums:
 
     def _remembered(self) -> dict[str, str]:
         """By key, the latest last; none where there is no such file, or where it was damaged."""
+        if self.path is None:
+            return {}
         with contextlib.suppress(OSError, ValueError, RecursionError):
             found = json.loads(read_file(self.path))
             if isinstance(found, dict) and all(isinstance(checksum, str) for checksum in found.values()):
@@ -60,6 +62,8 @@ class Checksums:
         return {}
 
     def _remember(self, checksums: dict[str, str]) -> None:
+        if self.path is None:
+            return
         latest = dict(list(checksums.items())[-_MAX_REMEMBERED:])
         unfinished = self.path.with_suffix(f".{os.getpid()}.partial")
         try:

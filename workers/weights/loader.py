@@ -6,8 +6,6 @@ Called by the runner at start and at each reload. Weights are packed for the op 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -19,12 +17,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ContentsError
 from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
 from workers.weights.cache import WeightCache
+from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
 from workers.weights.formats.floats import joined
 from workers.weights.formats.integers import side_by_side
@@ -32,7 +31,7 @@ from workers.weights.formats.tensor import Kept
 from workers.weights.packed_file import DamagedFileError, Layout, PackedFile
 from workers.weights.precision import Precision, choose_formats
 from workers.weights.random import RandomWeights
-from workers.weights.reader import Checkpoint
+from workers.weights.reader import Checkpoint, digest_of
 from workers.weights.rotary import rotary_tables
 
 _LOG = logging.getLogger(__name__)
@@ -54,11 +53,13 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`num_bytes`: of its weights as they are kept."""
+    """`num_bytes`: of its weights as they are kept; `contents`: what tells the checkpoint's values from any others, empty
+    where they are random."""
 
     model: Model
     num_bytes: int
     cache: CacheOutcome
+    contents: str
 
 
 def load_model(
@@ -71,9 +72,11 @@ def load_model(
     precision: Precision = Precision(),  # noqa: B008 - a frozen value
     random_seed: int | None = None,
     cache: WeightCache | None = None,
+    contents: str = "",
 ) -> LoadedModel:
     """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
-    is used and the weights are random. Raises CheckpointError."""
+    is used and the weights are random. Raises CheckpointError; ContentsError where the checkpoint was written over, so that
+    what had the `contents` that are asked for is neither there nor in the cache."""
     if ops.max_head_dim is not None and config.head_dim > ops.max_head_dim:
         raise CheckpointError(
             f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
@@ -81,32 +84,45 @@ def load_model(
         )
     model, weights = declare_model(config)
     outcome: CacheOutcome = "off"
+    found = ""
     if random_seed is not None:
         is_narrow = precision != Precision() and ops.layout is not None
         loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
         loading.pack_into_memory()
     else:
-        checkpoint = Checkpoint(path, config, weights)
-        loading = _Loading(weights, checkpoint, ops, precision, on_progress)
-        if cache is None or ops.layout is None:
-            loading.pack_into_memory()
+        loading = _Loading(weights, None, ops, precision, on_progress)
+        directory = cache if ops.layout is not None else None
+        description = {"config": repr(config), "layout": ops.layout and ops.layout(), "ranks": 1, "rank": 0} | asdict(precision)
+
+        def name_of(contents: str) -> str:
+            return f"{path.name}-{digest_of([contents, description])}"
+
+        if contents and directory and loading.map_from(directory, name_of(contents)) == "hit":
+            outcome, found = "hit", contents
         else:
-            identity = checkpoint.identity(cache.checksums, on_progress)
-            description = {"layout": ops.layout(), "checkpoint": identity, "ranks": 1, "rank": 0}
-            outcome = loading.pack_with(cache, path.name, description | asdict(precision))
+            loading.stored = checkpoint = Checkpoint(path, config, weights)
+            found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)
+            if contents not in ("", found):
+                raise ContentsError(
+                    f"{path} was written over: it holds other weights than those in use, whose packed file is gone as well; "
+                    "reload it to take what it holds now"
+                )
+            outcome = loading.pack_with(directory, name_of(found), description)
     for rope, rotary in weights.rotaries:
         tables = rotary_tables(rope, rotary.head_dim, num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
-    return LoadedModel(model, loading.num_bytes, outcome)
+    return LoadedModel(model, loading.num_bytes, outcome, found)
 
 
 class _Loading:
-    """One load: every module of `weights` with values of `stored`."""
+    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it."""
 
-    def __init__(self, weights: Weights, stored: Stored, ops: OpTable, precision: Precision, on_progress: Progress) -> None:
+    def __init__(
+        self, weights: Weights, stored: Stored | None, ops: OpTable, precision: Precision, on_progress: Progress
+    ) -> None:
+        self.stored = stored
         self._weights = weights
-        self._stored = stored
         self._ops = ops
         self._precision = precision
         self._on_progress = on_progress
@@ -114,30 +130,43 @@ class _Loading:
         self._num_done = 0
         self.num_bytes = 0
 
+    @property
+    def _stored(self) -> Stored:
+        """Where there is something to read."""
+        assert self.stored is not None, "weights that are mapped are not read"
+        return self.stored
+
     def pack_into_memory(self) -> None:
         self._choose_formats()
         self._pack(Memory(), self._sizes(Layout()))
 
-    def pack_with(self, cache: WeightCache, name: str, description: dict[str, Any]) -> CacheOutcome:
-        """Map the cache's file that `description` fits; where there is none, make it."""
-        key = hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
-        name = f"{name}-{key}"
-        outcome: CacheOutcome = "miss"
-        try:
-            file = cache.open(name)
-            if file is not None:
-                self._set_formats(file.description["formats"])
-                self._pack(file, self._sizes(Layout()))
-                return "hit"
-        except DamagedFileError as error:
-            _LOG.warning("packed weights %s in %s are made anew: %s", name, cache.directory, error)
-            outcome = "damaged"
+    def pack_with(self, cache: WeightCache | None, name: str, description: dict[str, Any]) -> CacheOutcome:
+        """Map the cache's file of that name; where there is none, make it."""
+        if cache is None:
+            self.pack_into_memory()
+            return "off"
+        outcome = self.map_from(cache, name)
+        if outcome == "hit":
+            return outcome
         self._choose_formats()
         file = self._write(cache, name, description)
         self._pack(file or Memory(), self._sizes(Layout()))
         if file is not None:
             file.map_all()  # only now that nothing maps it for writing: it should not count twice
         return outcome
+
+    def map_from(self, cache: WeightCache, name: str) -> CacheOutcome:
+        """Map the cache's file of that name, if it can be."""
+        try:
+            file = cache.open(name)
+            if file is None:
+                return "miss"
+            self._set_formats(file.description["formats"])
+            self._pack(file, self._sizes(Layout()))
+            return "hit"
+        except DamagedFileError as error:
+            _LOG.warning("packed weights %s in %s cannot be used: %s", name, cache.directory, error)
+            return "damaged"
 
     def _write(self, cache: WeightCache, name: str, description: dict[str, Any]) -> PackedFile | None:
         """The file, made; None where nothing can be kept."""
@@ -186,10 +215,12 @@ class _Loading:
         """`is_kept`: whether the modules get the arrays that `store` gives for them."""
         for module, size in zip(self._modules, sizes, strict=True):
             self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
-            self._stored.let_go()
+            if self.stored is not None:
+                self.stored.let_go()
             self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
             self._on_progress(self._num_done, self.num_bytes)
-        self._stored.check_unchanged()
+        if self.stored is not None:
+            self.stored.check_unchanged()
 
     def _sources(self, module: Module) -> Mapping[str, Source]:
         match module:

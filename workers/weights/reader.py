@@ -105,15 +105,14 @@ class Checkpoint:
             if not file.is_unchanged:
                 raise CheckpointError(f"{file.path} was changed while it was read; load it again when it is complete")
 
-    def identity(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> list[tuple[str, int, str]]:
+    def contents(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> str:
         """What tells the values that are read here from any others: what was understood of the configuration, and the bytes
         and checksum of the contents of each file."""
         files = self._mapped()
         sums = checksums.of(files, partial(on_progress, 0, sum(file.status.st_size for file in files)))
         self.let_go()
-        config = hashlib.sha256(repr(self._config).encode()).hexdigest()
         found = [(file.path.name, file.status.st_size, checksum) for file, checksum in zip(files, sums, strict=True)]
-        return [("config.json", 0, config), *found]
+        return digest_of([repr(self._config), *found])
 
     def _mapped(self) -> list[MappedFile]:
         return [self._gguf.mapped] if self._gguf else [file.mapped for file in self._files]
@@ -199,6 +198,11 @@ class Checkpoint:
                 f"{self._path} does not hold the weights of the {config.architecture} model in its config.json: "
                 + "; ".join(listed)
             )
+
+
+def digest_of(value: object) -> str:
+    """Of what JSON can write, as 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def _open_files(path: Path) -> Iterator[SafetensorsFile]:

@@ -106,13 +106,16 @@ class Slot:
 class EchoRank:
     """worker<index>: a reader of the broadcast ring. `turn` runs what has come, at most `max_steps` steps."""
 
-    def __init__(self, simulation: Simulation, index: int, epoch: int, weights: tuple[str, int] | None = None) -> None:
-        """`weights`: where those of the record are gone, and it starts with others."""
+    def __init__(
+        self, simulation: Simulation, index: int, epoch: int, weights: tuple[str, int] | None = None, files: str = ""
+    ) -> None:
+        """`weights`: where those of the record are gone, and it starts with others. `files`: what checkpoints hold now."""
         run_id = simulation.config.run_id
         path, version = weights or simulation.run.weights().ranks[index]
         self.index = index
         self.simulation = simulation
         self.path, self.version = path, version
+        self.files = self.contents = files
         self.slots: dict[int, Slot] = {}
         self.steps: list[Step] = []
         self.pending: list[bytes] = []
@@ -124,7 +127,7 @@ class EchoRank:
         self.say_hello()
 
     def say_hello(self) -> None:
-        self.send(Hello(f"worker{self.index}", self.epoch, self.version, self.path))
+        self.send(Hello(f"worker{self.index}", self.epoch, self.version, self.path, self.contents))
 
     def send(self, message: Message) -> None:
         assert self._sender.try_send(encode(message))
@@ -144,15 +147,16 @@ class EchoRank:
                     result = self._run(message)
                     if answers:
                         self.send(result)
-                case LoadWeights(command_id, path, version, ranks):
+                case LoadWeights(command_id, path, version, ranks, contents):
                     if not ranks or self.index in ranks:
                         known = self.simulation.paths.setdefault(version, path)
                         assert known == path, f"version {version} is {known} and {path}"
-                        if not self.refuses_loads:
-                            self.path, self.version = path, version
-                        self.send(WeightsChanged(command_id, self.index, self.version, self.path, self.refuses_loads))
+                        error = self.refuses_loads or ("written over" if contents not in ("", self.files) else "")
+                        if not error:
+                            self.path, self.version, self.contents = path, version, self.files
+                        self.send(WeightsChanged(command_id, self.index, self.version, self.path, error, self.contents))
                 case ClearWeights(command_id):
-                    self.version = 0
+                    self.version, self.contents = 0, ""
                     self.send(WeightsChanged(command_id, self.index, 0, ""))
         return num_done
 
@@ -326,20 +330,20 @@ class Simulation:
             if not stream.is_over:
                 self.resubmit(stream)
 
-    def restart_rank(self, answers: bool = False, weights: tuple[str, int] | None = None) -> None:
+    def restart_rank(self, answers: bool = False, weights: tuple[str, int] | None = None, files: str = "") -> None:
         """It dies in the middle of the steps that it has; the next one loads what is in use, or has only `weights`."""
         self.rank.turn(answers=answers)
         self.kill_rank()
-        self.revive_rank(weights=weights)
+        self.revive_rank(weights=weights, files=files)
 
     def kill_rank(self, index: int = 0) -> None:
         self.ranks[index].close()
         self.segments.broadcast.evict(index)
 
-    def revive_rank(self, index: int = 0, weights: tuple[str, int] | None = None) -> None:
+    def revive_rank(self, index: int = 0, weights: tuple[str, int] | None = None, files: str = "") -> None:
         epoch = self.ranks[index].epoch + 1
         self.begin_epoch(f"worker{index}", epoch)
-        self.ranks[index] = EchoRank(self, index, epoch, weights)
+        self.ranks[index] = EchoRank(self, index, epoch, weights, files)
 
     def close(self) -> None:
         for rank in self.ranks:

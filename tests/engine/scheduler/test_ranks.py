@@ -54,6 +54,19 @@ def test_each_rank_has_weights_of_its_own() -> None:
     assert ranks.have_wrong_weights(record(OLD, NEW))
 
 
+def test_contents_are_those_of_the_first_rank_that_has_them() -> None:
+    """And a number has the same for all."""
+    ranks, start = Ranks(2), record(OLD, OLD)
+    ranks.greet(0, Hello("worker0", 1, 1, "/old", "a"))
+    ranks.greet(1, Hello("worker1", 1, 1, "/old", "a"))
+    assert ranks.have_wrong_weights(start)
+    known = ranks.with_contents(start)
+    assert (known.contents, ranks.have_wrong_weights(known), ranks.overwritten(known)) == ({1: "a"}, False, "")
+    ranks.greet(1, Hello("worker1", 2, 1, "/old", "b"))
+    assert ranks.with_contents(known) == known
+    assert (ranks.have_wrong_weights(known), ranks.overwritten(known)) == (True, "/old")
+
+
 def test_cleared_ranks_hold_nothing() -> None:
     ranks, cleared = both_there(), record(OLD, OLD, state=WeightsState.CLEARED)
     assert ranks.have_wrong_weights(cleared)

@@ -426,3 +426,33 @@ def test_reset_prefix_cache(simulation: Simulation) -> None:
     simulation.finish()
     simulation.check()
     assert again.outputs[0].num_cached_tokens == 0
+
+
+def test_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
+    """A rank dies, and what it had is nowhere any more: what it loads instead is a version of its own, in nobody's cache."""
+    simulation.restart_rank(files="a")
+    streams = running_streams(simulation)
+    assert simulation.run.weights().contents == {1: "a"}
+    simulation.restart_rank(files="b")
+    simulation.run_until(lambda: simulation.rank.version == 2, "a number of its own")
+    simulation.finish()
+    assert simulation.run.weights() == WeightsRecord(
+        MODEL, 2, 2, WeightsState.NORMAL, ((MODEL, 2),), {1: "a", 2: "b"}
+    )
+    simulation.check(*streams)
+    assert {output.weight_version for stream in streams for output in stream.outputs} == {1, 2}
+    assert any("was written over while it was in use" in entry.text for entry in simulation.segments.counters.errors.entries())
+    simulation.restart_rank(files="b")
+    simulation.finish(*submit_all(simulation, count=2, seed=3))
+    assert simulation.run.weights().version == 2
+
+
+def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulation) -> None:
+    simulation.restart_rank(files="a")
+    simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")
+    simulation.ask(DropWeights())
+    simulation.rank.files = "b"
+    reply = simulation.ask(Resume())
+    assert (reply.status, "written over" in reply.message, state_of(simulation)) == (400, True, WeightsState.CLEARED)
+    assert simulation.ask(ReloadWeights()).status == 200
+    assert simulation.run.weights().contents == {1: "a", 2: "b"}
