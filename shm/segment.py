@@ -27,13 +27,18 @@ from shm.process import ProcessIdentity
 
 DIRECTORY = Path("/dev/shm")
 HEADER_BYTES = size_of("SegmentHeader")
-_PREFIX = "/tokamak."
+NAMESPACE_VARIABLE = "TOKAMAK_SHM_NAMESPACE"  # letters and digits; engines see the shared memory of their own alone
 _RUN_ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _READY_POLL_S = 0.001
 
 # Of this process, as its descriptors are: name -> descriptor of a segment that it made or was passed by who started it.
 _held: dict[str, int] = {}
+
+
+def segment_prefix() -> str:
+    """What the names of all segments begin with."""
+    return f"/tokamak{os.environ.get(NAMESPACE_VARIABLE, '')}."
 
 
 def segment_name(run_id: str, kind: str, name: str) -> str:
@@ -43,7 +48,7 @@ def segment_name(run_id: str, kind: str, name: str) -> str:
     for what, text in (("kind", kind), ("name", name)):
         if not _NAME.fullmatch(text) or len(text) > MAX_NAME_BYTES:
             raise SharedMemoryError(f"segment {what} {text!r} is not a lower-case word of up to {MAX_NAME_BYTES} characters")
-    return f"{_PREFIX}{run_id}.{kind}.{name}"
+    return f"{segment_prefix()}{run_id}.{kind}.{name}"
 
 
 def hold_segments(descriptors: Mapping[str, int]) -> None:
@@ -59,13 +64,14 @@ def let_go_of_segments(names: Iterable[str]) -> None:
 
 def held_segment_names(run_id: str) -> list[str]:
     """Those of a run that this process holds."""
-    return [name for name in _held if name.startswith(f"{_PREFIX}{run_id}.")]
+    return [name for name in _held if name.startswith(f"{segment_prefix()}{run_id}.")]
 
 
 def segment_names(run_id: str = "") -> list[str]:
     """Names of all segments of a run, or of every run on this machine. Anybody may put anything under such a name there."""
-    prefix = f"{_PREFIX[1:]}{run_id}." if run_id else _PREFIX[1:]
-    return sorted(f"/{name}" for name in os.listdir(DIRECTORY) if name.startswith(prefix) and "." in name[len(_PREFIX) :])
+    every = segment_prefix()[1:]
+    prefix = f"{every}{run_id}." if run_id else every
+    return sorted(f"/{name}" for name in os.listdir(DIRECTORY) if name.startswith(prefix) and "." in name[len(every) + 1 :])
 
 
 def own_segment_names(run_id: str = "") -> list[str]:

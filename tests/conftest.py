@@ -4,19 +4,24 @@ out what takes long. The summary names the variants of the kernels that this mac
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from engine.process.run_directory import runs_root
 from engine.supervisor.reaper import reap
+from shm.segment import DIRECTORY, NAMESPACE_VARIABLE
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+_NAMESPACE = "test"  # of shared memory, with the pid: sessions side by side leave each other's engines alone
 ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test file that uses one of them starts engines
 
 
@@ -69,5 +74,15 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def runtime() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="tokamak-") as directory, pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_RUNTIME_DIR", directory)  # short: it has sockets
-        reap(runs_root())
+        environment.setenv(NAMESPACE_VARIABLE, f"{_NAMESPACE}{os.getpid()}")
+        _remove_what_dead_sessions_left()
         yield
+        reap(runs_root())
+
+
+def _remove_what_dead_sessions_left() -> None:
+    for path in DIRECTORY.glob(f"tokamak{_NAMESPACE}*"):
+        pid = path.name.removeprefix(f"tokamak{_NAMESPACE}").split(".")[0]
+        if not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):
+                path.unlink()

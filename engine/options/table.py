@@ -37,6 +37,7 @@ TOOL_VARIABLES = (
     "TOKAMAK_BUILD_ALL",
     "TOKAMAK_EXTRA",
     "TOKAMAK_PYTHON",
+    "TOKAMAK_SHM_NAMESPACE",
     "TOKAMAK_URL",
     "TOKAMAK_VENV",
 )  # of tools/serve and the clients

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shm.segment import segment_prefix
 from tests.e2e.checkpoints import broken_truncated
 from tests.e2e.engine_process import GOLDEN, EngineProcess, leftovers
 from tests.e2e.workload import answers, mixed_bodies
@@ -152,7 +153,7 @@ def test_engines_of_two_users_side_by_side(command: tuple[str, ...]) -> None:
 
 
 def segments_of(user: int) -> list[str]:
-    return [path.name for path in Path("/dev/shm").glob("tokamak.*") if path.lstat().st_uid == user]
+    return [path.name for path in Path("/dev/shm").glob(f"{segment_prefix()[1:]}*") if path.lstat().st_uid == user]
 
 
 def test_a_busy_port_is_said_at_once() -> None:

@@ -240,9 +240,7 @@ def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: d
 
 
 @pytest.mark.parametrize("cache", ["kept", "not-kept"])
-def test_a_checkpoint_that_was_written_over(
-    truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path, cache: str
-) -> None:
+def test_a_checkpoint_that_was_written_over(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path, cache: str) -> None:
     """A worker that dies comes back with what was in use, from its packed weights. Where these are not kept, what the files
     hold now is a version of its own, and none of it comes out of the prefix cache."""
     model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))

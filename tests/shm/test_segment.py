@@ -24,6 +24,7 @@ from shm.segment import (
     let_go_of_segments,
     segment_name,
     segment_names,
+    segment_prefix,
     unlink_segment,
 )
 
@@ -242,8 +243,8 @@ def test_names_of_other_runs_are_not_listed(run_id: str) -> None:
     try:
         Segment.create(segment_name(run_id, "mailbox", "api0"), PAGE)
         Segment.create(segment_name(other, "mailbox", "api0"), PAGE)
-        assert segment_names(run_id) == [f"/tokamak.{run_id}.mailbox.api0"]
-        assert {f"/tokamak.{run_id}.mailbox.api0", f"/tokamak.{other}.mailbox.api0"} <= set(segment_names())
+        assert segment_names(run_id) == [f"{segment_prefix()}{run_id}.mailbox.api0"]
+        assert {f"{segment_prefix()}{run_id}.mailbox.api0", f"{segment_prefix()}{other}.mailbox.api0"} <= set(segment_names())
     finally:
         unlink_segment(segment_name(other, "mailbox", "api0"))
 

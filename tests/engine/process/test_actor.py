@@ -240,9 +240,9 @@ def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
     with pytest.raises(TokamakError, match=r"no readable weights\.json"):
         left.context.weights_in_use()
     engine.run.write_weights(WeightsRecord.of_start(engine.config))
-    assert left.context.weights_in_use() == ("/none", 1)
-    engine.run.write_weights(WeightsRecord("/b", 2, 2, WeightsState.NORMAL, (("/b", 2),)))
-    assert left.context.weights_in_use() == ("/b", 2)
+    assert left.context.weights_in_use() == ("/none", 1, "")
+    engine.run.write_weights(WeightsRecord("/b", 2, 2, WeightsState.NORMAL, (("/b", 2),), {2: "b2"}))
+    assert left.context.weights_in_use() == ("/b", 2, "b2")
     with pytest.raises(TokamakError, match="without the KV arena"):
         left.context.arena()
     assert engine.segments.arena is not None

@@ -23,7 +23,7 @@ from engine.supervisor.reaper import create_run, reap, remove_run
 from shm.counters import Counters
 from shm.inspection import rings
 from shm.process import ProcessIdentity, boot_id
-from shm.segment import DIRECTORY, Segment, segment_name, segment_names, unlink_segment
+from shm.segment import DIRECTORY, Segment, segment_name, segment_names, segment_prefix, unlink_segment
 from tests.configurations import engine_config
 from tests.engine.echo_engine import REPOSITORY, is_gone
 from tests.waiting import wait_until
@@ -281,7 +281,7 @@ def test_what_cannot_be_examined_in_shared_memory_is_left_alone(root: Path, put:
     code = f"from shm.counters import Counters; Counters.create('{dead}', ('supervisor',), lambda role: ())"
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
     names = [f"{run_id}.x.y", f"{run_id}.counters.main", f"\udcff{run_id}.x", f"[{run_id}.*.x", f".{run_id}.."]
-    paths = [DIRECTORY / f"tokamak.{name}" for name in names]
+    paths = [DIRECTORY / f"{segment_prefix()[1:]}{name}" for name in names]
     try:
         for path in paths:
             put(path)
@@ -330,7 +330,7 @@ def test_a_directory_that_vanished_under_a_living_engine(root: Path, tmp_path: P
     living = Owner(run_id, directory)
     try:
         shutil.rmtree(directory)
-        with open(DIRECTORY / f"tokamak.{run_id}.counters.main", "rb") as counters_file:
+        with open(DIRECTORY / segment_name(run_id, "counters", "main")[1:], "rb") as counters_file:
             fcntl.flock(counters_file, fcntl.LOCK_SH)
             assert run_id not in reap(root)
             assert segment_names(run_id)
@@ -361,7 +361,7 @@ def test_segments_whose_creator_cannot_be_seen_but_holds_them_stay(root: Path) -
     run_id = new_run_id()
     code = f"from shm.counters import Counters; Counters.create('{run_id}', ('supervisor',), lambda role: ())"
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
-    with open(DIRECTORY / f"tokamak.{run_id}.counters.main", "rb") as counters_file:
+    with open(DIRECTORY / segment_name(run_id, "counters", "main")[1:], "rb") as counters_file:
         fcntl.flock(counters_file, fcntl.LOCK_SH)
         assert run_id not in reap(root)
     assert run_id in reap(root)

@@ -436,9 +436,7 @@ def test_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
     simulation.restart_rank(files="b")
     simulation.run_until(lambda: simulation.rank.version == 2, "a number of its own")
     simulation.finish()
-    assert simulation.run.weights() == WeightsRecord(
-        MODEL, 2, 2, WeightsState.NORMAL, ((MODEL, 2),), {1: "a", 2: "b"}
-    )
+    assert simulation.run.weights() == WeightsRecord(MODEL, 2, 2, WeightsState.NORMAL, ((MODEL, 2),), {1: "a", 2: "b"})
     simulation.check(*streams)
     assert {output.weight_version for stream in streams for output in stream.outputs} == {1, 2}
     assert any("was written over while it was in use" in entry.text for entry in simulation.segments.counters.errors.entries())

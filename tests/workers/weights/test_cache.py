@@ -230,7 +230,7 @@ class TestDamage:
         path.write_bytes(content)
         found = load(model, directory)
         assert (found.cache, weights_of(found)) == ("damaged", expected)
-        assert len([record for record in caplog.records if "made anew" in record.getMessage()]) == 1
+        assert len([record for record in caplog.records if "cannot be used" in record.getMessage()]) == 1
         assert load(model, directory).cache == "hit"
 
     @pytest.mark.parametrize("size", [0, 7, 39, 4096, 5000])
