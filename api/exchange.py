@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
+from api.body_budget import BodyBudget, BodyShare
 from api.client.client import EdgeClient
 from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
@@ -40,6 +41,7 @@ class Services:
     model: ServedModel
     control: ControlClient
     decoder: BodyDecoder
+    bodies: BodyBudget
 
 
 class Exchange:
@@ -55,16 +57,17 @@ class Exchange:
 
     async def fields(self, request: Request, default: bytes = b"") -> dict[str, Any]:
         """The body as a JSON object; `default` where it is empty."""
-        return await self.services.decoder.decode(await self._body(request) or default)
+        with self.services.bodies.share() as share:
+            return await self.services.decoder.decode(await self._body(request, share) or default)
 
     async def parse(self, request: Request, type_: type[T], default: bytes = b"") -> T:
         body = requests.convert(await self.fields(request, default), type_)
         await asyncio.sleep(0)  # what comes next may take as long
         return body
 
-    async def _body(self, request: Request) -> bytearray:
-        """The whole body. 413 above the limit, before it is read to its end; 408 for one that comes too slowly;
-        `ClientGone`."""
+    async def _body(self, request: Request, share: BodyShare) -> bytearray:
+        """The whole body. 413 above the limit, before it is read to its end; 408 for one that comes too slowly; 503 where
+        others hold too much; `ClientGone`."""
         limit = self.services.context.config.max_body_bytes
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
@@ -77,6 +80,7 @@ class Exchange:
             body += part
             if len(body) > limit:
                 raise _too_large(limit)
+            share.grow_to(len(body))
         return body
 
 

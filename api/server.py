@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 
 from api.app import Gate
+from api.body_budget import BodyBudget
 from api.client.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
@@ -51,7 +52,12 @@ class ApiActor(Actor):
     def on_start(self) -> None:
         config = self.context.config
         services = Services(
-            self.context, self.client, ServedModel.of(config), ControlClient(self.context.run), BodyDecoder(DecodingLimits())
+            self.context,
+            self.client,
+            ServedModel.of(config),
+            ControlClient(self.context.run),
+            BodyDecoder(DecodingLimits()),
+            BodyBudget(config.max_body_bytes),
         )
         allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         self._sockets = [listening_socket(config.host, config.port)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 from pathlib import Path
 
 import httpx
 
+from api.body_budget import FREE_BYTES, LARGEST_BODIES
 from engine.messages import ActorState
 from shm.counters import State
 from tests.api.edge import Edge
@@ -106,3 +108,26 @@ def has_room(edge: Edge) -> bool:
         return edge.get("/health/live").status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_large_bodies_share_a_budget(tmp_path: Path) -> None:
+    """Of eight of the largest; who comes later with a large one is refused, and a small one is served."""
+    most, sent = 200_000, 190_000
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {most}\r\n\r\n"
+    )
+    with Edge(tmp_path, max_body_bytes=most) as edge, contextlib.ExitStack() as stack:
+        num_fitting = LARGEST_BODIES * most // (sent - FREE_BYTES)
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S))
+            for _ in range(num_fitting + 1)
+        ]
+        for client in clients:
+            client.sendall(head.encode() + b" " * sent)
+        refused = select.select(clients, [], [], WATCHDOG_S)[0]
+        assert [client.recv(12) for client in refused] == [b"HTTP/1.1 503"]
+        assert edge.post("/v1/completions", {"prompt": "x", "max_tokens": 5}).status_code == 200
+        for client in clients:
+            client.close()
+        wrong = {"prompt": "x" * sent, "max_tokens": -1}
+        wait_until(lambda: edge.post("/v1/completions", wrong).status_code == 400, what="room for large ones")
