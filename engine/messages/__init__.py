@@ -2,13 +2,20 @@
 
 One msgspec tagged struct per message, encoded as MessagePack by `encode` and decoded by `decode`; arrays travel inside as raw
 little-endian bytes (int32 token ids and block ids, float32 log-probabilities), made and read with numpy. Nothing here is ever
-pickled. Read in the order of a request's way: `request.py`, `step.py`, `cache.py`; then `control.py`.
+pickled. Read in the order of a request's way: `request.py`, `step.py`, `answer.py`, `cache.py`; then `control.py`.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from engine.messages.answer import Delta as Delta
+from engine.messages.answer import Deltas as Deltas
+from engine.messages.answer import Detokenized as Detokenized
+from engine.messages.answer import Output as Output
+from engine.messages.answer import Outputs as Outputs
+from engine.messages.answer import Rejected as Rejected
+from engine.messages.answer import Tokenized as Tokenized
 from engine.messages.cache import BlocksCleared as BlocksCleared
 from engine.messages.cache import BlocksMove as BlocksMove
 from engine.messages.cache import BlocksMoved as BlocksMoved
@@ -29,28 +36,21 @@ from engine.messages.control import Resume as Resume
 from engine.messages.control import Shutdown as Shutdown
 from engine.messages.control import WeightsState as WeightsState
 from engine.messages.request import Abort as Abort
-from engine.messages.request import ChatPrompt as ChatPrompt
-from engine.messages.request import DecodedLogprobs as DecodedLogprobs
-from engine.messages.request import Delta as Delta
-from engine.messages.request import Deltas as Deltas
 from engine.messages.request import Detokenize as Detokenize
-from engine.messages.request import Detokenized as Detokenized
-from engine.messages.request import Output as Output
-from engine.messages.request import Outputs as Outputs
-from engine.messages.request import Prompt as Prompt
-from engine.messages.request import Rejected as Rejected
 from engine.messages.request import Request as Request
 from engine.messages.request import Requests as Requests
-from engine.messages.request import SamplingParams as SamplingParams
 from engine.messages.request import Submission as Submission
 from engine.messages.request import Submit as Submit
-from engine.messages.request import TextOptions as TextOptions
-from engine.messages.request import TextPrompt as TextPrompt
 from engine.messages.request import Tokenize as Tokenize
-from engine.messages.request import Tokenized as Tokenized
 from engine.messages.request import TokenizedPrompt as TokenizedPrompt
-from engine.messages.request import TokenLogprobs as TokenLogprobs
-from engine.messages.request import TokensPrompt as TokensPrompt
+from engine.messages.sampling import ChatPrompt as ChatPrompt
+from engine.messages.sampling import DecodedLogprobs as DecodedLogprobs
+from engine.messages.sampling import Prompt as Prompt
+from engine.messages.sampling import SamplingParams as SamplingParams
+from engine.messages.sampling import TextOptions as TextOptions
+from engine.messages.sampling import TextPrompt as TextPrompt
+from engine.messages.sampling import TokenLogprobs as TokenLogprobs
+from engine.messages.sampling import TokensPrompt as TokensPrompt
 from engine.messages.step import ClearWeights as ClearWeights
 from engine.messages.step import Hello as Hello
 from engine.messages.step import LoadWeights as LoadWeights

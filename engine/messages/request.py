@@ -1,9 +1,7 @@
-"""A request on its way to the scheduler, and its answer on the way back.
+"""A request on its way to the scheduler.
 
 api -> tokenizer          Submission, Abort, Tokenize, Detokenize
 tokenizer -> scheduler    Requests, Abort
-scheduler -> tokenizer    Outputs, Rejected
-tokenizer -> api          Deltas, Rejected, Tokenized, Detokenized
 
 What the samples of an HTTP request share (prompts, stop strings, bad words, sampling parameters) travels once: a `Submission`
 is what the edge sends of several `Submit`s, and `Requests` what the tokenizer makes of it. `Submit` and `Request` are one
@@ -16,89 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-# ----------------------------------------------------------------------------------------------------------------- parts
-
-
-class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How one sample of a request is drawn. The tokenizer resolves what needs a vocabulary or a model limit
-    (`max_tokens`, `stop_token_ids` with the model's end tokens unless `ignore_eos`, `bad_words_token_ids`)."""
-
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0  # u64, always set by the edge, so that a replay draws the same numbers
-    sample_index: int = 0  # index among the n samples of one prompt
-    min_tokens: int = 0
-    max_tokens: int = -1  # -1: up to the model's limit (resolved by the tokenizer)
-    ignore_eos: bool = False
-    num_logprobs: int = -1  # -1: none; 0: the sampled token only; k: the k best besides
-    num_prompt_logprobs: int = -1  # likewise, for each prompt token after the first
-    stop_token_ids: list[int] = []
-    allowed_token_ids: list[int] = []
-    bad_words_token_ids: list[list[int]] = []
-    logit_bias: dict[int, float] = {}
-
-
-class TextOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the tokenizer does with a request's text."""
-
-    stop: list[str] = []
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    bad_words: list[str] = []
-    return_prompt_token_ids: bool = False  # the first Delta carries them
-
-
-class TextPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=False):
-    text: str
-    add_special_tokens: bool = True
-
-
-class TokensPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=False):
-    token_ids: bytes  # int32
-
-
-class ChatPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=False):
-    """A conversation as the client sent it, to be rendered by the chat template. JSON text of each part."""
-
-    messages: bytes  # JSON list of {"role", "content", ...}
-    tools: bytes = b""  # JSON list, or empty
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str = ""  # empty: the model's
-    chat_template_kwargs: bytes = b""  # JSON object, or empty
-
-
-Prompt = TextPrompt | TokensPrompt | ChatPrompt
-
-
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Log-probability of one token and the best alternatives at its position. Ranks start at 1."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top_token_ids: list[int] = []  # best first
-    top_logprobs: list[float] = []
-
-
-class DecodedLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`TokenLogprobs` with each token's bytes, as the edge shows them (the token itself first, then the best).
-    Tuples, because a request may hold very many until its end, and the collector leaves tuples of plain values
-    alone."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    token: bytes
-    top_token_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
-    top_tokens: tuple[bytes, ...] = ()
-
+from engine.messages.sampling import Prompt, SamplingParams, TextOptions
 
 # ------------------------------------------------------------------------------------------------------ api -> tokenizer
 
@@ -316,75 +232,3 @@ def _of_sample(shared: SamplingParams, sample_index: int, max_tokens: int | None
     if (sample_index, max_tokens) == (shared.sample_index, shared.max_tokens):
         return shared
     return msgspec.structs.replace(shared, sample_index=sample_index, max_tokens=max_tokens)
-
-
-# ------------------------------------------------------------------------------------------------ scheduler -> tokenizer
-
-
-class Output(msgspec.Struct, array_like=True, gc=False):
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    finish_reason: str = ""  # "" | "stop" | "length" | "abort" | "timeout"
-    stop_token_id: int = -1  # the stop token that ended it (the last of token_ids)
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    weight_version: int = 0
-    logprobs: list[TokenLogprobs] = []  # one per token; all 0 where the sample wants none
-    prompt_logprobs: list[TokenLogprobs] = []  # of some more tokens of the prompt after its first, in order, each once
-
-
-class Outputs(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """All that one step brought for the requests of one tokenizer: one record a step and peer."""
-
-    outputs: list[Output]
-
-
-class Rejected(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """A request that does not run (any more): an HTTP status with OpenAI's error fields."""
-
-    request_id: str
-    attempt: int
-    api: str
-    status: int
-    message: str
-    code: str = ""
-    param: str = ""
-    retry_after_s: int = 0
-
-
-# ------------------------------------------------------------------------------------------------------ tokenizer -> api
-
-
-class Delta(msgspec.Struct, array_like=True, gc=False):
-    """Tokens and the text they released (text held back for half characters or possible stop strings comes later)."""
-
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    text: str
-    finish_reason: str = ""  # "" | "stop" | "length" | "abort" | "timeout"
-    stop_reason: int | str | None = None  # the stop string or stop token id that ended it
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    weight_version: int = 0
-    logprobs: list[DecodedLogprobs] = []  # with each token; token bytes only where log-probabilities were asked for
-    prompt_token_ids: bytes = b""  # int32, in the first Delta where asked for
-    prompt_logprobs: list[DecodedLogprobs] = []  # of some more prompt tokens, in order, each once
-    first_prompt_token: bytes = b""  # which has no log-probability; in the first Delta where those of the prompt are wanted
-
-
-class Deltas(msgspec.Struct, tag=True, array_like=True, gc=False):
-    deltas: list[Delta]
-
-
-class Tokenized(msgspec.Struct, tag=True, array_like=True, gc=False):
-    call_id: str
-    token_ids: bytes  # int32
-    max_model_len: int
-    tokens: list[bytes] = []
-
-
-class Detokenized(msgspec.Struct, tag=True, array_like=True, gc=False):
-    call_id: str
-    text: str

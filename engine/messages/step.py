@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.messages.request import SamplingParams
+from engine.messages.sampling import SamplingParams
 
 
 class SlotStart(msgspec.Struct, array_like=True, gc=False):
