@@ -43,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int  # per rank
     ops: str  # "native" | "reference"
     plan: str  # "tape" | "eager"
+    cpu_kernels: dict[str, str]  # of native ops: variant of each part ("base": the rest); what is not here is as built
     num_ranks: int
     api_processes: int
     tokenizer_processes: int
@@ -73,6 +74,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def max_positions(self) -> int:
         """What a sequence may have of prompt and answer: as long as the model allows and the whole KV cache holds."""
         return min(self.max_model_len, self.num_kv_blocks * self.block_size)
+
+    @property
+    def kernels_text(self) -> str:
+        """The variants of the kernels: `avx512`, or `avx512bf16; amx: int8, attention`."""
+        base = self.cpu_kernels.get("base", "")
+        others: dict[str, list[str]] = {}
+        for part, variant in self.cpu_kernels.items():
+            if variant != base:
+                others.setdefault(variant, []).append(part)
+        return "; ".join([base, *(f"{variant}: {', '.join(parts)}" for variant, parts in others.items())])
 
     @property
     def url(self) -> str:

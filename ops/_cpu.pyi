@@ -155,9 +155,15 @@ def num_threads() -> int: ...
 def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
 def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)
 def known_variants() -> list[tuple[str, bool, bool]]: ...  # all of them: name, is built, is run by this processor
-def variant() -> str: ...  # the one in use
+def candidates() -> list[str]: ...  # of `variants`, without those for tests
+def families(variant: str) -> dict[str, str]: ...  # of each part: variants with the same text give the same bits
+def variant() -> str: ...  # the one in use, but for the parts that were taken from others
+def variant_of(part: str) -> str: ...
 def has_paired_products() -> bool: ...  # attention over narrow keys and values rounds queries and weights to bfloat16
-def select(name: str) -> bool: ...  # False: no such variant here
+def select(name: str) -> bool: ...  # all parts; False: no such variant here
+def select_part(part: str, name: str) -> bool: ...  # "float32", "bfloat16", "int8", "int4" (linears) or "attention"
+def units(variant: str) -> list[str]: ...  # what multiplies there, such as "float32 FMA"
+def run_unit(variant: str, unit: str, turns: int) -> int: ...  # on all threads, from registers; the number of operations
 
 # See native/sampling.h; workers/sampling/sampler.py is the caller.
 def sample(

@@ -19,6 +19,7 @@ _RESOLVED = {
     "device": "cpu",
     "ops": "native",
     "plan": "tape",
+    "cpu_kernels": {},
     "threads": 1,
     "num_ranks": 1,
 }

@@ -1,6 +1,6 @@
 # Makes .venv with this checkout installed into it, or finds it up to date. Sourced by tools/serve and tools/test.
 #
-#   setup LEVEL [EXTRA...]    LEVEL: which variants of the kernels, "best" for this machine or all that are "runnable" on it
+#   setup LEVEL [EXTRA...]    LEVEL: which variants of the kernels, the "best" for this machine or all that are "runnable" on it
 #                             EXTRA: extras of pyproject.toml that are needed, such as: setup runnable cpu test
 #
 # TOKAMAK_VENV       where the environment is (default: .venv in the checkout)

@@ -81,7 +81,7 @@ class ModelRunner:
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks)
+        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels)
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)

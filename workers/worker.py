@@ -162,6 +162,8 @@ class WorkerActor(Actor):
         from workers.runner import ModelRunner
 
         self.context.row.beat(time.monotonic_ns())
+        if config.cpu_kernels:
+            self.context.log.info("kernels: %s", config.kernels_text)
         self._arena = self.context.arena()
         report_progress_to(self.context.row.heartbeat_word)
         return ModelRunner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index, self._beat)

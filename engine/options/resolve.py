@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
-from engine.options.resolve_weights import processor_flags, resolve_cache_directory, resolve_dtype, resolve_quantization
+from engine.options.resolve_weights import (
+    cache_directory,
+    processor_flags,
+    resolve_cache_directory,
+    resolve_dtype,
+    resolve_quantization,
+)
 from engine.options.table import OptionValues
 from engine.process.run_directory import new_run_id, runs_root
 from shm.memory import available_memory_bytes
@@ -53,7 +60,18 @@ _SAME = (
 )
 
 
-def resolve(options: OptionValues, flags: frozenset[str] | None = None) -> EngineConfig:
+# What is asked for ("auto" or a variant), the type of keys and values, and where an answer is kept -> variant of each part.
+ChooseKernels = Callable[[str, str, Path], dict[str, str]]
+
+
+def as_built(asked: str, kv_cache_dtype: str, directory: Path) -> dict[str, str]:
+    """The kernels where nobody times them."""
+    return {} if asked == "auto" else {"base": asked}
+
+
+def resolve(
+    options: OptionValues, flags: frozenset[str] | None = None, choose_kernels: ChooseKernels = as_built
+) -> EngineConfig:
     """The configuration that `options` ask for. OptionError where they contradict each other, the model or the machine; what
     was chosen for the user and may surprise is added to `options.notes`. `flags` are the processor's; None: this machine's."""
     values = options.values
@@ -64,7 +82,7 @@ def resolve(options: OptionValues, flags: frozenset[str] | None = None) -> Engin
         raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
     device = _device(values["device"], values["ops"])
     ops = _ops(values["ops"], device)
-    dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags)
+    dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     quantization = resolve_quantization(values["quantization"], ops, model, model_path)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow)
@@ -89,6 +107,7 @@ def resolve(options: OptionValues, flags: frozenset[str] | None = None) -> Engin
         device=device,
         ops=ops,
         plan=_plan(values["plan"], ops),
+        cpu_kernels=_kernels(options, ops, kv_cache_dtype, choose_kernels),
         threads=values["threads"] or available_cores(),
         num_ranks=1,
         run_id=run_id,
@@ -227,6 +246,15 @@ def _plan(asked: str, ops: str) -> str:
     if asked == "auto":
         return "tape" if ops == "native" else "eager"
     return asked
+
+
+def _kernels(options: OptionValues, ops: str, kv_cache_dtype: str, choose: ChooseKernels) -> dict[str, str]:
+    asked = options.values["cpu_kernels"]
+    if ops == "native":
+        return choose(asked, kv_cache_dtype, cache_directory(options))
+    if asked != "auto":
+        raise OptionError(f"--cpu-kernels {asked} needs native ops, the ops are {ops}; leave it out")
+    return {}
 
 
 def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:

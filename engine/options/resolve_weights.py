@@ -14,16 +14,20 @@ from engine.errors import CheckpointError, OptionError
 from engine.options.table import OptionValues
 
 _BFLOAT16_FLAG = "avx512_bf16"  # as Linux names it
+_BFLOAT16_KERNELS = ("avx512bf16", "amx")  # variants with products of bfloat16
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
-def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str]) -> str:
+def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels: str = "auto") -> str:
+    """The type that `asked` comes to. Engines whose `kernels` are pinned to one variant agree, whatever else their processors
+    have."""
     if ops != "native":
         if asked == "bfloat16":
             raise OptionError(f"--dtype bfloat16 needs native ops, the ops are {ops}; use --dtype float32")
         return "float32"
     if asked == "auto":
-        return "bfloat16" if _BFLOAT16_FLAG in processor_flags else "float32"
+        has_products = _BFLOAT16_FLAG in processor_flags if kernels == "auto" else kernels in _BFLOAT16_KERNELS
+        return "bfloat16" if has_products else "float32"
     return asked
 
 
@@ -52,8 +56,13 @@ def resolve_cache_directory(options: OptionValues, ops: str) -> str:
         if values["weight_cache_dir"] is not None:
             options.notes.append("--weight-cache-dir has no effect: packed weights are kept only of checkpoints for native ops")
         return ""
-    given = values["weight_cache_dir"]
-    return str(Path(given).expanduser().absolute() if given else user_cache() / "weights")
+    return str(cache_directory(options))
+
+
+def cache_directory(options: OptionValues) -> Path:
+    """Where what can be made again is kept, if it is."""
+    given = options.values["weight_cache_dir"]
+    return Path(given).expanduser().absolute() if given else user_cache() / "weights"
 
 
 def _stored_types(path: Path) -> str:

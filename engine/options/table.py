@@ -127,6 +127,13 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "plan", choice("auto", "tape", "eager"), "auto", "tape: the model recorded, and replayed natively; eager: op by op"
         ),
+        Option(
+            "cpu-kernels",
+            text("VARIANT"),
+            "auto",
+            "instruction set of the native kernels, such as amx, avx512bf16, avx512, avxvnni, avx2 or portable; auto: for each "
+            "type of weights and for attention what was timed to be fastest here",
+        ),
         Option("api-processes", whole(1, 64), 1, "HTTP processes on the one port"),
         Option("tokenizer-processes", whole(1, 64), 1, "tokenizer processes"),
         Option("restart-limit", whole(1), 3, "deaths of one process within the window that end the engine"),

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.config import EngineConfig, http_url
 from engine.errors import OptionError, StartError, TokamakError
-from engine.options.resolve import resolve
+from engine.options.resolve import ChooseKernels, as_built, resolve
 from engine.options.table import read_options
 from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
@@ -31,13 +31,13 @@ EXIT_FAILED = 1
 EXIT_BAD_OPTIONS = 2
 
 
-def main(arguments: list[str], embedded_model: str = "") -> int:
+def main(arguments: list[str], embedded_model: str = "", choose_kernels: ChooseKernels = as_built) -> int:
     """Serve until asked to stop; `embedded_model`: what is served where no model is named. The exit code."""
     start_s = time.monotonic()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         options = read_options(arguments, os.environ, embedded_model)
-        config = resolve(options)
+        config = resolve(options, choose_kernels=choose_kernels)
     except OptionError as error:
         print(f"tokamak serve: error: {error}", file=sys.stderr)
         return EXIT_BAD_OPTIONS

@@ -14,14 +14,14 @@ import numpy as np
 from ops.cpu.array import Array
 from ops.modules import AttentionShape, LayerCache, Linear
 from ops.table import NUM_SEQUENCES, AttentionMetadata
-from ops.weight_format import FLOAT32, WeightFormat
+from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     num_bytes: int
     num_operations: int = 0  # a multiply-add is two
-    format: WeightFormat = FLOAT32  # of the weights that are multiplied
+    format: WeightFormat = FLOAT32  # of the weights, or keys and values, that are multiplied
 
 
 def bytes_of(*operands: Any) -> int:
@@ -72,4 +72,6 @@ def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: A
     positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
     num_seen = int(np.minimum(positions + 1, window).sum())
     num_read = int(np.minimum(starts + counts, window + counts - 1)[counts > 0].sum())
-    return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), 4 * shape.num_heads * shape.head_dim * num_seen)
+    num_operations = 4 * shape.num_heads * shape.head_dim * num_seen
+    format = FLOAT32 if cache.dtype == "float32" else BFLOAT16  # what bytes are widened to
+    return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), num_operations, format)

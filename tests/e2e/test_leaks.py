@@ -197,6 +197,7 @@ def test_a_worker_that_fails_while_loading_ends_the_start(tmp_path: Path) -> Non
         (("--no-such-option",), "--no-such-option"),
         (("--model", "/no/such/model"), "/no/such/model"),
         (("--num-kv-blocks", "1"), "num-kv-blocks"),
+        (("--cpu-kernels", "sse9"), "what runs here: auto, "),
     ],
 )
 def test_bad_options_exit_with_2(options: tuple[str, ...], said: str) -> None:

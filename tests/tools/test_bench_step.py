@@ -7,15 +7,16 @@ from pathlib import Path
 import orjson
 import pytest
 
+from ops import _cpu
+from ops.cpu.choice import TIMED
 from ops.cpu.executors import OpProfile
 from ops.cpu.work import Work
-from ops.weight_format import FLOAT32
 from tests.workers.checkpoints import TINY, write_checkpoint
 from tools.bench.replays import TimedOp
-from tools.bench.roofline import Roofline
+from tools.bench.roofline import Peak, Roofline
 from tools.bench.step import main, rows
 
-ROOFLINE = Roofline(1e9, {FLOAT32: 1e11})
+ROOFLINE = Roofline(1e9, {"float32": Peak("float32 FMA", "avx2", 1e11)})
 
 
 def op(kind: str, name: str, seconds: float, num_bytes: int = 0, num_operations: int = 0) -> TimedOp:
@@ -52,6 +53,14 @@ def test_a_profile_of_every_phase(tmp_path: Path, capsys: pytest.CaptureFixture[
     found = orjson.loads(capsys.readouterr().out)
     assert found["settings"]["model"] == str(tmp_path)
     assert found["roofline"]["bytes_per_s"] > 0
+    assert all(rate > 0 for rate in found["roofline"]["operations_per_s"].values())
+    peak = found["roofline"]["operations_per_s"]
+    assert peak["bfloat16"] >= peak["float32"], "kernels for bfloat16 can widen it"
+    assert found["kernels"]["chosen"]["float32"] in _cpu.candidates()
+    for part, rates in found["kernels"]["operations_per_s"].items():
+        assert part in TIMED
+        assert set(rates) <= set(_cpu.candidates())
+        assert all(rate > 0 for each in rates.values() for rate in each)
     cases = [(case["phase"], case["batch"], case["num_tokens"], case["context"]) for case in found["cases"]]
     decode = [("decode", batch, 1, context) for context in (20, 40) for batch in (1, 70)]
     assert cases == [*decode, ("prefill", 1, 33, 33)]
@@ -71,6 +80,9 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*options, "--context", "30"]) == 0
     shown = capsys.readouterr().out
     assert "decode, batch 2, context 30" in shown
+    assert "GB/s from memory, float32 FMA " in shown
+    if len([name for name in _cpu.candidates() if name != "portable"]) > 1:
+        assert shown.count("chosen") == 2  # for float32 linears, and for attention
     assert "linear gate+up" in shown
     assert "tokens/s" in shown
 

@@ -17,7 +17,6 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import SamplingParams, SlotStart, Step
 from ops.cpu.executors import OpProfile, Tape
-from ops.weight_format import WeightFormat
 from shm.segment import MemoryFile
 from workers.runner import ModelRunner
 from workers.step.execution import TapePlan
@@ -80,9 +79,10 @@ class Replays:
     def close(self) -> None:
         self._runner.clear()
 
-    def formats(self) -> set[WeightFormat]:
-        """Of the weights that the ops multiply with."""
-        return {profile.work.format for tape in (self._plan.tape, self._plan.head) for profile in tape.profile()}
+    def kinds(self) -> set[str]:
+        """Of the weights of linears."""
+        profiles = [profile for tape in (self._plan.tape, self._plan.head) for profile in tape.profile()]
+        return {profile.work.format.kind for profile in profiles if profile.kind == "linear"}
 
     def time(self, case: Case, repeat: int, sampling: SamplingParams) -> Timed:
         self._runner.run(self._step(case, sampling))

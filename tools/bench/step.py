@@ -1,8 +1,8 @@
 """`tokamak bench step`: where the time of a step goes, op by op, against what this machine can do at most.
 
 Runs a worker's runner in this process, without any actor; `main` is called by tools/cli.py. Takes the options of
-`tokamak serve` besides its own. Reading order: replays.py (what is run), roofline.py (what is possible), then here (what comes
-out).
+`tokamak serve` besides its own. Reading order: replays.py (what is run), roofline.py (what is possible), kernels.py (what was
+chosen to run it), then here (what comes out).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.options.resolve import resolve
 from engine.options.table import read_options
 from ops import _cpu
 from ops.cpu.work import Work
-from ops.weight_format import FLOAT32, WeightFormat
+from tools.bench.kernels import KernelRates
 from tools.bench.replays import Case, Replays, Timed, TimedOp
 from tools.bench.roofline import Roofline, measure
 from tools.demo import MODEL
@@ -86,14 +86,16 @@ def _row(name: str, ops: list[TimedOp], roofline: Roofline) -> Row:
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def document(config: EngineConfig, roofline: Roofline, timed: Sequence[Timed]) -> dict[str, Any]:
+def document(config: EngineConfig, roofline: Roofline, kernels: KernelRates, timed: Sequence[Timed]) -> dict[str, Any]:
     """The JSON document: seconds, bytes, operations."""
     return {
         "settings": {name: value for name, value in msgspec.structs.asdict(config).items() if name in SETTINGS},
         "variant": _cpu.variant(),
+        "kernels": kernels.document(),
         "roofline": {
             "bytes_per_s": roofline.bytes_per_s,
-            "operations_per_s": {_format_name(key): value for key, value in roofline.operations_per_s.items()},
+            "operations_per_s": {kind: peak.operations_per_s for kind, peak in roofline.peaks.items()},
+            "units": {kind: [peak.unit, peak.variant] for kind, peak in roofline.peaks.items()},
         },
         "cases": [_case_document(one, rows(one.ops, roofline)) for one in timed],
     }
@@ -124,10 +126,6 @@ def _case_document(timed: Timed, found: list[Row]) -> dict[str, Any]:
             for row in found
         ],
     }
-
-
-def _format_name(weight_format: WeightFormat) -> str:
-    return f"{weight_format.kind}/{weight_format.group_size}" if weight_format.group_size else weight_format.kind
 
 
 def render(timed: Timed, roofline: Roofline) -> Group:
@@ -171,9 +169,10 @@ def _cells(row: Row, part: float) -> list[str]:
 
 
 def _heading(config: EngineConfig, roofline: Roofline) -> str:
-    peaks = ", ".join(f"{value / 1e9:.0f} GFLOP/s {_format_name(key)}" for key, value in roofline.operations_per_s.items())
+    best = {peak.unit: peak for peak in roofline.peaks.values()}
+    peaks = ", ".join(f"{unit} {peak.operations_per_s / 1e9:.0f} GFLOP/s" for unit, peak in best.items())
     return (
-        f"{config.model}: {config.threads} threads, {_cpu.variant()}; "
+        f"{config.model}: {config.threads} threads, {config.kernels_text}\n"
         f"this machine: {roofline.bytes_per_s / 1e9:.1f} GB/s from memory, {peaks}\n"
     )
 
@@ -220,7 +219,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return found
 
 
-def _config(given: Sequence[str], wanted: Sequence[Case]) -> EngineConfig:
+def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) -> EngineConfig:
     """The configuration of an engine that has room for every case, unless it is told otherwise."""
     options = read_options(given, os.environ, str(MODEL))
     if unknown := {"ops", "plan"} & options.given:
@@ -233,7 +232,7 @@ def _config(given: Sequence[str], wanted: Sequence[Case]) -> EngineConfig:
     }
     for name, value in needed.items():
         options.values[name] = max(value, options.values[name] or 0) if name != "num_kv_blocks" else value
-    config = resolve(options)
+    config = resolve(options, choose_kernels=kernels.choose)
     limit = ModelConfig.read(config.model).max_position_embeddings
     if longest > limit:
         raise OptionError(f"a context of {longest - 1} tokens and one more do not fit the model, which has {limit} positions")
@@ -245,8 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(argv)
     wanted = cases(options)
     try:
-        config = _config(rest, wanted)
-        return _run(options, config, wanted)
+        kernels = KernelRates()
+        config = _config(rest, wanted, kernels)
+        return _run(options, config, wanted, kernels)
     except OptionError as error:
         print(f"tokamak bench step: error: {error}", file=sys.stderr)
         return 2
@@ -257,19 +257,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(options: argparse.Namespace, config: EngineConfig, wanted: Sequence[Case]) -> int:
+def _run(options: argparse.Namespace, config: EngineConfig, wanted: Sequence[Case], kernels: KernelRates) -> int:
+    kernels.measure_peaks()
     console = Console(highlight=False)
     console = Console(highlight=False, width=max(console.width, TABLE_WIDTH))
     with contextlib.closing(Replays(config)) as replays:
-        roofline = measure(sorted(replays.formats() | {FLOAT32}, key=str))
+        roofline = measure()
         sampling = SamplingParams(temperature=options.temperature)
         timed = []
         if not options.json:
             console.print(_heading(config, roofline))
+            console.print(kernels.table(replays.kinds(), config.kv_cache_dtype))
         for case in wanted:
             timed.append(replays.time(case, options.repeat, sampling))
             if not options.json:
                 console.print(render(timed[-1], roofline))
     if options.json:
-        print(orjson.dumps(document(config, roofline, timed), option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(document(config, roofline, kernels, timed), option=orjson.OPT_INDENT_2).decode())
     return 0

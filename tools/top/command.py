@@ -36,7 +36,7 @@ LAYOUT_WIDTH = 80
 def _title(run: Run, manifest: Manifest) -> RunTitle:
     config = manifest.config
     model = config.served_model_name[0] if config.served_model_name else config.model
-    return RunTitle(run.run_id, model, config.url, manifest.started_at)
+    return RunTitle(run.run_id, model, config.url, manifest.started_at, config.kernels_text)
 
 
 def _about(run: Run, manifest: Manifest, title: RunTitle) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def _about(run: Run, manifest: Manifest, title: RunTitle) -> dict[str, Any]:
         "url": title.url,
         "pid": manifest.pid,
         "started_at": manifest.started_at,
+        "cpu_kernels": manifest.config.cpu_kernels,
     }
 
 

@@ -40,6 +40,7 @@ class RunTitle:
     model: str
     url: str
     started_at: float  # seconds since 1970
+    kernels: str = ""  # variants of the native ops
 
 
 def render(
@@ -57,13 +58,13 @@ def render(
     blocks: list[list[RenderableType]] = [
         [_title(title, snapshot, figures, now, width)],
         [_actors(snapshot, figures)],
-        [*_load(figures, generation_rates, width)],
+        [*_load(figures, generation_rates, width), *_kernels(title)],
         [_times(figures)],
     ]
     num_rings, num_errors = len(snapshot.rings), min(MAX_ERRORS, len(snapshot.errors))
     is_airy = True
     if height is not None:
-        room = height - 1 - (1 + len(snapshot.actors)) - 3 - 6 - bool(footer)
+        room = height - 1 - (1 + len(snapshot.actors)) - 3 - bool(title.kernels) - 6 - bool(footer)
         is_airy = room >= num_rings + num_errors + 7
         num_errors = min(num_errors, max(1, room // 3))
         num_rings = max(0, room - num_errors - 1)
@@ -156,6 +157,11 @@ def _load(figures: Figures, generation_rates: Sequence[float], width: int) -> li
     )
     tokens.append(sparkline(list(generation_rates), width - len(tokens) - 1), style="cyan")
     return [requests, blocks, tokens]
+
+
+def _kernels(title: RunTitle) -> list[Text]:
+    """Which variant computes what."""
+    return [_line(("kernels", "")).append(title.kernels)] if title.kernels else []
 
 
 def _line(*parts: tuple[str, str]) -> Text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from ops import _cpu
 from ops.cpu import table as native
 from ops.modules import Tensor
 from ops.table import OpTable
+from workers.devices import kernels
 from workers.devices.blas import configure_blas
 from workers.devices.cores import rank_cores
 
@@ -35,9 +37,11 @@ class Device(Protocol):
 
 
 class HostDevice:
-    """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any."""
+    """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
+    variant of the kernels that `variants` has for each part."""
 
-    def __init__(self, num_threads: int, cores: list[int]) -> None:
+    def __init__(self, num_threads: int, cores: list[int], variants: Mapping[str, str]) -> None:
+        kernels.select(variants)
         _cpu.set_num_threads(num_threads, cores)
         self.ops = native.TABLE
         if missing := missing_variants():
@@ -59,13 +63,16 @@ def missing_variants() -> list[str]:
     return [name for name, is_built, is_runnable in known[best + 1 :] if is_runnable and not is_built]
 
 
-def make_device(name: str, ops: str, num_threads: int, rank: int = 0, num_ranks: int = 1) -> Device:
+def make_device(
+    name: str, ops: str, num_threads: int, rank: int = 0, num_ranks: int = 1, variants: Mapping[str, str] | None = None
+) -> Device:
     """The device "cpu", "gpu" or "xpu" with the op table "native" (on a CPU alone) or "reference". Raises OptionError where the
     installed Paddle has no such device."""
     if ops == "native":
         assert name == "cpu", f"there are no native ops for {name}"
         allowed = os.sched_getaffinity(0)
-        return HostDevice(num_threads, rank_cores(rank, num_ranks, num_threads, allowed, os.cpu_count() or len(allowed)))
+        cores = rank_cores(rank, num_ranks, num_threads, allowed, os.cpu_count() or len(allowed))
+        return HostDevice(num_threads, cores, variants or {})
     configure_blas(num_threads)
     from workers.devices.paddle import PaddleDevice  # Paddle reads the settings of its BLAS when it is loaded
 

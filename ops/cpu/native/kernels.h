@@ -5,7 +5,7 @@
 // CMakeLists.txt, its line in processor.h and one in `built_variants()`.
 //
 // Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
-// shape of the operands alone. Variants need not agree with each other.
+// shape of the operands alone. Variants need not agree with each other; `families` says which of them do.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,12 @@ constexpr i64 KEY_SPLIT = 64;       // keys are reduced in splits of so many, co
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, COUNT };
 
 enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // as WEIGHT_KINDS in ops/cpu/packing.py
+
+// What may be taken from another variant than the rest (`Engine::select_part`): the linears of each kind of weights, which come
+// first and in the order of WeightKind, and attention as a whole.
+enum class Part : i32 { ATTENTION = static_cast<i32>(WeightKind::COUNT), COUNT };
+constexpr int NUM_PARTS = static_cast<int>(Part::COUNT);
+inline constexpr const char *PART_NAMES[NUM_PARTS] = {"float32", "bfloat16", "int8", "int4", "attention"};
 
 struct LinearShape {
     float *y;                       // [rows, outputs]
@@ -140,9 +146,16 @@ struct SamplingKernels {
     i64 (*count_above)(const LogitScan &scan, float bound);  // logits larger than `bound`. After `scan`.
 };
 
+// What multiplies. For profiles: each turn of one is so many operations (a multiply-add is two) in registers alone.
+enum class Unit : i32 { FLOAT32_FMA, BFLOAT16_DOT, INT8_DOT, INT4_DOT, BFLOAT16_TILES, INT8_TILES, COUNT };
+constexpr int NUM_UNITS = static_cast<int>(Unit::COUNT);
+inline constexpr const char *UNIT_NAMES[NUM_UNITS] = {"float32 FMA", "bfloat16 dot",   "int8 dot",
+                                                      "int4 dot",    "bfloat16 tiles", "int8 tiles"};
+
 struct Kernels {
     const char *name;
-    i64 lanes;                 // floats of a vector
+    const char *families[NUM_PARTS];  // of each part: variants with the same text give the same bits
+    i64 lanes;                        // floats of a vector
     bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
@@ -166,6 +179,7 @@ struct Kernels {
     void (*weight_scales)(float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin, i64 end);
     void (*quantize_weight)(void *packed, const float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin,
                             i64 end);
+    i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
 };
 
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <stdexcept>
 
 #include "checksum.h"
 #include "ops.h"
@@ -27,6 +28,22 @@ std::uint8_t *bytes(Address address) { return reinterpret_cast<std::uint8_t *>(a
 char *cache(Address address) { return reinterpret_cast<char *>(address); }
 i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
 Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
+
+template <class Name, int N>
+Name named(const char *const (&names)[N], const std::string &name) {
+    for (int index = 0; index < N; ++index) {
+        if (name == names[index]) return static_cast<Name>(index);
+    }
+    throw std::invalid_argument("there is no " + name);
+}
+
+Part part_named(const std::string &name) { return named<Part>(PART_NAMES, name); }
+Unit unit_named(const std::string &name) { return named<Unit>(UNIT_NAMES, name); }
+
+const Kernels &variant_named(const std::string &name) {
+    if (const Kernels *found = find_variant(name.c_str())) return *found;
+    throw std::invalid_argument("there is no variant " + name + " here");
+}
 
 void bind_ops(nb::module_ &module) {
     nb::class_<Op>(module, "Op");
@@ -101,9 +118,40 @@ void bind_engine(nb::module_ &module) {
         }
         return all;
     });
+    module.def("candidates", [] {
+        std::vector<std::string> names;
+        for (const Variant &variant : VARIANTS) {
+            if (!variant.is_for_tests && find_variant(variant.name) != nullptr) names.emplace_back(variant.name);
+        }
+        return names;
+    });
+    module.def("families", [](const std::string &variant) {
+        nb::dict found;
+        const Kernels &kernels = variant_named(variant);
+        for (int part = 0; part < NUM_PARTS; ++part) found[PART_NAMES[part]] = kernels.families[part];
+        return found;
+    });
     module.def("variant", [] { return std::string(Engine::get().kernels().name); });
+    module.def("variant_of", [](const std::string &part) { return std::string(Engine::get().variant_of(part_named(part))); });
     module.def("has_paired_products", [] { return Engine::get().kernels().has_paired_products; });
     module.def("select", [](const std::string &name) { return Engine::get().select(name.c_str()); });
+    module.def("select_part", [](const std::string &part, const std::string &name) {
+        return Engine::get().select_part(part_named(part), name.c_str());
+    });
+    module.def("units", [](const std::string &variant) {
+        const Kernels &kernels = variant_named(variant);
+        std::vector<std::string> names;
+        for (int unit = 0; unit < NUM_UNITS; ++unit) {
+            if (kernels.units[unit] != nullptr) names.emplace_back(UNIT_NAMES[unit]);
+        }
+        return names;
+    });
+    module.def(
+        "run_unit",
+        [](const std::string &variant, const std::string &unit, i64 turns) {
+            return run_unit(Engine::get(), variant_named(variant), unit_named(unit), turns);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_packing(nb::module_ &module) {

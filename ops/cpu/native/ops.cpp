@@ -165,11 +165,18 @@ std::vector<const Kernels *> variants() {
     return found;
 }
 
+const Kernels *find_variant(const char *name) {
+    for (const Kernels *kernels : variants()) {
+        if (std::strcmp(kernels->name, name) == 0) return kernels;
+    }
+    return nullptr;
+}
+
 namespace {
 
-const Kernels *best_variant() {
+const char *best_variant() {
     const std::vector<const Kernels *> found = variants();
-    if (!found.empty()) return found.back();
+    if (!found.empty()) return found.back()->name;
     std::string names;
     for (const Kernels *kernels : built_variants()) names += std::string(names.empty() ? "" : ", ") + kernels->name;
     throw std::runtime_error("ops: the native modules were built for another processor: they have kernels for " + names +
@@ -178,7 +185,10 @@ const Kernels *best_variant() {
 
 }  // namespace
 
-Engine::Engine() : kernels_(best_variant()) { set_num_threads(1); }
+Engine::Engine() {
+    select(best_variant());
+    set_num_threads(1);
+}
 
 Engine &Engine::get() {
     static Engine *engine = new Engine();  // never destroyed: its threads may still sleep when the process ends
@@ -192,13 +202,31 @@ void Engine::set_num_threads(int num_threads, const std::vector<int> &cores) {
 }
 
 bool Engine::select(const char *variant) {
-    for (const Kernels *kernels : variants()) {
-        if (std::strcmp(kernels->name, variant) == 0) {
-            kernels_ = kernels;
-            return true;
-        }
+    const Kernels *found = find_variant(variant);
+    if (found == nullptr) return false;
+    kernels_ = *found;
+    for (const char *&part : parts_) part = found->name;
+    return true;
+}
+
+bool Engine::select_part(Part part, const char *variant) {
+    const Kernels *found = find_variant(variant);
+    if (found == nullptr) return false;
+    const int index = static_cast<int>(part);
+    if (part == Part::ATTENTION) {
+        kernels_.has_paired_products = found->has_paired_products;
+        kernels_.take_query = found->take_query;
+        kernels_.take_keys = found->take_keys;
+        kernels_.take_values = found->take_values;
+        kernels_.attend = found->attend;
+        kernels_.join = found->join;
+        kernels_.finish = found->finish;
+    } else {
+        kernels_.linears[index] = found->linears[index];
     }
-    return false;
+    kernels_.families[index] = found->families[index];
+    parts_[index] = found->name;
+    return true;
 }
 
 float *Engine::scratch(int thread, i64 num_floats) {

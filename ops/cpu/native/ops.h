@@ -83,24 +83,28 @@ public:
     static Engine &get();
 
     Pool &pool() { return *pool_; }
-    const Kernels &kernels() const { return *kernels_; }
+    const Kernels &kernels() const { return kernels_; }
+    const char *variant_of(Part part) const { return parts_[static_cast<int>(part)]; }
     void set_num_threads(int num_threads, const std::vector<int> &cores = {});  // as Pool
-    bool select(const char *variant);                                           // false: this processor has no such variant
-    float *scratch(int thread, i64 num_floats);                                 // contents do not outlast a task
-    void *prepared(i64 num_bytes);                                              // contents do not outlast an op
+    bool select(const char *variant);                  // all from this one; false: this processor has no such variant
+    bool select_part(Part part, const char *variant);  // likewise one part, the rest stays
+    float *scratch(int thread, i64 num_floats);        // contents do not outlast a task
+    void *prepared(i64 num_bytes);                     // contents do not outlast an op
 
     std::vector<float> partial;  // what attention keeps of splits that are done in parallel
 
 private:
     Engine();
     std::unique_ptr<Pool> pool_;
-    const Kernels *kernels_;
+    Kernels kernels_;               // of the variant `name`, but for the parts that were taken from others
+    const char *parts_[NUM_PARTS];  // whose each is
     std::vector<std::vector<float>> scratch_;
     std::vector<char> prepared_;
 };
 
 std::vector<const Kernels *> built_variants();  // in the order of `VARIANTS` (processor.h)
 std::vector<const Kernels *> variants();        // those that this processor runs, the best last
+const Kernels *find_variant(const char *name);  // of these; null: there is none
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
 void look_up(const Embed &op, i64 row);

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace tokamak::cpu {
 namespace {
 
 constexpr i64 PIECE_BYTES = 1 << 18;  // what a thread reads at a time
+constexpr i64 PIECES_PER_THREAD = 4;  // of a unit's run, so that a thread that is kept from its core leaves some to the others
 constexpr i64 TURN_BYTES = 128;       // two cache lines, so that loads do not wait for each other
 typedef std::uint64_t Words __attribute__((vector_size(16)));
 
@@ -35,6 +38,15 @@ std::uint64_t read_memory(Engine &engine, const void *memory, i64 num_bytes) {
         sum.fetch_xor(folded(bytes + piece * PIECE_BYTES, size / TURN_BYTES), std::memory_order_relaxed);
     });
     return sum.load(std::memory_order_relaxed);
+}
+
+i64 run_unit(Engine &engine, const Kernels &kernels, Unit unit, i64 turns) {
+    const auto run = kernels.units[static_cast<int>(unit)];
+    if (run == nullptr) throw std::invalid_argument(std::string(kernels.name) + " has no such unit");
+    std::atomic<i64> operations{0};
+    engine.pool().run(engine.pool().num_threads() * PIECES_PER_THREAD,
+                      [&](i64, int) { operations.fetch_add(run(turns), std::memory_order_relaxed); });
+    return operations.load(std::memory_order_relaxed);
 }
 
 }  // namespace tokamak::cpu

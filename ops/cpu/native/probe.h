@@ -1,4 +1,4 @@
-// What this machine can do at most, for profiles: how fast all threads together read memory.
+// What this machine can do at most, for profiles: how fast all threads together read memory, and multiply.
 #pragma once
 
 #include "ops.h"
@@ -7,5 +7,8 @@ namespace tokamak::cpu {
 
 // Reads [memory, memory + num_bytes) once, but for less than 128 bytes at the end of a piece; the exclusive or of its words.
 std::uint64_t read_memory(Engine &engine, const void *memory, i64 num_bytes);
+
+// Runs a unit of this variant that it has, several times so many turns on each thread; the operations of all.
+i64 run_unit(Engine &engine, const Kernels &kernels, Unit unit, i64 turns);
 
 }  // namespace tokamak::cpu

@@ -38,11 +38,12 @@ inline bool has_avx512() {
 struct Variant {
     const char *name;
     bool (*is_runnable)();
+    bool is_for_tests = false;  // never chosen for an engine
 };
 
 inline const Variant VARIANTS[] = {
     {"portable", [] { return true; }},
-    {"wide", has_avx2},  // the 64-byte code on AVX2, for tests where there is no AVX-512
+    {"wide", has_avx2, true},  // the 64-byte code on AVX2, for tests where there is no AVX-512
     {"avx2", has_avx2},
     {"avxvnni", [] { return has_avx2() && has_extension(4); }},
     {"avx512", has_avx512},

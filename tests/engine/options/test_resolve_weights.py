@@ -38,6 +38,37 @@ def test_dtype() -> None:
         configure("--ops", "reference", "--dtype", "bfloat16")
 
 
+def test_dtype_of_pinned_kernels() -> None:
+    """Depends on them alone: engines on several machines that pin the same agree."""
+    for flags in (frozenset({"avx2"}), frozenset({"avx2", "avx512_bf16"})):
+        for kernels, dtype in (("avx2", "float32"), ("avx512", "float32"), ("avx512bf16", "bfloat16"), ("amx", "bfloat16")):
+            config = resolve(read_options(["--cpu-kernels", kernels], {}, str(DEMO)), flags)
+            assert (config.dtype, config.kv_cache_dtype) == (dtype, dtype)
+
+
+def test_kernels(tmp_path: Path, user_cache: Path) -> None:
+    """They are chosen by whoever knows them, who is told the type of keys and values, and where answers are kept."""
+    asked = []
+
+    def choose(kernels: str, kv_cache_dtype: str, directory: Path) -> dict[str, str]:
+        asked.append((kernels, kv_cache_dtype, directory))
+        return {"base": "one", "int8": "other", "attention": "other"}
+
+    def configured(*arguments: str) -> EngineConfig:
+        return resolve(read_options(list(arguments), {}, str(DEMO)), frozenset(), choose)
+
+    assert configured().kernels_text == "one; other: int8, attention"
+    configured("--cpu-kernels", "avx2", "--kv-cache-dtype", "int8", "--weight-cache-dir", str(tmp_path), "--no-weight-cache")
+    configured("--quantization", "wint8", "--load-format", "dummy")
+    weights = user_cache / "weights"
+    assert asked == [("auto", "float32", weights), ("avx2", "int8", tmp_path), ("auto", "bfloat16", weights)]
+    assert configured("--ops", "reference").cpu_kernels == {}
+    assert len(asked) == 3
+    with pytest.raises(OptionError, match="--cpu-kernels avx2 needs native ops, the ops are reference; leave it out"):
+        configured("--ops", "reference", "--cpu-kernels", "avx2")
+    assert (configure().kernels_text, configure("--cpu-kernels", "avx2").kernels_text) == ("", "avx2")
+
+
 def test_quantization() -> None:
     assert configure().quantization == "none"
     assert configure("--quantization", "wint4").quantization == "wint4"

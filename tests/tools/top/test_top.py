@@ -83,6 +83,7 @@ def engine(run_id: str = RUN_ID) -> Iterator[Engine]:
         served_model_name=("tiny",),
         max_model_len=128,
         num_kv_blocks=100,
+        cpu_kernels={"base": "avx2", "int8": "avxvnni"},
         run_id=run_id,
         run_dir=str(directory),
     )
@@ -112,6 +113,7 @@ def test_json_has_what_was_read_and_what_it_comes_to(capsys: pytest.CaptureFixtu
         document = as_json(capsys)
     assert document["run"]["run_id"] == RUN_ID
     assert document["run"]["run_dir"] == str(running.run.directory)
+    assert document["run"]["cpu_kernels"] == {"base": "avx2", "int8": "avxvnni"}
     assert document["is_alive"] is True
     derived = document["derived"]
     assert (derived["num_running"], derived["num_used_kv_blocks"]) == (5, 25)
@@ -135,7 +137,16 @@ def test_once(capsys: pytest.CaptureFixture[str]) -> None:
     with engine():
         assert main(["--once", "--interval", "0.05"]) == 0
         screen = capsys.readouterr().out
-    for wanted in (RUN_ID, *ACTORS, "5 running", "25/100", "tokenizer0 > scheduler", "the sky is falling", "tiny"):
+    for wanted in (
+        RUN_ID,
+        *ACTORS,
+        "5 running",
+        "25/100",
+        "tokenizer0 > scheduler",
+        "the sky is falling",
+        "tiny",
+        "avx2; avxvnni: int8",
+    ):
         assert wanted in screen
     assert "dead" not in screen.lower()
 

@@ -1,0 +1,42 @@
+"""Which variant of the kernels each part of the ops takes, by what it was timed to give (`rates.py`), not by its name.
+
+Pure. A part is what may come from another variant than the rest: the linears of each kind of weights, and attention, which is
+timed with each type of keys and values. One variant serves all numbers of rows of a part, so that a row's bits never depend on
+its company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+BASE = "base"  # what no part covers: norms, rotations, activations, sampling
+LINEARS = ("float32", "bfloat16", "int8", "int4")
+ATTENTION = "attention"
+KV_TYPES = ("float32", "bfloat16", "int8")
+TIMED = (*LINEARS, *(f"{ATTENTION} {dtype}" for dtype in KV_TYPES))  # what is timed
+TIE = 1.05  # rates that differ by less are the same
+NUM_CASES = {**dict.fromkeys(LINEARS, 3), ATTENTION: 2}  # 1, 16 and 128 rows; one query and a prefill's tile
+
+Times = Mapping[str, Sequence[float]]  # variant -> seconds of each case, the same cases for all
+
+
+def choose(times: Times, order: Sequence[str]) -> str:
+    """The variant with the best score; of those that tie with it the last in `order`, which are the timed ones.
+
+    A score is the geometric mean of the rates in all cases: twice as fast at one row makes up for half as fast at 128. So
+    decode (1 and 16 rows) counts two thirds of a linear, prefill (128 rows) one.
+    """
+    scores = {variant: score(times[variant]) for variant in order}
+    best = max(scores.values())
+    return [variant for variant in order if scores[variant] * TIE >= best][-1]
+
+
+def score(seconds: Sequence[float]) -> float:
+    """The geometric mean of the rates."""
+    return math.exp(-sum(math.log(each) for each in seconds) / len(seconds))
+
+
+def kernels_of(chosen: Mapping[str, str], base: str, kv_dtype: str) -> dict[str, str]:
+    """The variant of each part of an engine whose keys and values are of `kv_dtype`; `chosen` has one for each of TIMED."""
+    return {BASE: base, **{part: chosen[part] for part in LINEARS}, ATTENTION: chosen[f"{ATTENTION} {kv_dtype}"]}

@@ -1,0 +1,113 @@
+"""How fast each variant of the kernels is on this processor: a linear of 1, 16 and 128 rows over each kind of weights, and
+attention of one query and of a prefill's tile over each type of keys and values.
+
+`python -m ops.cpu.rates` prints it as JSON: {timed part: {variant: [seconds of each case]}}. The launcher runs it once for a
+processor and a build (`workers/devices/kernels.py`), in a process of its own: an instruction that faults ends no engine.
+
+One thread is timed by its own processor time, so that what else runs is not counted. The variants of a case take turns, each
+run after one that brings code, data and the processor's clock to where a step has them, and the shortest of all rounds counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from ops import _cpu
+from ops.cpu.array import address_of, empty
+from ops.cpu.choice import ATTENTION, KV_TYPES, LINEARS
+from ops.cpu.executors import Recording
+from ops.cpu.packing import pack
+from ops.cpu.table import make_table
+from ops.modules import Linear
+from ops.weight_format import Memory, WeightFormat
+
+ROUNDS = 4
+NUM_INPUTS, NUM_OUTPUTS = 1024, 384  # float32: 1.5 MiB
+LINEAR_ROWS = (1, 16, 128)
+FORMATS = {"int4": WeightFormat("int4", 128)}  # where the kind alone is none
+HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
+ATTENTION_CASES = ((1023, 1), (192, 64))  # positions before, queries
+BLOCK_SIZE = 16
+
+Run = Callable[[], object]
+Measured = dict[str, dict[str, list[float]]]
+
+
+def measure(variants: list[str]) -> Measured:
+    """Seconds of every case with each of `variants`; what was selected before is selected again."""
+    before = _cpu.variant()
+    _cpu.set_num_threads(1)
+    try:
+        return {part: _times(list(cases), variants) for part, cases in _parts()}
+    finally:
+        _cpu.select(before)
+
+
+def operations(part: str) -> list[int]:
+    """Of each case of a timed part; a multiply-add is two."""
+    if part.startswith(ATTENTION):
+        seen = [sum(range(before + 1, before + count + 1)) for before, count in ATTENTION_CASES]
+        return [4 * HEADS * HEAD_DIM * num_keys for num_keys in seen]
+    return [2 * rows * NUM_INPUTS * NUM_OUTPUTS for rows in LINEAR_ROWS]
+
+
+def _parts() -> Iterator[tuple[str, Iterator[Run]]]:
+    for kind in LINEARS:
+        yield kind, _linears(FORMATS.get(kind, WeightFormat(kind)))  # type: ignore[arg-type]
+    for dtype in KV_TYPES:
+        yield f"{ATTENTION} {dtype}", _attentions(dtype)
+
+
+def _times(cases: list[Run], variants: list[str]) -> dict[str, list[float]]:
+    best = {variant: [float("inf")] * len(cases) for variant in variants}
+    for _ in range(ROUNDS):
+        for case, run in enumerate(cases):
+            for variant in variants:
+                assert _cpu.select(variant), f"{variant} is not of this machine"
+                run()
+                begin_ns = time.thread_time_ns()
+                run()
+                best[variant][case] = min(best[variant][case], (time.thread_time_ns() - begin_ns) / 1e9)
+    return best
+
+
+def _linears(format: WeightFormat) -> Iterator[Run]:
+    weight = np.sin(np.arange(NUM_OUTPUTS * NUM_INPUTS, dtype=np.float32)).reshape(NUM_OUTPUTS, NUM_INPUTS)
+    module = Linear(("timed",), NUM_INPUTS, (NUM_OUTPUTS,), format=format)
+    pack(module, {"weight": partial(np.asarray, weight)}, Memory())
+    for rows in LINEAR_ROWS:
+        recording = Recording()
+        tape = recording.finish(make_table(recording).linear(weight.reshape(-1)[: rows * NUM_INPUTS].reshape(rows, -1), module))
+        yield tape.replay
+
+
+def _attentions(dtype: str) -> Iterator[Run]:
+    longest = max(before + count for before, count in ATTENTION_CASES)
+    num_floats = KV_HEADS * (HEAD_DIM + 1) * longest  # an int8 slot has a scale
+    keys, values = empty(num_floats), empty(num_floats)
+    keys.view(np.uint8)[:] = values.view(np.uint8)[:] = 0x3C  # 0.01 in any type
+    table = np.arange(longest // BLOCK_SIZE, dtype=np.int32)
+    slots = np.zeros(1, np.int32)
+    for before, count in ATTENTION_CASES:
+        queries, y = (empty(count * HEADS * HEAD_DIM) for _ in range(2))
+        queries[:] = 0.5
+        offsets, starts = np.array([0, count], np.int32), np.array([before], np.int32)
+        operands = (y, queries, keys, values, slots, offsets, starts, table)
+        sizes = (len(table), HEADS, KV_HEADS, HEAD_DIM, 0, KV_TYPES.index(dtype), BLOCK_SIZE, 0, 1)
+        arguments = [*map(address_of, operands), *sizes]
+        yield partial(_run_with, _cpu.attention(*arguments), operands)
+
+
+def _run_with(op: _cpu.Op, operands: object) -> None:
+    """`operands` are what the op's addresses point to."""
+    _cpu.run(op)
+
+
+if __name__ == "__main__":
+    json.dump(measure(sys.argv[1:]), sys.stdout)

@@ -1,0 +1,75 @@
+"""The kernels of an engine are chosen once: a worker that is started again takes those of its run, a later start those that are
+kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+
+from ops import _cpu
+from ops.cpu.choice import TIMED, kernels_of
+from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.test_chaos import Deltas, kill_together
+from tests.e2e.test_observation import tokamak
+from tests.e2e.workload import Answer, answers, mixed_bodies, stream_all
+from workers.devices.kernels import Timing
+
+BODIES = mixed_bodies(4, seed=5, max_tokens=200, max_prompt=40)
+OPTIONS = ("--max-model-len", "400", "--dtype", "float32", "--kv-cache-dtype", "float32")
+
+
+def kernels_in(path: Path) -> dict[str, str]:
+    """What a start with float32 keys and values takes of a file."""
+    found = msgspec.json.decode(path.read_bytes(), type=Timing)
+    return kernels_of(found.chosen, _cpu.candidates()[-1], "float32")
+
+
+def put_another(path: Path) -> None:
+    """The answer of a machine on which the kernels that were chosen here are the slowest."""
+    found = msgspec.json.decode(path.read_bytes(), type=Timing)
+    variants = list(next(iter(found.seconds.values()), {found.chosen["int8"]: []}))
+    others = {part: next((name for name in variants if name != found.chosen[part]), found.chosen[part]) for part in TIMED}
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, chosen=others)))
+
+
+async def disturbed(engine: EngineProcess) -> list[Answer]:
+    """Answers, in the middle of which the worker dies."""
+    deltas = Deltas(seed=3)
+    streams = asyncio.create_task(stream_all(engine.url, BODIES, len(BODIES), deltas.note))
+    await deltas.flow()
+    await asyncio.to_thread(kill_together, engine, ("worker0",))
+    return await streams
+
+
+def test_chosen_once(tmp_path: Path) -> None:
+    with EngineProcess(GOLDEN / "qwen3", *OPTIONS, "--weight-cache-dir", str(tmp_path)) as engine:
+        (path,) = tmp_path.glob("kernels-*.json")
+        config = engine.run.manifest().config
+        assert config.cpu_kernels == kernels_in(path)
+        assert json.loads(tokamak("top", "--run", config.run_id, "--json"))["run"]["cpu_kernels"] == config.cpu_kernels
+        assert f"kernels   {config.kernels_text}"[:80] in tokamak("top", "--run", config.run_id, "--once")
+        undisturbed = answers(engine, BODIES)
+        put_another(path)
+        assert asyncio.run(disturbed(engine)) == undisturbed
+        path.unlink()
+        assert asyncio.run(disturbed(engine)) == undisturbed
+        assert not path.exists()
+        log = engine.run.log_path("worker0").read_text().splitlines()
+        said = [line.partition(" kernels: ")[2] for line in log if " kernels: " in line]
+        assert said == [config.kernels_text] * 3
+        assert engine.run.manifest().config == config
+
+
+def test_a_later_start_takes_what_is_kept(tmp_path: Path) -> None:
+    """Though it would find other kernels faster."""
+    options = ("--weight-cache-dir", str(tmp_path), "--no-weight-cache")
+    with EngineProcess(GOLDEN / "qwen3", *OPTIONS, *options):
+        (path,) = tmp_path.glob("kernels-*.json")
+    put_another(path)
+    kept = path.read_bytes()
+    with EngineProcess(GOLDEN / "qwen3", *OPTIONS, *options) as engine:
+        assert engine.run.manifest().config.cpu_kernels == kernels_in(path)
+    assert path.read_bytes() == kept

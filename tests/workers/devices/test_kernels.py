@@ -1,0 +1,135 @@
+"""The kernels of an engine: timed once, kept, and told from what somebody else left in the file's place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.errors import OptionError
+from ops import _cpu
+from ops.cpu.choice import ATTENTION, BASE, LINEARS, TIMED, choose
+from workers.devices.kernels import Timing, kernels, select, timing
+
+PARTS = {BASE, ATTENTION, *LINEARS}
+CANDIDATES = [name for name in _cpu.candidates() if name != "portable"] or ["portable"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that one timing left."""
+    directory = tmp_path_factory.mktemp("kernels") / "new"
+    timing(directory)
+    (path,) = directory.iterdir()
+    return path
+
+
+def put(path: Path, content: bytes) -> Path:
+    """A file of this name and content in a directory of its own."""
+    path.write_bytes(content)
+    return path
+
+
+def test_what_is_timed(kept: Path) -> None:
+    found = timing(kept.parent)
+    assert set(found.chosen) == set(TIMED)
+    for part, times in found.seconds.items():
+        assert list(times) == CANDIDATES
+        assert all(0 < each_s < 60 for seconds in times.values() for each_s in seconds)
+        assert found.chosen[part] == choose(times, CANDIDATES)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_what_is_kept_is_believed(kept: Path, tmp_path: Path) -> None:
+    """Nothing is timed again: an answer that rates would not give stays."""
+    other = {part: CANDIDATES[index % len(CANDIDATES)] for index, part in enumerate(TIMED)}
+    answer = msgspec.structs.replace(timing(kept.parent), chosen=other)
+    put(tmp_path / kept.name, msgspec.json.encode(answer))
+    assert timing(tmp_path) == answer
+    for kv_dtype in ("float32", "bfloat16", "int8"):
+        found = kernels("auto", kv_dtype, tmp_path)
+        assert found.keys() == PARTS
+        assert found[BASE] == _cpu.candidates()[-1]
+        assert found[ATTENTION] == other[f"attention {kv_dtype}"]
+        assert {part: found[part] for part in LINEARS} == {part: other[part] for part in LINEARS}
+
+
+def test_what_is_none_of_ours_is_made_again(kept: Path, tmp_path: Path) -> None:
+    true = timing(kept.parent)
+    chosen = {**true.chosen, "int8": "sse9"}
+    seconds = {part: {**times, CANDIDATES[0]: [0.0]} for part, times in true.seconds.items()}
+    wrong = [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff" * 1000,
+        b'{"key": 7}',
+        kept.read_bytes()[:-20],
+        msgspec.json.encode({"key": true.key, "chosen": true.chosen, "seconds": true.seconds, "more": 1}),
+        msgspec.json.encode(msgspec.structs.replace(true, key="0" * 16)),
+        msgspec.json.encode(msgspec.structs.replace(true, chosen=chosen)),
+        msgspec.json.encode(msgspec.structs.replace(true, chosen={"int8": CANDIDATES[0]})),
+        msgspec.json.encode(msgspec.structs.replace(true, seconds={"int8": {}})),
+        *([msgspec.json.encode(msgspec.structs.replace(true, seconds=seconds))] if seconds else []),
+    ]
+    for content in wrong:
+        assert Timing.read(put(tmp_path / kept.name, content), true.key, CANDIDATES) is None, content[:200]
+    assert Timing.read(put(tmp_path / kept.name, kept.read_bytes()), true.key, CANDIDATES) == true
+    put(tmp_path / kept.name, wrong[1])
+    assert timing(tmp_path).key == true.key
+    assert Timing.read(tmp_path / kept.name, true.key, CANDIDATES) is not None
+    (tmp_path / kept.name).unlink()
+    os.mkfifo(tmp_path / kept.name)
+    assert timing(tmp_path).key == true.key
+    assert (tmp_path / kept.name).is_file()
+
+
+def test_where_nothing_can_be_kept(kept: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    assert timing(tmp_path / "file").chosen.keys() == set(TIMED)
+    assert "is not kept in" in caplog.text
+
+
+def test_pinned(tmp_path: Path) -> None:
+    for variant in _cpu.variants():
+        assert kernels(variant, "float32", tmp_path / "none") == dict.fromkeys(PARTS, variant)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("variant", "cause"),
+    [
+        ("sse9", "there are none of that name"),
+        *(
+            (name, "they are not built")
+            for name, is_built, is_runnable in _cpu.known_variants()
+            if is_runnable and not is_built
+        ),
+        *((name, "this processor lacks them") for name, _, is_runnable in _cpu.known_variants() if not is_runnable),
+    ],
+)
+def test_pinned_to_what_cannot_run(variant: str, cause: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as raised:
+        kernels(variant, "float32", tmp_path)
+    assert str(raised.value).startswith(f"--cpu-kernels {variant}: {cause}")
+    assert str(raised.value).endswith(f"what runs here: auto, {', '.join(_cpu.candidates())}")
+
+
+def test_a_worker_takes_what_was_chosen() -> None:
+    """The base first, whatever the order; nothing where nothing was chosen."""
+    before, variants = _cpu.variant(), _cpu.variants()
+    try:
+        select({"int8": variants[0], ATTENTION: variants[0], BASE: variants[-1]})
+        assert (_cpu.variant(), _cpu.variant_of("int8"), _cpu.variant_of("int4")) == (variants[-1], variants[0], variants[-1])
+        assert _cpu.variant_of(ATTENTION) == variants[0]
+        select({})
+        assert _cpu.variant_of("int8") == variants[0]
+        with pytest.raises(
+            OptionError, match=r"the engine was started with amx9 kernels \(int4\), which are not here any more"
+        ):
+            select({BASE: variants[-1], "int4": "amx9"})
+    finally:
+        _cpu.select(before)

@@ -1,0 +1,69 @@
+"""Which kernels were chosen, what they were timed to give, and how much that is of the best unit: for `tokamak bench step`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from ops import _cpu
+from ops.cpu.choice import ATTENTION
+from ops.cpu.rates import operations
+from tools.bench.roofline import Peak, measure_peaks
+from tools.units import share
+from workers.devices.kernels import kernels, timing
+
+
+class KernelRates:
+    """On one thread. `choose` is called where options are resolved, `measure_peaks` before the threads of a step are made."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, str] = {}
+        self.seconds: dict[str, dict[str, list[float]]] = {}
+        self.peaks: dict[str, Peak] = {}
+
+    def choose(self, asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
+        self.chosen = kernels(asked, kv_dtype, directory)
+        self.seconds = timing(directory).seconds
+        return self.chosen
+
+    def measure_peaks(self) -> None:
+        """By the thread's own time, as the kernels were timed."""
+        _cpu.set_num_threads(1)
+        self.peaks = measure_peaks(time.thread_time)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "chosen": self.chosen,
+            "operations_per_s": {
+                part: {variant: self._rates(part, variant) for variant in times} for part, times in self.seconds.items()
+            },
+            "best_units": {kind: [peak.unit, peak.variant, peak.operations_per_s] for kind, peak in self.peaks.items()},
+        }
+
+    def _rates(self, part: str, variant: str) -> list[float]:
+        return [count / each_s for count, each_s in zip(operations(part), self.seconds[part][variant], strict=True)]
+
+    def table(self, kinds: Iterable[str], kv_dtype: str) -> Table:
+        """A row for each variant of the parts that a step has, linears over weights of these `kinds` and attention."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="kernels, GFLOP/s of a thread", title_justify="left")
+        for column in ("part", "variant", "", "few", "some", "many", "best unit", "of it"):
+            table.add_column(column, justify="right" if column in ("few", "some", "many", "of it") else "left", no_wrap=True)
+        for part in (*sorted(kinds), f"{ATTENTION} {kv_dtype}"):
+            kind = part.removeprefix(f"{ATTENTION} ")
+            is_attention = kind != part
+            peak = self.peaks["bfloat16" if is_attention and kind == "int8" else kind]
+            for variant in self.seconds.get(part, {}):
+                rates = self._rates(part, variant)
+                cells = [f"{rate / 1e9:.0f}" for rate in rates]
+                if is_attention:
+                    cells.insert(1, "")
+                mark = "chosen" if self.chosen[ATTENTION if is_attention else part] == variant else ""
+                unit = f"{peak.operations_per_s / 1e9:.0f} {peak.unit}"
+                table.add_row(part, variant, mark, *cells, unit, share(max(rates) / peak.operations_per_s))
+        return table

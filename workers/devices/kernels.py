@@ -1,0 +1,171 @@
+"""Which variants of the kernels an engine runs on: timed once for a processor and a build, kept in a file, then the same for
+every start.
+
+`kernels` is called in the launcher (by `tools/serving.py`; and by `tokamak bench step`) before anything starts. What it returns
+is part of the engine's configuration, and a worker selects just that (`device.py`), however often it is started again and
+whatever became of the file.
+
+    <directory of packed weights>/kernels-<key>.json    Timing; the key is of the processor and the native module
+
+It is replaced as a whole. One that cannot be read, or says something else than `Timing`, or names kernels that are not here, is
+as none: the kernels are timed anew. What cannot be kept is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import OptionError
+from engine.process.run_directory import read_document
+from ops import _cpu
+from ops.cpu.choice import BASE, NUM_CASES, TIMED, choose, kernels_of
+
+_LOG = logging.getLogger(__name__)
+_PACKAGES = Path(__file__).resolve().parents[2]
+_LONGEST_S = 120.0  # that timing may take: a fraction of a second, on a machine that does nothing else
+_PROCESSOR = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU part",
+    "Features",
+)  # lines of /proc/cpuinfo
+AUTO = "auto"
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was timed, and what was chosen by it."""
+
+    key: str
+    chosen: dict[str, str]  # of each of TIMED: a variant
+    seconds: dict[str, dict[str, list[float]]]  # timed part -> variant -> of each case; of a single variant: nothing
+
+    @staticmethod
+    def read(path: Path, key: str, variants: list[str]) -> Timing | None:
+        """What is kept there for this key and these variants; None where it is anything else."""
+        try:
+            found = msgspec.json.decode(read_document(path), type=Timing)
+        except (OSError, msgspec.DecodeError, RecursionError):
+            return None
+        is_ours = found.key == key and found.chosen.keys() == set(TIMED) and set(found.chosen.values()) <= set(variants)
+        return found if is_ours and found.has_times_of(variants) else None
+
+    def has_times_of(self, variants: list[str]) -> bool:
+        """Of all of them, unless there was no choice."""
+        if len(variants) == 1:
+            return not self.seconds
+        is_whole = self.seconds.keys() == set(TIMED) and all(list(times) == variants for times in self.seconds.values())
+        return is_whole and all(
+            len(seconds) == NUM_CASES[part.partition(" ")[0]] and min(seconds) > 0
+            for part, times in self.seconds.items()
+            for seconds in times.values()
+        )
+
+
+def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
+    """The variant of each part of an engine: `asked`, or ("auto") as timed. OptionError where it cannot run here."""
+    if asked != AUTO:
+        check(asked)
+        return kernels_of(dict.fromkeys(TIMED, asked), asked, kv_dtype)
+    return kernels_of(timing(directory).chosen, _cpu.candidates()[-1], kv_dtype)
+
+
+def check(variant: str) -> None:
+    """OptionError where there is no such variant here."""
+    if variant in _cpu.variants():
+        return
+    known = {name: is_runnable for name, _, is_runnable in _cpu.known_variants()}
+    cause = "there are none of that name"
+    if variant in known:
+        cause = (
+            "they are not built (TOKAMAK_BUILD_ALL=1 tools/serve builds all)" if known[variant] else "this processor lacks them"
+        )
+    raise OptionError(f"--cpu-kernels {variant}: {cause}; what runs here: {', '.join((AUTO, *_cpu.candidates()))}")
+
+
+def timing(directory: Path) -> Timing:
+    """As kept in `directory`; else made now, and kept."""
+    key, variants = _key(), _candidates()
+    path = directory / f"kernels-{key}.json"
+    if kept := Timing.read(path, key, variants):
+        return kept
+    seconds = _measured(variants) if len(variants) > 1 else {}
+    chosen = {part: choose(seconds[part], variants) if seconds else variants[0] for part in TIMED}
+    found = Timing(key, chosen, seconds)
+    _keep(path, found)
+    return found
+
+
+def select(chosen: Mapping[str, str]) -> None:
+    """Take each part from its variant from now on; an empty choice leaves what is selected."""
+    for part, variant in sorted(chosen.items(), key=lambda item: item[0] != BASE):
+        is_here = _cpu.select(variant) if part == BASE else _cpu.select_part(part, variant)
+        if not is_here:
+            raise OptionError(
+                f"the engine was started with {variant} kernels ({part}), which are not here any more: "
+                f"{', '.join(_cpu.variants())} are; start it anew"
+            )
+
+
+def _candidates() -> list[str]:
+    """Those among which there is a choice: what runs everywhere is only taken where there is nothing else."""
+    found = _cpu.candidates()
+    return found[1:] if len(found) > 1 and found[0] == "portable" else found
+
+
+def _key() -> str:
+    """Of the processor, and of the native module as it was built."""
+    native = Path(_cpu.__file__).stat()
+    digest = hashlib.sha256(f"{native.st_size} {native.st_mtime_ns} {_processor()}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What the kernel says of the first processor."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return os.uname().machine
+    return "\n".join(line for line in first.splitlines() if line.partition("\t")[0].strip() in _PROCESSOR)
+
+
+def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
+    """Timed by a child process. OptionError where it fails."""
+    command = [sys.executable, "-m", "ops.cpu.rates", *variants]
+    try:
+        child = subprocess.run(
+            command, cwd=_PACKAGES, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=True
+        )
+        return msgspec.json.decode(child.stdout, type=dict[str, dict[str, list[float]]])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        last = getattr(error, "stderr", None) or b""
+        raise OptionError(
+            f"the kernels {', '.join(variants)} could not be timed: {error} {last.decode(errors='replace')[-500:]}; "
+            "name those to take with --cpu-kernels"
+        ) from error
+
+
+def _keep(path: Path, found: Timing) -> None:
+    unfinished = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished.touch(0o600)
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        unfinished.replace(path)
+    except OSError as error:
+        _LOG.warning("which kernels are fastest is not kept in %s: %s; the next start times them again", path.parent, error)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
