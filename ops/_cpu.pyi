@@ -153,7 +153,9 @@ def set_num_threads(count: int, cores: list[int] = ...) -> None: ...
 def set_heartbeat(word: int) -> None: ...  # address of a uint64 that is written from now on; 0: none
 def num_threads() -> int: ...
 def read_memory(memory: int, num_bytes: int) -> int: ...  # once, by all threads; the exclusive or of its 8-byte words
-def variants() -> list[str]: ...  # instruction sets that this processor has kernels for, the best last ("wide" is for tests)
+
+# instruction sets that this processor has kernels for, the best last ("wide" and "amxemulated" are for tests)
+def variants() -> list[str]: ...
 def known_variants() -> list[tuple[str, bool, bool]]: ...  # all of them: name, is built, is run by this processor
 def variant() -> str: ...  # the one in use
 def has_paired_products() -> bool: ...  # attention over narrow keys and values rounds queries and weights to bfloat16

@@ -174,9 +174,11 @@ bool adds_floats_apart();
 // Of those that are built, in the order of `VARIANTS` (processor.h).
 const Kernels &portable_kernels();
 const Kernels &wide_kernels();
+const Kernels &amxemulated_kernels();
 const Kernels &avx2_kernels();
 const Kernels &avxvnni_kernels();
 const Kernels &avx512_kernels();
 const Kernels &avx512bf16_kernels();
+const Kernels &amx_kernels();
 
 }  // namespace tokamak::cpu
