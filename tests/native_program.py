@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.paths import REPOSITORY
 
 
-def run_program(directory: Path, argument: str, source: str, *others: str) -> str:
-    """What the program of `source` (and `others`, all below the repository) prints; it must end well."""
+def build_program(directory: Path, source: str, *others: str, flags: Sequence[str] = ()) -> Path:
+    """Of `source` and `others`, all below the repository."""
     program = directory / Path(source).stem
     sources = [REPOSITORY / name for name in (source, *others)]
-    subprocess.run(["g++", "-std=c++17", "-O2", "-pthread", "-o", program, *sources], check=True)
+    subprocess.run(["g++", "-std=c++17", "-O2", *flags, "-pthread", "-o", program, *sources], check=True)
+    return program
+
+
+def run_program(directory: Path, argument: str, source: str, *others: str) -> str:
+    """What it prints; it must end well."""
+    program = build_program(directory, source, *others)
     return subprocess.run([program, argument], check=True, capture_output=True, text=True, timeout=500).stdout

@@ -45,7 +45,7 @@ native_fingerprint() {
     cd "$root"
     find CMakeLists.txt shm/native ops/*/native -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     echo "$package_fingerprint"
-    { grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true; } | grep -oE '\b(fma|avx2|avx_vnni|avx512\w*)\b' || true
+    { grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true; } | grep -oE '\b(fma|avx2|avx_vnni|avx512\w*|amx_\w*)\b' || true
   ) | hash_of
 }
 

@@ -140,6 +140,9 @@ std::vector<const Kernels *> built_variants() {
 #ifdef TOKAMAK_WIDE
         &wide_kernels(),
 #endif
+#ifdef TOKAMAK_AMXEMULATED
+        &amxemulated_kernels(),
+#endif
 #ifdef TOKAMAK_AVX2
         &avx2_kernels(),
 #endif
@@ -151,6 +154,9 @@ std::vector<const Kernels *> built_variants() {
 #endif
 #ifdef TOKAMAK_AVX512BF16
         &avx512bf16_kernels(),
+#endif
+#ifdef TOKAMAK_AMX
+        &amx_kernels(),
 #endif
     };
 }

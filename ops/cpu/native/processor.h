@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace tokamak::cpu {
@@ -35,6 +37,25 @@ inline bool has_avx512() {
 #endif
 }
 
+// Tiles with products of bfloat16 and of bytes: that the processor has them, that the operating system keeps them (the bits of
+// XCR0), and that it grants them to this process, which it must be asked once, before a thread uses them.
+inline bool has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+    constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, OSXSAVE = 1u << 27, TILE_STATE = 3u << 17;
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
+    static const bool is_granted = [] {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (~d & (BF16 | TILE | INT8)) != 0) return false;
+        if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & OSXSAVE) == 0) return false;
+        asm volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+        return (~a & TILE_STATE) == 0 && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    }();
+    return is_granted;
+#else
+    return false;
+#endif
+}
+
 struct Variant {
     const char *name;
     bool (*is_runnable)();
@@ -43,11 +64,13 @@ struct Variant {
 
 inline const Variant VARIANTS[] = {
     {"portable", [] { return true; }},
-    {"wide", has_avx2, true},  // the 64-byte code on AVX2, for tests where there is no AVX-512
+    {"wide", has_avx2, true},         // the 64-byte code on AVX2, for tests where there is no AVX-512
+    {"amxemulated", has_avx2, true},  // tiles as plain code, for tests where there are none
     {"avx2", has_avx2},
     {"avxvnni", [] { return has_avx2() && has_extension(4); }},
     {"avx512", has_avx512},
     {"avx512bf16", [] { return has_avx512() && has_extension(5); }},
+    {"amx", [] { return has_avx512() && has_extension(5) && has_amx(); }},
 };
 
 }  // namespace tokamak::cpu

@@ -1,0 +1,56 @@
+"""Linears in the processor's tiles, or in the model of them: the bits of bfloat16 are those of the manual's formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ops import _cpu
+from ops.cpu.table import TABLE as k
+from ops.modules import Linear
+from ops.weight_format import BFLOAT16
+from tests.ops import tiles
+from tests.ops.packing import pack
+from tests.ops.tables import table
+
+TILED = [variant for variant in _cpu.variants() if variant.startswith("amx")]
+SHAPES = [(20, 37), (7, 1), (64, 48), (97, 70), (300, 33), (544, 16)]
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("variant", TILED)
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), SHAPES)
+def test_bits_of_bfloat16(variant: str, num_inputs: int, num_outputs: int) -> None:
+    """Rows that fill a part of a tile, tiles of several sizes, and more than one task has."""
+    weight, bias = random(num_outputs, num_inputs, seed=1), random(num_outputs, seed=2)
+    module = Linear(("w",), num_inputs, (num_outputs,), True, BFLOAT16)
+    x = random(200, num_inputs)
+    expected = tiles.linear(x, tiles.widened(tiles.bfloat16_bits(weight)), bias)
+    with table(f"{variant}-2"):
+        pack(k, module, weight=weight, bias=bias)
+        for rows in (1, 2, 15, 16, 17, 33, 100, 200):
+            np.testing.assert_array_equal(k.linear(x[:rows], module).numpy(), expected[:rows])
+
+
+@pytest.mark.parametrize("variant", TILED)
+def test_what_is_no_normal_number(variant: str) -> None:
+    """Denormal activations and weights are 0. A row with NaN or infinity gives NaN or infinity where its formula does, and
+    leaves the others alone, also where its inputs do not fill a tile."""
+    num_inputs, num_outputs = 70, 40
+    weight, x = random(num_outputs, num_inputs, seed=1), random(9, num_inputs)
+    weight[3], weight[5, 2] = 1e-39, 0
+    x[0], x[1, ::2], x[4, 3] = 1e-39, -1e-40, 3e38
+    x[6, 2], x[7, 69], x[8, 0] = np.inf, np.nan, -np.inf
+    module = Linear(("w",), num_inputs, (num_outputs,), False, BFLOAT16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = tiles.linear(x, tiles.widened(tiles.bfloat16_bits(weight)))
+    assert (expected[0] == 0).all()
+    assert (expected[:6, 3] == 0).all()
+    assert np.isnan(expected[6, 5])
+    assert np.isinf(expected[6, :3]).all()
+    with table(f"{variant}-1"):
+        pack(k, module, weight=weight)
+        np.testing.assert_array_equal(k.linear(x, module).numpy(), expected)
