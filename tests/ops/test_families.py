@@ -14,7 +14,7 @@ from ops import _cpu
 from ops.cpu.choice import ATTENTION, KV_TYPES, LINEARS
 from ops.cpu.table import TABLE as k
 from ops.modules import AttentionShape, Linear, Norm
-from ops.weight_format import WeightFormat
+from ops.weight_format import QuantizedWeight, Values, WeightFormat
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 
@@ -23,7 +23,7 @@ FORMATS = {
     "float32": [WeightFormat("float32")],
     "bfloat16": [WeightFormat("bfloat16")],
     "int8": [WeightFormat("int8"), WeightFormat("int8", 64)],
-    "int4": [WeightFormat("int4", 32), WeightFormat("int4", 128)],
+    "int4": [WeightFormat("int4", 32), WeightFormat("int4", 32, is_folded=True), WeightFormat("int4", 128, is_folded=True)],
 }
 SHAPES = ((300, 70), (129, 37), (64, 33))
 SEQUENCES = [(3, 0, 100), (1, 70, 9), (7, 200, 1), (9, 3, 17)]
@@ -42,11 +42,20 @@ def linear(kind: str) -> np.ndarray:
         weight, bias = random(num_outputs, num_inputs, seed=1), random(num_outputs, seed=2)
         weight[:2] *= np.float32(1e-30)
         with one_variant():
-            pack(k, module, weight=weight, bias=bias * np.float32(1e-38))
+            pack(k, module, weight=stored(weight, format), bias=bias * np.float32(1e-38))
         x = random(40, num_inputs, seed=3)
         x[::3] *= np.float32(1e-12)
         results += [k.linear(x[:rows], module).numpy().ravel().copy() for rows in (1, 3, 16, 40)]
     return np.concatenate(results)
+
+
+def stored(weight: np.ndarray, format: WeightFormat) -> Values:
+    """int4 that is not folded comes as integers alone, from a checkpoint."""
+    if format.kind != "int4" or format.is_folded:
+        return weight
+    num_groups = -(-weight.shape[1] // format.group_size)
+    integers = np.abs(weight * 5).astype(np.uint8) % 16
+    return QuantizedWeight(format, integers, np.abs(random(len(weight), num_groups, seed=4)))
 
 
 def attention() -> np.ndarray:
