@@ -154,8 +154,9 @@ inline constexpr const char *UNIT_NAMES[NUM_UNITS] = {"float32 FMA", "bfloat16 d
 
 struct Kernels {
     const char *name;
-    const char *families[NUM_PARTS];  // of each part: variants with the same text give the same bits
-    i64 lanes;                        // floats of a vector
+    const char *families[NUM_PARTS];     // of each part: variants with the same text give the same bits
+    i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
+    i64 lanes;                           // floats of a vector
     bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
@@ -179,7 +180,6 @@ struct Kernels {
     void (*weight_scales)(float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin, i64 end);
     void (*quantize_weight)(void *packed, const float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin,
                             i64 end);
-    i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
 };
 
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
