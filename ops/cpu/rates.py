@@ -30,7 +30,7 @@ from ops.weight_format import Memory, WeightFormat
 ROUNDS = 4
 NUM_INPUTS, NUM_OUTPUTS = 1024, 384  # float32: 1.5 MiB
 LINEAR_ROWS = (1, 16, 128)
-FORMATS = {"int4": WeightFormat("int4", 128, is_folded=True)}  # where the kind alone is none
+FORMATS = {"int4": WeightFormat("int4", 64, is_folded=True)}  # where the kind alone is none
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 ATTENTION_CASES = ((1023, 1), (192, 64))  # positions before, queries
 BLOCK_SIZE = 16

@@ -170,8 +170,9 @@ inline constexpr const char *UNIT_NAMES[NUM_UNITS] = {"float32 FMA", "bfloat16 d
 
 struct Kernels {
     const char *name;
-    const char *families[NUM_PARTS];  // of each part: variants with the same text give the same bits
-    i64 lanes;                        // floats of a vector
+    const char *families[NUM_PARTS];     // of each part: variants with the same text give the same bits
+    i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
+    i64 lanes;                           // floats of a vector
     bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
@@ -192,7 +193,6 @@ struct Kernels {
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
     SamplingKernels sampling;
     void (*quantize_panel)(const PanelRounding &panel);
-    i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
 };
 
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
