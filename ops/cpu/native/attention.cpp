@@ -19,7 +19,6 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i64 TILE_QUERIES = 288, LEAST_TILE_QUERIES = 48;  // fewer where there would be too few tiles for the threads
-constexpr i64 MANY_QUERIES = 13;                            // from here on writing a split out pays
 constexpr i64 TASKS_PER_THREAD = 4;
 constexpr i64 SMALL_WORK = 1 << 17;  // multiply-adds that one thread does sooner than it wakes others
 static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
@@ -157,11 +156,11 @@ private:
     // Which of the split's keys each query sees: the same for all heads.
     void take_ranges(const Tile &tile, i64 split, Workspace &space) const {
         const i64 first = split * KEY_SPLIT;
-        for (i64 query = 0; query < num_queries(tile); ++query) {
-            const i64 position = tile.position + query / group_;
+        for (i64 row = 0; row < tile.num_rows; ++row) {
+            const i64 position = tile.position + row;
             const i64 begin = op_.window > 0 ? position - op_.window + 1 : 0;
-            space.begins[query] = static_cast<i32>(std::clamp<i64>(begin - first, 0, KEY_SPLIT));
-            space.ends[query] = static_cast<i32>(std::clamp<i64>(position + 1 - first, 0, KEY_SPLIT));
+            std::fill_n(space.begins + row * group_, group_, static_cast<i32>(std::clamp<i64>(begin - first, 0, KEY_SPLIT)));
+            std::fill_n(space.ends + row * group_, group_, static_cast<i32>(std::clamp<i64>(position + 1 - first, 0, KEY_SPLIT)));
         }
     }
 
@@ -247,6 +246,7 @@ private:
         SplitShape shape;
         take_panels(tile, kv_head, split, space, shape);
         take_next(tile, kv_head, split, shape);
+        shape.next_bytes = layout_.chunk_bytes;
         shape.has_scales = layout_.type == KvType::INT8;
         if (shape.has_scales) take_scales(tile, kv_head, split, space);
         shape.key_scales = space.key_scales;

@@ -119,6 +119,7 @@ struct SplitShape {
     const char *queries;                                    // [num_queries] rows of `query_bytes` bytes, by take_query
     const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; where no query sees any: any memory
     const char *next_values[SPLIT_PANELS], *next_keys[SPLIT_PANELS];  // fetched after the scores' keys, and after the values
+    i64 next_bytes;                                                   // of each of them, in the cache
     KvType format;                                                    // of the panels
     bool has_scales;                                                  // keys' and values' below
     const float *key_scales, *value_scales;                           // [KEY_SPLIT], finite where keys are seen
@@ -132,6 +133,7 @@ struct SplitShape {
     i64 output_stride;
 };
 
+constexpr i64 MANY_QUERIES = 13;  // of a tile: from here on writing a split out for the kernels pays
 constexpr i64 MAX_HEAD_DIM = 512;
 constexpr i64 MAX_GROUP = 1024;         // query heads of a kv head
 constexpr i64 MAX_TILE_QUERIES = 1024;  // of one call of `attend`
