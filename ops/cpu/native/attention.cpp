@@ -57,6 +57,7 @@ public:
         factor_ = 1.44269504088896341f / std::sqrt(static_cast<float>(op.head_dim));  // log2(e): scores are exponents of 2
         has_pairs_ = kernels_.has_paired_products && layout_.type != KvType::FLOAT32;
         product_type_ = has_pairs_ ? KvType::BFLOAT16 : KvType::FLOAT32;
+        has_tiles_ = has_pairs_ && kernels_.has_tiled_products;
         has_panels_ = layout_.chunk_slots == KEY_PANEL && op.head_dim % PANEL == 0;
         make_tiles();
     }
@@ -105,7 +106,8 @@ private:
 
     i64 num_queries(const Tile &tile) const { return tile.num_rows * group_; }
     bool has_many(const Tile &tile) const { return num_queries(tile) >= MANY_QUERIES; }
-    i64 key_bytes() const { return KEY_PANEL * op_.head_dim * (has_pairs_ ? 2 : 4); }                 // of a panel written out
+    i64 key_dim() const { return has_tiles_ ? round_up(op_.head_dim, PRODUCT_PIECE) : op_.head_dim; }
+    i64 key_bytes() const { return KEY_PANEL * key_dim() * (has_pairs_ ? 2 : 4); }                    // of a panel written out
     i64 value_row_bytes() const { return stride_ * static_cast<i64>(sizeof(float)); }                 // likewise, of a row
     i64 value_bytes() const { return value_row_bytes() * (has_pairs_ ? KEY_PANEL / 2 : KEY_PANEL); }  // likewise, of a panel
 
@@ -128,7 +130,8 @@ private:
         space.queries = take(sizes[0]);
         space.keys = take(sizes[1]);
         space.values = take(sizes[2]);
-        if (dim_ != op_.head_dim) std::fill(space.values, space.values + sizes[2], char{0});  // so what fills up is zero
+        if (key_dim() != op_.head_dim) std::fill(space.keys, space.keys + sizes[1], char{0});  // so what fills up is zero
+        if (dim_ != op_.head_dim) std::fill(space.values, space.values + sizes[2], char{0});
         space.scores = take_floats(most * SCORE_STRIDE);
         space.all.outputs = take_floats(most * stride_);
         space.all.largest = take_floats(most);
@@ -160,7 +163,8 @@ private:
             const i64 position = tile.position + row;
             const i64 begin = op_.window > 0 ? position - op_.window + 1 : 0;
             std::fill_n(space.begins + row * group_, group_, static_cast<i32>(std::clamp<i64>(begin - first, 0, KEY_SPLIT)));
-            std::fill_n(space.ends + row * group_, group_, static_cast<i32>(std::clamp<i64>(position + 1 - first, 0, KEY_SPLIT)));
+            std::fill_n(space.ends + row * group_, group_,
+                        static_cast<i32>(std::clamp<i64>(position + 1 - first, 0, KEY_SPLIT)));
         }
     }
 
@@ -207,8 +211,11 @@ private:
 
     // The panels of a split: where they lie or, for many queries or where they lie in smaller pieces, written out.
     void take_panels(const Tile &tile, i64 kv_head, i64 split, Workspace &space, SplitShape &shape) const {
-        const bool keys_lie = has_panels_ && (!has_many(tile) || layout_.type == product_type_);
-        const bool values_lie = has_panels_ && !has_many(tile);
+        const bool is_ready = layout_.type == product_type_;  // for tiles: also pieces of values lie together, or are few
+        const bool keys_lie = has_panels_ && (has_tiles_ ? is_ready && key_dim() == op_.head_dim : is_ready || !has_many(tile));
+        const bool values_lie =
+            has_panels_ &&
+            (has_tiles_ ? is_ready && (layout_.block_size >= PRODUCT_PIECE || !has_many(tile)) : !has_many(tile));
         shape.format = values_lie ? layout_.type : product_type_;
         shape.value_bytes = value_row_bytes();
         if (values_lie) shape.value_bytes = op_.head_dim * (layout_.type == KvType::INT8 ? 1 : 4);
@@ -338,7 +345,7 @@ private:
     const CacheLayout &layout_;
     i64 group_, dim_, stride_, tile_rows_, max_queries_;
     float factor_;
-    bool has_pairs_, has_panels_;
+    bool has_pairs_, has_tiles_, has_panels_;
     KvType product_type_;
     std::vector<Tile> tiles_;
     i64 num_splits_ = 0, num_rows_ = 0, longest_ = 0;

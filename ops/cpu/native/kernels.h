@@ -133,7 +133,8 @@ struct SplitShape {
     i64 output_stride;
 };
 
-constexpr i64 MANY_QUERIES = 13;  // of a tile: from here on writing a split out for the kernels pays
+constexpr i64 PRODUCT_PIECE = 32;  // elements of a head, or keys, that tiles multiply at a time
+constexpr i64 MANY_QUERIES = 13;   // of a tile: from here on writing a split out for the kernels pays
 constexpr i64 MAX_HEAD_DIM = 512;
 constexpr i64 MAX_GROUP = 1024;         // query heads of a kv head
 constexpr i64 MAX_TILE_QUERIES = 1024;  // of one call of `attend`
@@ -176,6 +177,8 @@ struct Kernels {
     i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
     i64 lanes;                           // floats of a vector
     bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
+    bool
+        has_tiled_products;  // and these in pieces of PRODUCT_PIECE, of keys and values that are bfloat16 and zero beyond the head
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
