@@ -13,7 +13,7 @@ from ops.cpu.array import Array
 from ops.cpu.executors import Immediate, place
 from ops.cpu.table import TABLE as k
 from ops.modules import AttentionShape, Linear
-from tests.ops.caches import DTYPES
+from tests.ops.caches import DTYPES, make_cache
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 from tests.ops.tables import table
@@ -55,6 +55,32 @@ def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str, s
     for index, result in enumerate(results):
         np.testing.assert_array_equal(result, results[index % 2])
         np.testing.assert_array_equal(result[0], results[0][0])
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize(("group", "block_size", "window"), [(1, 16, 0), (3, 64, 0), (16, 8, 20)])
+def test_values_that_no_neighbour_sees_are_kept_out(
+    variant: str, kv_dtype: str, group: int, block_size: int, window: int
+) -> None:
+    """Also NaN, of the same prompt: it reaches the rows that see it and, as a weight of zero, those that are multiplied with
+    them, 16 queries at most; with a window it leaves again."""
+    shape = AttentionShape(group, 1, 32, window)
+    step = HandMadeStep([(3, 0, 150)], block_size=block_size, row_tile=1)
+    keys, values = step.numbers(1, 32)
+    queries = random(150, shape.queries_width)
+    with table(f"{variant}-1"):
+        results = []
+        for _ in range(2):
+            cache = make_cache(k, keys, values, 1, block_size, kv_dtype)
+            results.append(k.attention(k.begin(step.inputs, cache), queries, shape, cache.layers[0]).numpy())
+            values[step.slots_of(3, 150)[100]] = np.nan
+    expected, found = results
+    reach = -(-15 // group)
+    np.testing.assert_array_equal(found[: 100 - reach], expected[: 100 - reach])
+    assert np.isnan(found[100]).all()
+    if window:
+        np.testing.assert_array_equal(found[100 + window + reach :], expected[100 + window + reach :])
 
 
 def test_transposed_weights_are_packed_as_they_lie() -> None:
