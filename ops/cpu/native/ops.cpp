@@ -221,6 +221,7 @@ bool Engine::select_part(Part part, const char *variant) {
     const int index = static_cast<int>(part);
     if (part == Part::ATTENTION) {
         kernels_.has_paired_products = found->has_paired_products;
+        kernels_.has_tiled_products = found->has_tiled_products;
         kernels_.take_query = found->take_query;
         kernels_.take_keys = found->take_keys;
         kernels_.take_values = found->take_values;
