@@ -12,6 +12,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${TOKAMAK_VENV:-$root/.venv}"
 native_stamp="$root/build/tokamak-native" # what the modules beside the sources were built from
+build_tools="$venv/build-tools"
 
 say() { printf 'tokamak: %s\n' "$*" >&2; }
 
@@ -70,19 +71,29 @@ has_packages() {
 make_venv() {
   local python
   python="$(find_python)"
-  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    fail "$python cannot make virtual environments; install its venv module (Debian, Ubuntu: apt install python3-venv)"
   say "making $venv with $("$python" --version)"
-  "$python" -m venv "$venv"
-  touch "$venv/.tokamak-made"
+  if "$python" -c 'import venv, pip, sys; sys.exit([*map(int, pip.__version__.split(".")[:2])] < [22, 3])' 2>/dev/null; then
+    "$python" -m venv --without-pip "$venv" # which the interpreter's own fills, in a fraction of the time
+  else
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+      fail "$python cannot make virtual environments; install its venv module (Debian, Ubuntu: apt install python3-venv)"
+    "$python" -m venv "$venv"
+  fi
+  echo "$python" >"$venv/.tokamak-made"
 }
 
 # pip with its messages in a log; the environment's own modules are compiled when they are first imported.
-pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile --no-warn-conflicts "$@"; }
+pip_install() { "${pip[@]}" install --disable-pip-version-check --no-compile --no-warn-conflicts "$@"; }
+
+# The environment's pip, or that of the interpreter that made it until there is one.
+find_pip() {
+  pip=("$venv/bin/python" -m pip)
+  [ -e "$venv/bin/pip" ] || pip=("$(<"$venv/.tokamak-made")" -m pip --python "$venv/bin/python")
+}
 
 # The requirements of pyproject.toml that a person would write after `pip install`, one a line: PART is build, base or an extra.
 requirements() {
-  "$venv/bin/python" - "$root/pyproject.toml" "$@" <<'PYTHON'
+  "${pip[0]}" - "$root/pyproject.toml" "$@" <<'PYTHON'
 import sys
 try:
     import tomllib
@@ -96,27 +107,30 @@ print(*(requirement for part in sys.argv[2:] for requirement in parts[part]), se
 PYTHON
 }
 
-# What builds the modules: installed here, so that a later build finds everything where it was. A cmake and ninja of the machine
-# are used where they will do.
+# What builds the modules: installed in a place of its own, so that a later build finds everything where it was, and the packages
+# can be installed meanwhile. A cmake and ninja of the machine are used where they will do.
 install_build_tools() {
   local tools
   mapfile -t tools < <(requirements build)
-  pip_install --upgrade pip "${tools[@]}" &&
-    mapfile -t tools < <(cd "$root" && "$venv/bin/python" -c '
+  pip_install --upgrade --target "$build_tools" "${tools[@]}" &&
+    mapfile -t tools < <(cd "$root" && with_build_tools "$venv/bin/python" -c '
 from scikit_build_core.build import get_requires_for_build_editable as required
 print(*required(), sep="\n")') &&
-    { [ -z "${tools[*]}" ] || pip_install "${tools[@]}"; }
+    { [ -z "${tools[*]}" ] || pip_install --upgrade --target "$build_tools" "${tools[@]}"; }
 }
+
+with_build_tools() { PYTHONPATH="$build_tools" PATH="$build_tools/bin:$PATH" "$@"; }
 
 # The modules, beside their sources. Once a build directory is there, only what changed is compiled.
 build_native() {
   local cache cmake
+  has_packages || install_build_tools
   cache="$(grep -lsF "$venv/" "$root"/build/editable/*/CMakeCache.txt | head -n1 || true)"
   if [ -n "$cache" ] && has_packages; then
     cmake="$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' "$cache")"
     "$cmake" -DTOKAMAK_VARIANTS="$level" "${cache%/*}" && "$cmake" --build "${cache%/*}"
   else
-    pip_install --verbose --no-deps --no-build-isolation --config-settings=cmake.define.TOKAMAK_VARIANTS="$level" --editable "$root"
+    with_build_tools pip_install --verbose --no-deps --no-build-isolation --config-settings=cmake.define.TOKAMAK_VARIANTS="$level" --editable "$root"
     # Its finder knows the modules of today by name and would look for one that moves where it was; the path alone finds all.
     sed -i '/^import /d' "$venv"/lib/python3.*/site-packages/_editable_skbc_tokamak.pth
   fi
@@ -125,7 +139,7 @@ build_native() {
 install_packages() {
   local packages
   mapfile -t packages < <(requirements base "$@")
-  pip_install "${packages[@]}"
+  pip_install pip "${packages[@]}"
 }
 
 # --------------------------------------------------------------------------------------------- jobs, and how far they are
@@ -199,11 +213,8 @@ install_into_venv() {
   local name
   command -v c++ >/dev/null || command -v g++ >/dev/null ||
     fail "no C++ compiler found; the native modules need one (Debian, Ubuntu: apt install g++)"
-  if ! has_packages; then
-    say "installing packages and building native modules (kernels: $level)"
-    begin "build tools" install_build_tools
-    wait_for_jobs
-  fi
+  find_pip
+  has_packages || say "installing packages and building native modules (kernels: $level)"
   has_packages "$@" || begin packages install_packages "$@"
   { has_packages && is_native_built; } || begin "native modules" build_native
   wait_for_jobs
