@@ -77,6 +77,12 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
     """The variant of each part of an engine: `asked`, or ("auto") as timed. OptionError where it cannot run here."""
+    if not _cpu.candidates():
+        built = ", ".join(name for name, is_built, _ in _cpu.known_variants() if is_built)
+        raise OptionError(
+            f"--ops native: the native modules were built for another processor: they have kernels for {built}, none of which "
+            "this one runs; tools/serve builds them again, as does pip install"
+        )
     if asked != AUTO:
         check(asked)
         return kernels_of(dict.fromkeys(TIMED, asked), asked, kv_dtype)
