@@ -45,7 +45,10 @@ async def disturbed(engine: EngineProcess) -> list[Answer]:
 
 
 def test_chosen_once(tmp_path: Path) -> None:
-    with EngineProcess(GOLDEN / "qwen3", *OPTIONS, "--weight-cache-dir", str(tmp_path)) as engine:
+    """By the first start. Its worker keeps to that whatever becomes of the file, from which a later start takes what is there,
+    though it would find other kernels faster."""
+    options = (*OPTIONS, "--weight-cache-dir", str(tmp_path))
+    with EngineProcess(GOLDEN / "qwen3", *options) as engine:
         (path,) = tmp_path.glob("kernels-*.json")
         config = engine.run.manifest().config
         assert config.cpu_kernels == kernels_in(path)
@@ -53,7 +56,11 @@ def test_chosen_once(tmp_path: Path) -> None:
         assert f"kernels   {config.kernels_text}"[:80] in tokamak("top", "--run", config.run_id, "--once")
         undisturbed = answers(engine, BODIES)
         put_another(path)
+        kept = path.read_bytes()
         assert asyncio.run(disturbed(engine)) == undisturbed
+        with EngineProcess(GOLDEN / "qwen3", *options, "--no-weight-cache") as later:
+            assert later.run.manifest().config.cpu_kernels == kernels_in(path)
+        assert path.read_bytes() == kept
         path.unlink()
         assert asyncio.run(disturbed(engine)) == undisturbed
         assert not path.exists()
@@ -61,15 +68,3 @@ def test_chosen_once(tmp_path: Path) -> None:
         said = [line.partition(" kernels: ")[2] for line in log if " kernels: " in line]
         assert said == [config.kernels_text] * 3
         assert engine.run.manifest().config == config
-
-
-def test_a_later_start_takes_what_is_kept(tmp_path: Path) -> None:
-    """Though it would find other kernels faster."""
-    options = ("--weight-cache-dir", str(tmp_path), "--no-weight-cache")
-    with EngineProcess(GOLDEN / "qwen3", *OPTIONS, *options):
-        (path,) = tmp_path.glob("kernels-*.json")
-    put_another(path)
-    kept = path.read_bytes()
-    with EngineProcess(GOLDEN / "qwen3", *OPTIONS, *options) as engine:
-        assert engine.run.manifest().config.cpu_kernels == kernels_in(path)
-    assert path.read_bytes() == kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -17,6 +18,14 @@ from tools.bench.roofline import Peak, Roofline
 from tools.bench.step import main, rows
 
 ROOFLINE = Roofline(1e9, {"float32": Peak("float32 FMA", "avx2", 1e11)})
+
+
+@pytest.fixture(autouse=True)
+def selected() -> Iterator[None]:
+    """The kernels of this process, which a profile chooses."""
+    before = _cpu.variant()
+    yield
+    _cpu.select(before)
 
 
 def op(kind: str, name: str, seconds: float, num_bytes: int = 0, num_operations: int = 0) -> TimedOp:

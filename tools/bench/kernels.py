@@ -17,6 +17,8 @@ from tools.bench.roofline import Peak, measure_peaks
 from tools.units import share
 from workers.devices.kernels import kernels, timing
 
+TITLE = "kernels, GFLOP/s of a thread at 1, 16 and 128 rows, 1 and 64 queries"
+
 
 class KernelRates:
     """On one thread. `choose` is called where options are resolved, `measure_peaks` before the threads of a step are made."""
@@ -51,7 +53,7 @@ class KernelRates:
 
     def table(self, kinds: Iterable[str], kv_dtype: str) -> Table:
         """A row for each variant of the parts that a step has, linears over weights of these `kinds` and attention."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="kernels, GFLOP/s of a thread", title_justify="left")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=TITLE, title_justify="left")
         for column in ("part", "variant", "", "few", "some", "many", "best unit", "of it"):
             table.add_column(column, justify="right" if column in ("few", "some", "many", "of it") else "left", no_wrap=True)
         for part in (*sorted(kinds), f"{ATTENTION} {kv_dtype}"):

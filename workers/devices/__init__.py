@@ -1,1 +1,1 @@
-"""Where this rank's tensors live and which ops run there. Read `device.py` first."""
+"""Where this rank's tensors live and which ops run there, with which kernels. Read `device.py` first."""

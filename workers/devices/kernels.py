@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -77,6 +78,12 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
     """The variant of each part of an engine: `asked`, or ("auto") as timed. OptionError where it cannot run here."""
+    if not _cpu.candidates():
+        built = ", ".join(name for name, is_built, _ in _cpu.known_variants() if is_built)
+        raise OptionError(
+            f"--ops native: the native modules were built for another processor: they have kernels for {built}, none of which "
+            "this one runs; tools/serve builds them again, as does pip install"
+        )
     if asked != AUTO:
         check(asked)
         return kernels_of(dict.fromkeys(TIMED, asked), asked, kv_dtype)
@@ -145,10 +152,10 @@ def _processor() -> str:
 def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
     """Timed by a child process. OptionError where it fails."""
     command = [sys.executable, "-m", "ops.cpu.rates", *variants]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy starts no threads that nobody uses
+    settings: dict[str, Any] = {"cwd": _PACKAGES, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True}
     try:
-        child = subprocess.run(
-            command, cwd=_PACKAGES, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=True
-        )
+        child = subprocess.run(command, timeout=_LONGEST_S, check=True, **settings)
         return msgspec.json.decode(child.stdout, type=dict[str, dict[str, list[float]]])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         last = getattr(error, "stderr", None) or b""
