@@ -3,6 +3,7 @@ the one caller. The last two arguments of an op are the address of its number of
 and the number itself where there is no address."""
 
 PANEL: int  # outputs side by side in packed weights
+FOLDED_GROUPS: tuple[int, ...]  # sizes of groups whose scales can be folded into the integers
 KEY_PANEL: int  # slots side by side in the KV cache
 KEY_SPLIT: int
 MAX_HEAD_DIM: int
@@ -15,6 +16,7 @@ def embedding(
     y: int,
     weight: int,
     scales: int,
+    multipliers: int,
     offsets: int,
     token_ids: int,
     width: int,
@@ -30,6 +32,7 @@ def linear(
     kind: int,  # of the weight, as in ops.cpu.packing
     weight: int,
     scales: int,
+    multipliers: int,
     offsets: int,
     bias: int,
     num_inputs: int,
@@ -103,8 +106,10 @@ def pack_panels(
     num_outputs: int,
     num_inputs: int,
 ) -> None: ...
-def weight_scales(
-    scales: int,
+def quantize_weight(
+    packed: int,
+    scales: int,  # int8: [panels, groups, PANEL], int4: [panels, PANEL]
+    multipliers: int,  # int4: [panels, groups, PANEL]
     kind: int,  # int8 or int4
     weight: int,
     is_bfloat16: bool,
@@ -113,18 +118,6 @@ def weight_scales(
     num_outputs: int,
     num_inputs: int,
     group_size: int,  # 0: all inputs
-) -> None: ...
-def quantize_weight(
-    packed: int,
-    scales: int,
-    kind: int,
-    weight: int,
-    is_bfloat16: bool,
-    output_stride: int,
-    input_stride: int,
-    num_outputs: int,
-    num_inputs: int,
-    group_size: int,
 ) -> None: ...
 def lay_integers(
     packed: int,

@@ -18,11 +18,14 @@ ALIGNMENT = 64
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """How a backend keeps a matrix [out, in]. Integers q stand for scale * q - offset; one scale (and offset) for each output
-    and group of `group_size` inputs, 0: for all inputs of an output."""
+    and group of `group_size` inputs, 0: for all inputs of an output. Of int4 the groups' scales may be folded into the
+    integers: scale * (multiplier * q), one scale for each output and a whole number from -15 to 16 for each of its groups, of
+    32, 64 or 128 inputs."""
 
     kind: Literal["float32", "bfloat16", "int8", "int4"]
     group_size: int = 0
     has_offsets: bool = False
+    is_folded: bool = False
 
 
 FLOAT32 = WeightFormat("float32")
@@ -35,8 +38,9 @@ class QuantizedWeight:
 
     format: WeightFormat
     values: np.ndarray  # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 stands for 0 without offsets)
-    scales: np.ndarray  # float32 [out, groups]
+    scales: np.ndarray  # float32 [out, groups], with multipliers [out, 1]
     offsets: np.ndarray | None = None  # float32 [out, groups]
+    multipliers: np.ndarray | None = None  # int8 [out, groups], not 0
 
 
 Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bits of bfloat16
@@ -71,5 +75,8 @@ def float32(values: Values) -> np.ndarray:
         return values.astype(np.float32, copy=False)
     groups = np.arange(values.values.shape[1]) // (values.format.group_size or values.values.shape[1])
     zero = np.float32(8 if values.format.kind == "int4" and values.offsets is None else 0)
-    result: np.ndarray = (values.values.astype(np.float32) - zero) * values.scales[:, groups]
+    integers = values.values.astype(np.float32) - zero
+    if values.multipliers is not None:
+        return np.asarray(integers * values.multipliers[:, groups] * values.scales)
+    result: np.ndarray = integers * values.scales[:, groups]
     return result if values.offsets is None else result - values.offsets[:, groups]

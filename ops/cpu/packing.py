@@ -77,7 +77,8 @@ class PackedWeight:
 
     kind: int  # index in WEIGHT_KINDS
     values: Array
-    scales: Array | None = None  # float32 [panels][groups][PANEL] of integers
+    scales: Array | None = None  # of integers: float32 [panels][groups][PANEL], with multipliers [panels][PANEL]
+    multipliers: Array | None = None  # int8 [panels][groups][PANEL]
     offsets: Array | None = None
     group_size: int = 0
     is_in_panels: bool = True
@@ -128,9 +129,9 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
 
 def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeight:
     packing = IntPacking(module.name, module.format, module.num_inputs, module.width, source)
-    values, scales, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
+    values, *groups = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
     assert values is not None
-    return PackedWeight(KINDS[module.format.kind], values, scales, offsets, module.format.group_size)
+    return PackedWeight(KINDS[module.format.kind], values, *groups, module.format.group_size)
 
 
 def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:

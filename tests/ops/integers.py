@@ -6,7 +6,9 @@ import numpy as np
 
 from ops.weight_format import QuantizedWeight, WeightFormat
 
-MAX_BLOCK = 128  # inputs of a row that share an activation scale, where the weight's group is not smaller
+MAX_BLOCK = 128  # inputs of a row that share an activation scale, where the weight has no scales of smaller groups
+
+MULTIPLIERS = np.array([*range(-15, 0), *range(1, 17)], np.int8)
 
 
 def random_weight(num_outputs: int, num_inputs: int, format: WeightFormat, seed: int = 1) -> QuantizedWeight:
@@ -15,9 +17,15 @@ def random_weight(num_outputs: int, num_inputs: int, format: WeightFormat, seed:
     groups = -(-num_inputs // (format.group_size or num_inputs))
     low, high, dtype = (-128, 128, np.int8) if format.kind == "int8" else (0, 16, np.uint8)
     values = generator.integers(low, high, (num_outputs, num_inputs)).astype(dtype)
-    scales = generator.standard_normal((num_outputs, groups)).astype(np.float32)
+    scales = generator.standard_normal((num_outputs, 1 if format.is_folded else groups)).astype(np.float32)
     offsets = generator.standard_normal((num_outputs, groups)).astype(np.float32) if format.has_offsets else None
-    return QuantizedWeight(format, values, scales, offsets)
+    multipliers = generator.choice(MULTIPLIERS, (num_outputs, groups)) if format.is_folded else None
+    return QuantizedWeight(format, values, scales, offsets, multipliers)
+
+
+def block_of(format: WeightFormat) -> int:
+    """Inputs of a row that share a scale."""
+    return MAX_BLOCK if format.is_folded else min(format.group_size or MAX_BLOCK, MAX_BLOCK)
 
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -33,10 +41,13 @@ def linear(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray | None = Non
     """y float64 [rows, out], and what the magnitudes of its terms add up to: the measure of rounding errors."""
     num_inputs = x.shape[1]
     group_size = weight.format.group_size or num_inputs
-    block = min(weight.format.group_size or MAX_BLOCK, MAX_BLOCK)
+    block = block_of(weight.format)
     integers = weight.values.astype(np.int64)
     if weight.format.kind == "int4" and weight.offsets is None:
         integers -= 8
+    if weight.multipliers is not None:
+        integers *= weight.multipliers[:, np.arange(num_inputs) // group_size]
+        group_size = num_inputs
     y = np.zeros((len(x), len(integers)))
     magnitude = np.zeros_like(y)
     for begin in range(0, num_inputs, block):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,13 +22,14 @@ from tests.ops.test_invariance import NUM_ROWS, assert_row_alone
 
 INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
 INT4 = [WeightFormat("int4", group, offsets) for group in (16, 32, 64, 128) for offsets in (False, True)]
-FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True)]
-QUANTIZING = [*INT8, *(format for format in INT4 if not format.has_offsets)]
+FOLDED = [WeightFormat("int4", group, is_folded=True) for group in _cpu.FOLDED_GROUPS]
+FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED]
+QUANTIZING = [*INT8, *FOLDED]
 SHAPES = [(20, 37), (100, 1), (7, 16), (256, 100), (300, 70), (1024, 48)]
 
 
 def named(format: WeightFormat) -> str:
-    return f"{format.kind}-{format.group_size}{'-offsets' if format.has_offsets else ''}"
+    return f"{format.kind}-{format.group_size}{'-offsets' if format.has_offsets else ''}{'-folded' if format.is_folded else ''}"
 
 
 @pytest.fixture(params=_cpu.variants())
@@ -50,8 +52,7 @@ def linear_of(k: OpTable, weight: np.ndarray | QuantizedWeight, format: WeightFo
 def rounding(format: WeightFormat, num_inputs: int) -> float:
     """What float32 may lose: half a unit in the last place for each block, and a few for scales and bias. A whole number that
     were off by one would show: it weighs 1e-5 of a block's magnitude."""
-    num_blocks = -(-num_inputs // min(format.group_size or integers.MAX_BLOCK, integers.MAX_BLOCK))
-    return (4 + num_blocks) * 2.0**-24
+    return (4 + -(-num_inputs // integers.block_of(format))) * 2.0**-24
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=named)
@@ -77,6 +78,8 @@ def test_extreme_values(k: OpTable, format: WeightFormat) -> None:
     weight = integers.random_weight(num_outputs, num_inputs, format)
     low, high = (-128, 127) if format.kind == "int8" else (0, 15)
     weight.values[0::3], weight.values[1::3] = low, high
+    if weight.multipliers is not None:
+        weight.multipliers[:8], weight.multipliers[8:16] = 16, -15
     x = random(12, num_inputs)
     x[0], x[1], x[2], x[3] = 1, -1, 0, 1e-38
     x[4], x[5] = 1e30, -1e30
@@ -94,10 +97,7 @@ def test_extreme_values(k: OpTable, format: WeightFormat) -> None:
 # scale with so many others, and of the activations, about 0.6 %.
 ERRORS = {
     **{WeightFormat("int8", group): 0.012 for group in (0, 16, 32, 64, 128, 256)},
-    WeightFormat("int4", 16): 0.075,
-    WeightFormat("int4", 32): 0.085,
-    WeightFormat("int4", 64): 0.094,
-    WeightFormat("int4", 128): 0.102,
+    **dict(zip(FOLDED, (0.086, 0.094, 0.102), strict=True)),
 }
 
 
@@ -118,7 +118,7 @@ def test_accuracy(k: OpTable, format: WeightFormat, is_bfloat16: bool) -> None:
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 def test_quantized_weights_are_laid_out_as_they_are(k: OpTable, format: WeightFormat) -> None:
     weight = integers.random_weight(37, 300, format)
-    transposed = QuantizedWeight(format, np.asfortranarray(weight.values), weight.scales, weight.offsets)
+    transposed = replace(weight, values=np.asfortranarray(weight.values))
     for source in (weight, transposed):
         kept = linear_of(k, source, format).weight
         np.testing.assert_array_equal(unpacked(kept, format, 37, 300), values_of(weight))
@@ -139,6 +139,9 @@ def unpacked(weight: PackedWeight, format: WeightFormat, num_outputs: int, num_i
         by_output = grouped.reshape(num_panels, -1, 16).transpose(0, 2, 1).reshape(num_panels * 16, -1)
         return by_output[:num_outputs][:, groups]
 
+    if weight.multipliers is not None:
+        scales = weight.scales.numpy().reshape(-1, 1)[:num_outputs]
+        return np.asarray(values * spread(weight.multipliers.numpy()) * scales)
     result: np.ndarray = values * spread(weight.scales.numpy())
     return result if weight.offsets is None else result - spread(weight.offsets.numpy())
 
@@ -159,6 +162,8 @@ def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
     for other in kept[1:]:
         np.testing.assert_array_equal(other.values.numpy(), kept[0].values.numpy())
         np.testing.assert_array_equal(other.scales.numpy(), kept[0].scales.numpy())
+        if format.is_folded:
+            np.testing.assert_array_equal(other.multipliers.numpy(), kept[0].multipliers.numpy())
     numbers = unpacked(kept[0], format, 37, 300)
     assert (numbers[3] == 0).all()
     assert np.abs(numbers[4]).max() <= 1e-35
@@ -175,7 +180,7 @@ def test_a_weight_of_another_format_is_quantized_anew() -> None:
     np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
 
 
-INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6]]
+INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6], *FOLDED[:2]]
 
 
 @pytest.mark.parametrize("format", INVARIANT, ids=named)

@@ -27,7 +27,9 @@ def word() -> Iterator[np.ndarray]:
 def copy(target: np.ndarray, source: np.ndarray, row_ids: np.ndarray) -> _cpu.Op:
     """The op that copies rows of `source`, words taken as pairs of floats."""
     kind = WEIGHT_KINDS.index("float32")
-    return _cpu.embedding(address_of(target), address_of(source), 0, 0, address_of(row_ids), 2, 0, kind, False, 0, len(row_ids))
+    return _cpu.embedding(
+        address_of(target), address_of(source), 0, 0, 0, address_of(row_ids), 2, 0, kind, False, 0, len(row_ids)
+    )
 
 
 def test_after_each_op_of_a_tape(word: np.ndarray) -> None:
@@ -54,7 +56,7 @@ def test_a_long_product_has_several_tasks(word: np.ndarray) -> None:
     report_progress_to(bias[-2:].view(np.uint64).data)
     kind = WEIGHT_KINDS.index("float32")
     to, of, by, plus = (address_of(array) for array in (y, x, weight, bias))
-    _cpu.run(_cpu.linear(to, of, kind, by, 0, 0, plus, inputs, outputs, 0, 0, rows))
+    _cpu.run(_cpu.linear(to, of, kind, by, 0, 0, 0, plus, inputs, outputs, 0, 0, rows))
     assert not y.reshape(rows, outputs)[:, :-2].any()
     assert y[-2:].view(np.uint64)[0] > 0
 

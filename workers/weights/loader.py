@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -157,12 +157,11 @@ class _Loading:
         if summary:
             _LOG.info("quantized weights: %s", summary)
 
-    def _formats(self) -> list[tuple[str, int, bool]]:
+    def _formats(self) -> list[tuple[Any, ...]]:
         """Of every matrix; another load of the same file need not look for them."""
-        formats = [module.format for module in self._modules if isinstance(module, (Linear, Embedding))]
-        return [(format.kind, format.group_size, format.has_offsets) for format in formats]
+        return [astuple(module.format) for module in self._modules if isinstance(module, (Linear, Embedding))]
 
-    def _set_formats(self, formats: list[tuple[Any, int, bool]]) -> None:
+    def _set_formats(self, formats: list[tuple[Any, ...]]) -> None:
         matrices = [module for module in self._modules if isinstance(module, (Linear, Embedding))]
         for module, format in zip(matrices, formats, strict=True):
             module.format = WeightFormat(*format)

@@ -5,7 +5,7 @@ loader before it packs.
   get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not in the order
   of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
-  inputs (32 where 64 does not divide them; else as wint8), the head to 8 bits as for wint8.
+  inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
 - Embeddings are floats of the dtype; those that are the head too are kept as the head is.
 """
 
@@ -69,7 +69,7 @@ def _rounded(linear: Linear, is_head: bool, precision: Precision) -> WeightForma
     fitting = [size for size in _WINT4_GROUPS if linear.num_inputs % size == 0]
     if precision.quantization == "wint8" or is_head or not fitting:
         return _WINT8
-    return WeightFormat("int4", fitting[0])
+    return WeightFormat("int4", fitting[0], is_folded=True)
 
 
 def _stored(parts: list[Kept], precision: Precision) -> tuple[WeightFormat, str]:

@@ -34,12 +34,14 @@ void take_integers(float *y, const Embed &op, i64 token) {
     const i32 zero = is_int8 ? 128 : op.offsets == nullptr ? 8 : 0;
     for (i64 group = 0; group < groups; ++group) {
         const i64 place = (token / PANEL * groups + group) * PANEL + lane, begin = group * group_size;
-        const float scale = op.scales[place], offset = op.offsets == nullptr ? 0.0f : op.offsets[place];
+        const float scale = op.scales[op.multipliers == nullptr ? place : token];
+        const float offset = op.offsets == nullptr ? 0.0f : op.offsets[place];
+        const i32 multiplier = op.multipliers == nullptr ? 1 : op.multipliers[place];
         for (i64 i = begin; i < std::min(begin + group_size, op.width); ++i) {
             const std::uint8_t *quad = line + i / in_line * LINE;
             if (i % in_line == 0) __builtin_prefetch(quad + AHEAD * LINE);
             const i32 stored = is_int8 ? quad[i % 4] : quad[i % 4] >> (i % 8 < 4 ? 0 : 4) & 15;
-            y[i] = static_cast<float>(stored - zero) * scale - offset;
+            y[i] = static_cast<float>((stored - zero) * multiplier) * scale - offset;
         }
     }
 }

@@ -19,6 +19,7 @@ using i64 = std::int64_t;
 constexpr i64 PANEL = 16;      // outputs that packed weights hold side by side
 constexpr i64 LINE = 64;       // bytes of what a panel has of one input (float32), two (bfloat16), four (int8) or eight (int4)
 constexpr i64 KEY_PANEL = 16;  // slots that the KV cache holds side by side
+constexpr i64 LEAST_FOLDED_GROUP = 32, FOLDED_BLOCK = 128;  // inputs: of multipliers, and that sums are whole numbers over
 constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the second cache
 constexpr i64 KEY_SPLIT = 64;       // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
 
@@ -27,19 +28,23 @@ enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, CO
 enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // as WEIGHT_KINDS in ops/cpu/packing.py
 
 struct LinearShape {
-    float *y;                       // [rows, outputs]
-    const float *x;                 // [rows, inputs]
-    void *prepared;                 // rows * prepared_bytes: what `prepare` makes of x
-    const void *weight;             // packed: panels of lines
-    const float *scales, *offsets;  // [panels][groups][PANEL] of integers; no offsets: null
-    const float *bias;              // [outputs, filled up to whole panels] or null
+    float *y;                        // [rows, outputs]
+    const float *x;                  // [rows, inputs]
+    void *prepared;                  // rows * prepared_bytes: what `prepare` makes of x
+    const void *weight;              // packed: panels of lines
+    const float *scales;             // of integers: [panels][groups][PANEL], with multipliers [panels][PANEL]
+    const std::int8_t *multipliers;  // of int4: [panels][groups][PANEL], -15 to 16 without 0, or null
+    const float *offsets;            // [panels][groups][PANEL] of integers, or null
+    const float *bias;               // [outputs, filled up to whole panels] or null
     i64 inputs, outputs;
-    i64 group_size;  // inputs of a scale, 0: all
+    i64 group_size;  // inputs of a scale or multiplier, 0: all
     i64 rows;        // of the op
 };
 
 // y = x W + b for one kind of weights. Integers stand for scale * (q - zero) - offset: without offsets the zero of stored int4
-// is 8, with them 0; of int8 it is 128.
+// is 8, with them 0; of int8 it is 128. Multipliers fold the groups' scales into the integers, scale * (multiplier * (q - 8)),
+// where multiplier * (q - 8) is an int8: sums are whole numbers over FOLDED_BLOCK inputs, and activations are quantized in such
+// blocks, whatever the groups are.
 struct LinearKernels {
     // bytes of a row as `linear` reads it; 0: it reads x itself, and `prepare` is not called
     i64 (*prepared_bytes)(const LinearShape &shape);
@@ -54,6 +59,17 @@ struct Matrix {
     const void *values;  // float32, or bfloat16
     bool is_bfloat16;
     i64 row_stride, column_stride, rows, columns;
+};
+
+// A panel of weights on its way to integers: int8, or int4 with multipliers.
+struct PanelRounding {
+    const float *weights;  // [inputs, filled up to whole lines][PANEL]
+    i64 inputs, group_size;
+    WeightKind kind;
+    std::uint8_t *lines;
+    float *scales;             // int8: [groups][PANEL], int4: [PANEL]
+    std::int8_t *multipliers;  // int4: [groups][PANEL]
+    float *group_scales;       // int4: scratch, [groups][PANEL]
 };
 
 // How keys and values of one layer are kept, each as [blocks][kv_heads][chunks]. A chunk is min(block_size, KEY_PANEL) slots:
@@ -162,10 +178,7 @@ struct Kernels {
     // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
     SamplingKernels sampling;
-    // [outputs, inputs] -> scales [panels][groups][PANEL], and then the integers, of panels [begin, end)
-    void (*weight_scales)(float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin, i64 end);
-    void (*quantize_weight)(void *packed, const float *scales, const Matrix &weight, WeightKind kind, i64 group_size, i64 begin,
-                            i64 end);
+    void (*quantize_panel)(const PanelRounding &panel);
 };
 
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.

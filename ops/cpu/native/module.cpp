@@ -24,22 +24,24 @@ using Address = std::uintptr_t;
 
 float *floats(Address address) { return reinterpret_cast<float *>(address); }
 std::uint8_t *bytes(Address address) { return reinterpret_cast<std::uint8_t *>(address); }
+std::int8_t *integers(Address address) { return reinterpret_cast<std::int8_t *>(address); }
 char *cache(Address address) { return reinterpret_cast<char *>(address); }
 i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
 Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
 
 void bind_ops(nb::module_ &module) {
     nb::class_<Op>(module, "Op");
-    module.def("embedding", [](Address y, Address weight, Address scales, Address offsets, Address token_ids, i64 width,
-                               i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
-        return Op{Embed{floats(y), floats(weight), floats(scales), floats(offsets), ints(token_ids), width, group_size,
-                        static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
-    });
-    module.def("linear", [](Address y, Address x, i32 kind, Address weight, Address scales, Address offsets, Address bias,
-                            i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {
+    module.def(
+        "embedding", [](Address y, Address weight, Address scales, Address multipliers, Address offsets, Address token_ids,
+                        i64 width, i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
+            return Op{Embed{floats(y), floats(weight), floats(scales), integers(multipliers), floats(offsets), ints(token_ids),
+                            width, group_size, static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
+        });
+    module.def("linear", [](Address y, Address x, i32 kind, Address weight, Address scales, Address multipliers,
+                            Address offsets, Address bias, i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {
         return Op{LinearOp{static_cast<WeightKind>(kind),
-                           {floats(y), floats(x), nullptr, floats(weight), floats(scales), floats(offsets), floats(bias),
-                            inputs, outputs, group_size, 0},
+                           {floats(y), floats(x), nullptr, floats(weight), floats(scales), integers(multipliers),
+                            floats(offsets), floats(bias), inputs, outputs, group_size, 0},
                            rows_of(rows, count)}};
     });
     module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
@@ -109,39 +111,29 @@ void bind_engine(nb::module_ &module) {
 void bind_packing(nb::module_ &module) {
     const auto in_parallel = [](i64 count, i64 at_once, auto function) {
         const i64 num_tasks = (count + at_once - 1) / at_once;
-        Engine::get().pool().run(num_tasks,
-                                 [&](i64 task, int) { function(count * task / num_tasks, count * (task + 1) / num_tasks); });
+        Engine::get().pool().run(num_tasks, [&](i64 task, int thread) {
+            function(count * task / num_tasks, count * (task + 1) / num_tasks, thread);
+        });
     };
     module.def(
         "pack_panels",
         [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 output_stride, i64 input_stride,
                       i64 outputs, i64 inputs) {
             const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-            in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
+            in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end, int) {
                 pack_panels(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
             });
         },
         nb::call_guard<nb::gil_scoped_release>());
     module.def(
-        "weight_scales",
-        [in_parallel](Address scales, i32 kind, Address weight, bool is_bfloat16, i64 output_stride, i64 input_stride,
-                      i64 outputs, i64 inputs, i64 group_size) {
-            const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-            in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
-                const Kernels &kernels = Engine::get().kernels();
-                kernels.weight_scales(floats(scales), matrix, static_cast<WeightKind>(kind), group_size, begin, end);
-            });
-        },
-        nb::call_guard<nb::gil_scoped_release>());
-    module.def(
         "quantize_weight",
-        [in_parallel](Address packed, Address scales, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
-                      i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
+        [in_parallel](Address packed, Address scales, Address multipliers, i32 kind, Address weight, bool is_bfloat16,
+                      i64 output_stride, i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
             const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-            in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end) {
-                const Kernels &kernels = Engine::get().kernels();
-                kernels.quantize_weight(floats(packed), floats(scales), matrix, static_cast<WeightKind>(kind), group_size,
-                                        begin, end);
+            const PackedIntegers to{bytes(packed), floats(scales), integers(multipliers), static_cast<WeightKind>(kind),
+                                    group_size};
+            in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end, int thread) {
+                quantize_panels(Engine::get(), to, matrix, begin, end, thread);
             });
         },
         nb::call_guard<nb::gil_scoped_release>());
@@ -150,7 +142,7 @@ void bind_packing(nb::module_ &module) {
         [in_parallel](Address packed, i32 kind, Address weight, i64 output_stride, i64 input_stride, i64 outputs, i64 inputs,
                       int zero) {
             const IntMatrix matrix{bytes(weight), output_stride, input_stride, outputs, inputs};
-            in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end) {
+            in_parallel((outputs + PANEL - 1) / PANEL, 16, [&](i64 begin, i64 end, int) {
                 lay_integers(bytes(packed), static_cast<WeightKind>(kind), matrix, static_cast<std::uint8_t>(zero), begin, end);
             });
         },
@@ -160,7 +152,7 @@ void bind_packing(nb::module_ &module) {
         [in_parallel](Address packed, i32 kind, Address weight, bool is_bfloat16, i64 row_stride, i64 column_stride, i64 rows,
                       i64 columns) {
             const Matrix matrix{floats(weight), is_bfloat16, row_stride, column_stride, rows, columns};
-            in_parallel(rows, 256, [&](i64 begin, i64 end) {
+            in_parallel(rows, 256, [&](i64 begin, i64 end, int) {
                 pack_rows(floats(packed), static_cast<WeightKind>(kind), matrix, begin, end);
             });
         },
@@ -209,6 +201,7 @@ void bind_sampling(nb::module_ &module) {
 NB_MODULE(_cpu, module) {
     using namespace tokamak::cpu;
     module.attr("PANEL") = PANEL;
+    module.attr("FOLDED_GROUPS") = nb::make_tuple(LEAST_FOLDED_GROUP, 2 * LEAST_FOLDED_GROUP, FOLDED_BLOCK);
     module.attr("KEY_PANEL") = KEY_PANEL;
     module.attr("KEY_SPLIT") = KEY_SPLIT;
     module.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;

@@ -21,7 +21,9 @@ struct Rows {
 struct Embed {
     float *y;
     const void *weight;
-    const float *scales, *offsets;  // of integers, which are in panels
+    const float *scales;  // of integers, which are in panels; as in LinearShape
+    const std::int8_t *multipliers;
+    const float *offsets;
     const i32 *token_ids;
     i64 width, group_size;
     WeightKind kind;

@@ -1,7 +1,7 @@
 // Weights on their way into the layouts that the kernels read. Done once, when a checkpoint is loaded.
 #pragma once
 
-#include "kernels.h"
+#include "ops.h"
 
 namespace tokamak::cpu {
 
@@ -10,6 +10,18 @@ void pack_panels(void *packed, WeightKind kind, const Matrix &weight, i64 begin,
 
 // [rows, columns] -> rows [begin, end) of float32 or bfloat16, one after another.
 void pack_rows(void *packed, WeightKind kind, const Matrix &weight, i64 begin, i64 end);
+
+// Rounded weights, as `LinearShape` has them.
+struct PackedIntegers {
+    std::uint8_t *lines;
+    float *scales;
+    std::int8_t *multipliers;  // of int4
+    WeightKind kind;
+    i64 group_size;
+};
+
+// [outputs, inputs] -> panels [begin, end) of int8, or of int4 with multipliers.
+void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &weight, i64 begin, i64 end, int thread);
 
 // A checkpoint's integers: int8 as they are signed, int4 one in a byte. [outputs, inputs] with any strides.
 struct IntMatrix {

@@ -51,10 +51,10 @@ def test_wint8(tmp_path: Path) -> None:
 def test_wint4(tmp_path: Path) -> None:
     formats, _ = chosen(declared(tmp_path), Precision("float32", "wint4"))
     assert formats == {
-        "q_proj": WeightFormat("int4", 64),
-        "o_proj": WeightFormat("int4", 64),
-        "gate_proj": WeightFormat("int4", 64),
-        "down_proj": WeightFormat("int4", 32),  # 96 inputs
+        "q_proj": WeightFormat("int4", 64, is_folded=True),
+        "o_proj": WeightFormat("int4", 64, is_folded=True),
+        "gate_proj": WeightFormat("int4", 64, is_folded=True),
+        "down_proj": WeightFormat("int4", 32, is_folded=True),  # 96 inputs
         "lm_head": INT8,
         "embedding": FLOAT32,
     }
