@@ -191,6 +191,23 @@ def test_a_row_is_the_same_in_any_company(k: OpTable, format: WeightFormat, shap
     assert_row_alone(lambda x: k.linear(x, module), random(NUM_ROWS, num_inputs), k.row_tile)
 
 
+@pytest.mark.parametrize("format", [WeightFormat("int8"), *FOLDED], ids=named)
+@pytest.mark.parametrize("shape", [(64, 192), (300, 37), (1096, 100)], ids=str)
+def test_every_variant_with_fused_operations_gives_the_same_bits(format: WeightFormat, shape: tuple[int, int]) -> None:
+    """However many rows there are: sums are whole numbers, and what comes after them is the same."""
+    num_inputs, num_outputs = shape
+    weight, x = integers.random_weight(num_outputs, num_inputs, format), random(130, num_inputs)
+    found = []
+    for variant in _cpu.variants():
+        if variant != "portable":
+            with table(f"{variant}-1") as k:
+                module = linear_of(k, weight, format)
+                found += [[k.linear(x[:rows], module).numpy() for rows in (1, 2, 5, 16, 30, 130)]]
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(one, same)
+
+
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("format", INVARIANT, ids=named)
 @pytest.mark.parametrize("shape", [(300, 200), (64, 1031), (1024, 48)], ids=str)
