@@ -139,6 +139,7 @@ def pack_rows(
     num_rows: int,
     num_columns: int,
 ) -> None: ...
+def are_finite(values: int, count: int, num_bytes: int, exponent: int) -> bool: ...  # no float with these bits of it all set
 def checksum(address: int, num_bytes: int) -> int: ...  # 64 bits, in parallel; the same for any number of threads
 
 # of every op from now on, the caller's included; with `cores`, each on its own, the caller on the first
@@ -196,5 +197,8 @@ class Tape:
     def __init__(self, ops: list[Op]) -> None: ...
     def replay(self) -> None: ...
     def replay_timed(self) -> None: ...  # also keeps what each op took
+    # each op cut up as for so many threads and done by the caller alone: its jobs, of each the nanoseconds of its tasks; the last
+    # job is what is not in tasks
+    def replay_alone(self, num_threads: int) -> list[list[list[int]]]: ...
     @property
     def times_ns(self) -> list[int]: ...

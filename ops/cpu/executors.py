@@ -6,6 +6,7 @@ same native functions, so what they compute is bit for bit the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -129,6 +130,12 @@ class OpProfile:
     name: str
     work: Work
 
+    @property
+    def title(self) -> str:
+        """ "linear q+k+v" of model.layers.3.self_attn.q_proj+model.layers.3.self_attn.k_proj+..., the same in every layer."""
+        parts = [re.sub(r"_proj$", "", name.rsplit(".", 1)[-1]) for name in self.name.split("+") if name]
+        return " ".join(part for part in (self.kind, "+".join(parts)) if part)
+
 
 @dataclass(frozen=True, slots=True)
 class Tape:
@@ -145,6 +152,10 @@ class Tape:
         """Nanoseconds of each op. The clock between two ops costs some 50."""
         self.native.replay_timed()
         return self.native.times_ns
+
+    def replay_alone(self, num_threads: int) -> list[list[list[int]]]:
+        """Of each op the nanoseconds of its tasks, [jobs][tasks]: cut up as for so many threads, done by this one."""
+        return self.native.replay_alone(num_threads)
 
     def profile(self) -> list[OpProfile]:
         """What each op does in the step that the inputs hold now."""

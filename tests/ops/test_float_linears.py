@@ -4,6 +4,7 @@ and weights from any source in any strides."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,3 +157,10 @@ def test_variants_for_tests_are_never_the_best() -> None:
     assert variants[0] == "portable"
     assert variants[-1] not in ("wide", "amxemulated")
     assert _cpu.variant() == variants[-1]
+
+
+def test_tiles_are_offered_only_where_the_kernel_lists_them() -> None:
+    """It may refuse them all the same."""
+    words = set(Path("/proc/cpuinfo").read_text().split())
+    runnable = {name for name, _, is_runnable in _cpu.known_variants() if is_runnable}
+    assert "amx" not in runnable or {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= words

@@ -38,8 +38,8 @@ def test_bits_of_bfloat16(variant: str, num_inputs: int, num_outputs: int) -> No
 @pytest.mark.parametrize("variant", TILED)
 def test_what_is_no_normal_number(variant: str) -> None:
     """Denormal activations and weights are 0. A row with NaN or infinity gives NaN or infinity where its formula does, and
-    leaves the others alone, also where its inputs do not fill a tile; so does an output whose weights are infinite, in the panel
-    that lies behind those lines."""
+    leaves the others alone, also where its inputs fill no tile; so does an output with infinite weights, in the panel that
+    lies behind those lines."""
     num_inputs, num_outputs = 70, 40
     weight, x = random(num_outputs, num_inputs, seed=1), random(9, num_inputs)
     weight[3], weight[5, 2], weight[20] = 1e-39, 0, np.inf

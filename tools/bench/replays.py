@@ -22,6 +22,9 @@ from workers.runner import ModelRunner
 from workers.step.execution import TapePlan
 
 
+Jobs = list[list[int]]  # nanoseconds of the tasks that threads share, job by job
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """`batch` sequences that each compute `num_tokens` positions and then have `context`."""
@@ -102,6 +105,13 @@ class Replays:
         ops = [TimedOp(profile, median_s) for profile, median_s in zip(profiles, medians, strict=True)]
         step_s, replay_s, sample_s = (statistics.median(times) / 1e9 for times in (steps_ns, replays_ns, samples_ns))
         return Timed(case, step_s, replay_s, sample_s, ops)
+
+    def time_alone(self, case: Case, repeat: int, num_threads: int) -> list[tuple[OpProfile, list[Jobs]]]:
+        """Of each op its tasks in each repetition, as so many threads would share them."""
+        self._runner.run(self._step(case, SamplingParams(temperature=0.0)))
+        times = [[op for tape in self._tapes(case) for op in tape.replay_alone(num_threads)] for _ in range(repeat)]
+        profiles = [profile for tape in self._tapes(case) for profile in tape.profile()]
+        return list(zip(profiles, map(list, zip(*times, strict=True)), strict=True))
 
     def _tapes(self, case: Case) -> Iterator[Tape]:
         """What the step that the inputs hold replays, in order, each with its own rows: the model, and the head for some rows

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from ops.cpu.work import Work
 from tools.bench.kernels import KernelRates
 from tools.bench.replays import Case, Replays, Timed, TimedOp
 from tools.bench.roofline import Roofline, measure
+from tools.bench.shares import on_paper, render_shares, shares_document
 from tools.demo import MODEL
 from tools.units import seconds, share
 
@@ -66,15 +66,9 @@ def rows(ops: Iterable[TimedOp], roofline: Roofline) -> list[Row]:
     """The ops of a replay by kind and name, the slowest first."""
     found: dict[str, list[TimedOp]] = {}
     for op in ops:
-        found.setdefault(op_name(op), []).append(op)
+        found.setdefault(op.profile.title, []).append(op)
     made = [_row(name, same, roofline) for name, same in found.items()]
     return sorted(made, key=lambda row: -row.seconds)
-
-
-def op_name(op: TimedOp) -> str:
-    """ "linear q+k+v" of model.layers.3.self_attn.q_proj+model.layers.3.self_attn.k_proj+..., the same in every layer."""
-    parts = [re.sub(r"_proj$", "", name.rsplit(".", 1)[-1]) for name in op.profile.name.split("+") if name]
-    return " ".join(part for part in (op.profile.kind, "+".join(parts)) if part)
 
 
 def _row(name: str, ops: list[TimedOp], roofline: Roofline) -> Row:
@@ -205,6 +199,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=_numbers, default=[512], metavar="N,...", help="of a prefill step; default: 512")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
     parser.add_argument("--repeat", type=_count, default=20, metavar="N", help="steps, whose median counts; default: 20")
+    parser.add_argument(
+        "--on-paper", type=_numbers, default=[], metavar="N,...", help="also: how N threads would share the ops (shares.py)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
@@ -264,14 +261,20 @@ def _run(options: argparse.Namespace, config: EngineConfig, wanted: Sequence[Cas
     with contextlib.closing(Replays(config)) as replays:
         roofline = measure()
         sampling = SamplingParams(temperature=options.temperature)
-        timed = []
+        timed, papers = [], []
         if not options.json:
             console.print(_heading(config, roofline))
             console.print(kernels.table(replays.kinds(), config.kv_cache_dtype))
         for case in wanted:
             timed.append(replays.time(case, options.repeat, sampling))
+            papers.append(on_paper(replays, case, options.repeat, options.on_paper))
             if not options.json:
                 console.print(render(timed[-1], roofline))
+                if options.on_paper:
+                    console.print(render_shares(case, papers[-1]))
     if options.json:
-        print(orjson.dumps(document(config, roofline, kernels, timed), option=orjson.OPT_INDENT_2).decode())
+        found = document(config, roofline, kernels, timed)
+        for case, paper in zip(found["cases"], papers, strict=True):
+            case["on_paper"] = shares_document(paper)
+        print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
     return 0

@@ -59,6 +59,7 @@ class WeightCache:
         if descriptor is None:
             yield None
             return
+        writer = None
         try:
             writer = self._begin(descriptor, layout, description)
             yield writer
@@ -67,6 +68,8 @@ class WeightCache:
                 self._rename(name)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)  # the arrays that were filled still hold it
         finally:
+            if writer is not None:
+                writer.close()
             if _is_at(descriptor, self._path(name, _PARTIAL)):
                 self._path(name, _PARTIAL).unlink()
             os.close(descriptor)

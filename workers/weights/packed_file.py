@@ -20,6 +20,8 @@ import json
 import mmap
 import os
 import struct
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ _PAGE = mmap.PAGESIZE
 _MADV_POPULATE_READ = 22  # as Linux has it (5.14); Python does not name it
 _ZERO = "0" * 16
 _PIECE = 4 << 20
+_MAX_PARTS = 1024  # of a piece; as many as Linux writes at once (IOV_MAX)
+_MAX_WRITES = 8  # pieces that wait to be written
 
 
 class DamagedFileError(Exception):
@@ -62,7 +66,8 @@ class FileWriter:
     it. Raises OSError where there is no room.
 
     The file is written in pieces of whole huge pages: a page cache that knows large folios then keeps it in such, and whoever
-    maps it has it mapped by huge pages."""
+    maps it has it mapped by huge pages. A thread of its own writes, while what comes next is packed. `close` is to be called
+    whatever happens, before the descriptor's."""
 
     def __init__(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> None:
         self._descriptor = descriptor
@@ -72,14 +77,16 @@ class FileWriter:
         self.num_bytes = self._begin + layout.num_bytes
         os.ftruncate(descriptor, 0)
         os.posix_fallocate(descriptor, 0, self.num_bytes)  # an error now, not in the middle
-        self._piece = np.empty(_PIECE, np.uint8)  # what comes at `_num_written`
-        self._num_gathered = self._num_written = 0
+        self._gathered: list[memoryview] = []  # what comes at `_num_given`
+        self._num_gathered = self._num_given = 0
+        self._writes: deque[Future[None]] = deque()
+        self._thread = ThreadPoolExecutor(1, "packed-weights")
         self._append(np.zeros(self._begin, np.uint8))
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
         kept, expected, offset = self._layout.arrays[name]
         assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
-        padding = self._begin + offset - (self._num_written + self._num_gathered)
+        padding = self._begin + offset - (self._num_given + self._num_gathered)
         assert 0 <= padding < ALIGNMENT, f"{name} comes out of order"
         array = np.empty(shape, dtype)
         fill(array)
@@ -89,33 +96,49 @@ class FileWriter:
 
     def finish(self) -> None:
         """Make the file valid."""
-        self._append(np.zeros(self.num_bytes - self._num_written - self._num_gathered, np.uint8))
+        self._append(np.zeros(self.num_bytes - self._num_given - self._num_gathered, np.uint8))
         self._flush()
+        while self._writes:
+            self._writes.popleft().result()
+        self.close()
         self._memory = mmap.mmap(self._descriptor, self.num_bytes, access=mmap.ACCESS_READ)  # keeps the lock as well
         index = self._index(f"{_checksum(self._memory, self._begin):016x}")
         os.pwrite(self._descriptor, index, _HEAD.size)
         os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), _checksum(index)), 0)
 
+    def close(self) -> None:
+        """End its thread, and with it what is not written yet."""
+        self._thread.shutdown(cancel_futures=True)
+
     def _append(self, values: np.ndarray) -> None:
         while len(values):
-            part = values[: _PIECE - self._num_gathered]
-            self._piece[self._num_gathered : self._num_gathered + len(part)] = part
+            part = values[: _PIECE - (self._num_given + self._num_gathered) % _PIECE]
+            self._gathered.append(part.data)
             self._num_gathered += len(part)
             values = values[len(part) :]
-            if self._num_gathered == _PIECE:
+            if (self._num_given + self._num_gathered) % _PIECE == 0 or len(self._gathered) == _MAX_PARTS:
                 self._flush()
 
     def _flush(self) -> None:
-        rest = self._piece.data[: self._num_gathered]
-        while rest:
-            num_written = os.pwrite(self._descriptor, rest, self._num_written)
-            self._num_written += num_written
-            rest = rest[num_written:]
-        self._num_gathered = 0
+        if len(self._writes) == _MAX_WRITES:
+            self._writes.popleft().result()
+        self._writes.append(self._thread.submit(_write, self._descriptor, self._gathered, self._num_given))
+        self._num_given += self._num_gathered
+        self._gathered, self._num_gathered = [], 0
 
     def _index(self, checksum: str) -> bytes:
         content = {"description": self._description, "checksum": checksum, "arrays": self._layout.arrays}
         return json.dumps(content).encode()
+
+
+def _write(descriptor: int, parts: list[memoryview], offset: int) -> None:
+    while parts:
+        num_written = os.pwritev(descriptor, parts, offset)
+        offset += num_written
+        while parts and num_written >= len(parts[0]):
+            num_written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][num_written:]
 
 
 class PackedFile:

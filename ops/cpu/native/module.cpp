@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 
@@ -206,6 +207,16 @@ void bind_packing(nb::module_ &module) {
         },
         nb::call_guard<nb::gil_scoped_release>());
     module.def(
+        "are_finite",
+        [in_parallel](Address values, i64 count, i32 num_bytes, std::uint32_t exponent) {
+            std::atomic<bool> found{true};
+            in_parallel(count, 1 << 18, [&](i64 begin, i64 end, int) {
+                if (!are_finite(bytes(values) + begin * num_bytes, end - begin, num_bytes, exponent)) found = false;
+            });
+            return found.load();
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    module.def(
         "checksum",
         [](Address bytes, i64 num_bytes) {
             return checksum(Engine::get(), reinterpret_cast<const unsigned char *>(bytes), num_bytes);
@@ -263,5 +274,6 @@ NB_MODULE(_cpu, module) {
         .def(nb::init<std::vector<Op>>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_timed", &Tape::replay_timed, nb::call_guard<nb::gil_scoped_release>())
+        .def("replay_alone", &Tape::replay_alone, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("times_ns", &Tape::times_ns);
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -20,7 +21,7 @@ constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner 
 constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
 constexpr i64 MANY_PRODUCTS = 1 << 30;  // of a task: seconds even on a slow core; a heartbeat comes with the end of each
 constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
-constexpr i64 PANEL_GROUP = 4;          // tasks have whole groups, as the micro-kernels for few rows like them
+constexpr i64 PANEL_GROUP = 4;          // of tasks, as the micro-kernels for few rows like them; fewer for many threads
 
 i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
 
@@ -55,6 +56,37 @@ LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &ke
     return shape;
 }
 
+// Of a linear's panels: groups of so many, cut into parts. Each part is row_parts tasks.
+struct PanelSplit {
+    i64 group, groups, parts;
+};
+
+// At least `least` parts of groups of so many panels, as far as there are any: of the numbers up to twice as many that give each
+// thread the same number of tasks the one that is done first. `panels_each` is what the last thread is given by then.
+PanelSplit split_groups(i64 panels, i64 group, i64 row_parts, i64 least, i64 threads, i64 &panels_each) {
+    const i64 groups = divide_up(panels, group), step = threads / std::gcd(threads, row_parts);
+    const auto given = [&](i64 parts) { return divide_up(row_parts * parts, threads) * divide_up(groups, parts) * group; };
+    i64 best = std::min(groups, least);
+    for (i64 parts = divide_up(least, step) * step; parts <= std::min(groups, 2 * least); parts += step) {
+        if (given(parts) < given(best)) best = parts;
+    }
+    panels_each = given(best);
+    return {group, groups, best};
+}
+
+// Smaller groups are slower, so they must be worth it: where there are fewer groups than threads.
+PanelSplit split_panels(i64 panels, i64 row_parts, i64 least, i64 threads) {
+    i64 panels_each, fewer_each;
+    PanelSplit best = split_groups(panels, PANEL_GROUP, row_parts, least, threads, panels_each);
+    for (i64 group = PANEL_GROUP / 2; group > 0; group /= 2) {
+        const PanelSplit split = split_groups(panels, group, row_parts, least, threads, fewer_each);
+        if (3 * fewer_each > 2 * panels_each) continue;
+        best = split;
+        panels_each = fewer_each;
+    }
+    return best;
+}
+
 void run_op(Engine &engine, const LinearOp &op) {
     const i64 rows = op.rows.get(), panels = divide_up(op.shape.outputs, PANEL);
     if (rows == 0) return;
@@ -65,13 +97,13 @@ void run_op(Engine &engine, const LinearOp &op) {
     const i64 most_products = threads == 1 ? MANY_PRODUCTS : SMALL_PRODUCT;  // that are not worth tasks
     if (rows <= MAX_TASK_ROWS && products <= most_products) return kernels.linear(shape, 0, rows, 0, panels);
     const i64 tiles = divide_up(rows, kernels.tile_rows), row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
-    const i64 groups = divide_up(panels, PANEL_GROUP);
     const i64 for_threads = divide_up(threads * TASKS_PER_THREAD, row_parts);
-    const i64 group_parts = std::min(groups, std::max(for_threads, divide_up(products / row_parts, MANY_PRODUCTS)));
-    engine.pool().run(row_parts * group_parts, [&](i64 task, int) {
-        const i64 row_part = task % row_parts, group_part = task / row_parts;  // neighbours in time share their weights
-        const i64 begin = groups * group_part / group_parts * PANEL_GROUP;
-        const i64 end = std::min(panels, groups * (group_part + 1) / group_parts * PANEL_GROUP);
+    const i64 least = std::max(for_threads, divide_up(products / row_parts, MANY_PRODUCTS));
+    const PanelSplit split = split_panels(panels, row_parts, least, threads);
+    engine.pool().run(row_parts * split.parts, [&](i64 task, int) {
+        const i64 row_part = task % row_parts, part = task / row_parts;  // neighbours in time share their weights
+        const i64 begin = split.groups * part / split.parts * split.group;
+        const i64 end = std::min(panels, split.groups * (part + 1) / split.parts * split.group);
         const auto row_at = [&](i64 part) { return rows * (tiles * part / row_parts) / tiles; };
         kernels.linear(shape, row_at(row_part), row_at(row_part + 1), begin, end);
     });
@@ -268,6 +300,22 @@ void Tape::replay_timed() {
         times_ns_[index] = now - last;
         last = now;
     }
+}
+
+std::vector<Jobs> Tape::replay_alone(int num_threads) {
+    Engine &engine = Engine::get();
+    std::vector<Jobs> times;
+    for (const Op &op : ops_) {
+        engine.pool().begin_alone(num_threads);
+        const i64 begin = monotonic_ns();
+        run(engine, op);
+        i64 left = monotonic_ns() - begin;
+        Jobs jobs = engine.pool().end_alone();
+        for (const auto &tasks : jobs) left -= std::accumulate(tasks.begin(), tasks.end(), i64{0});
+        jobs.push_back({left});
+        times.push_back(std::move(jobs));
+    }
+    return times;
 }
 
 }  // namespace tokamak::cpu

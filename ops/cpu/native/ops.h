@@ -117,6 +117,8 @@ public:
     explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
     void replay();
     void replay_timed();  // and keeps the time of each op
+    // Each op cut up for so many threads, but done by the caller alone; its last job is what is not in tasks.
+    std::vector<Jobs> replay_alone(int num_threads);
     const std::vector<i64> &times_ns() const { return times_ns_; }
 
 private:

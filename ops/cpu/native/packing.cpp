@@ -132,7 +132,28 @@ void fill_rows(To *packed, const Matrix &weight, i64 begin, i64 end) {
     }
 }
 
+template <class Float>
+bool are_finite(const Float *values, i64 count, Float exponent) {
+    typedef Float Floats __attribute__((vector_size(VECTOR_BYTES)));
+    constexpr i64 lanes = sizeof(Floats) / sizeof(Float);
+    Floats found = {}, v = {};
+    i64 i = 0;
+    for (; i + lanes <= count; i += lanes) {
+        std::memcpy(&v, values + i, sizeof v);
+        found |= (Floats)((v & exponent) == exponent);
+    }
+    Float any = 0;
+    for (i64 lane = 0; lane < lanes; ++lane) any |= found[lane];
+    for (; i < count; ++i) any |= (values[i] & exponent) == exponent;
+    return any == 0;
+}
+
 }  // namespace
+
+bool are_finite(const void *values, i64 count, i32 num_bytes, std::uint32_t exponent) {
+    if (num_bytes == 4) return are_finite(static_cast<const Word *>(values), count, exponent);
+    return are_finite(static_cast<const Bits *>(values), count, static_cast<Bits>(exponent));
+}
 
 void pack_panels(void *packed, WeightKind kind, const Matrix &weight, i64 begin, i64 end) {
     if (kind == WeightKind::FLOAT32) {

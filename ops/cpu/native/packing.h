@@ -23,6 +23,9 @@ struct PackedIntegers {
 // [outputs, inputs] -> panels [begin, end) of int8, or of int4 with multipliers.
 void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &weight, i64 begin, i64 end, int thread);
 
+// Whether none of the floats, of 2 or 4 bytes, has all bits of its exponent set: none is NaN or infinite.
+bool are_finite(const void *values, i64 count, i32 num_bytes, std::uint32_t exponent);
+
 // A checkpoint's integers: int8 as they are signed, int4 one in a byte. [outputs, inputs] with any strides.
 struct IntMatrix {
     const std::uint8_t *values;

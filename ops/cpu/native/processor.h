@@ -38,7 +38,8 @@ inline bool has_avx512() {
 }
 
 // Tiles with products of bfloat16 and of bytes: that the processor has them, that the operating system keeps them (the bits of
-// XCR0), and that it grants them to this process, which it must be asked once, before a thread uses them.
+// XCR0), and that it grants them to this process, which it must be asked once, before a thread uses them. It refuses where a
+// thread has a stack for signals that is too small for them.
 inline bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
     constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, OSXSAVE = 1u << 27, TILE_STATE = 3u << 17;

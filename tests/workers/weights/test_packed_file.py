@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +74,16 @@ def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
         (tmp_path / "damaged").write_bytes(content[:begin] + second + first + content[begin + 2 * length :])
         with pytest.raises(DamagedFileError):
             PackedFile(tmp_path / "damaged")
+
+
+def test_what_cannot_be_written_is_an_error_and_leaves_no_thread(tmp_path: Path) -> None:
+    layout = Layout()
+    layout.keep("large", *ARRAYS["large"], lambda array: None)
+    with (tmp_path / "weights").open("w+b") as file, (tmp_path / "weights").open("rb") as read_only:
+        writer = FileWriter(file.fileno(), layout, {})
+        os.dup2(read_only.fileno(), file.fileno())
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            writer.keep("large", *ARRAYS["large"], lambda array: fill_with("large", array))
+            writer.finish()
+        writer.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("packed-weights")]

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ops import _cpu
+from ops.cpu.packing import WEIGHT_KINDS
 from ops.weight_format import BFLOAT16, WeightFormat, float32
 
 _ROW_BLOCK = 1 << 20  # numbers that are rounded at a time
-_INFINITY = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, np.dtype(np.uint16): 0x7F80}  # its bits
+_EXPONENT = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, np.dtype(np.uint16): 0x7F80}  # its bits
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether none of float32, float16 or uint16 (the bits of bfloat16) is NaN or infinite: of either sign, their bits are the
-    largest. Reads at the speed of memory and makes no array."""
-    infinity, bits = _INFINITY[values.dtype], values.dtype.itemsize * 8
-    largest = values.view(f"i{bits // 8}").max(initial=0), values.view(f"u{bits // 8}").max(initial=0)
-    return bool(largest[0] < infinity and largest[1] < infinity + (1 << bits - 1))
+    """Whether none of float32, float16 or uint16 (the bits of bfloat16) is NaN or infinite. Reads at the speed of memory."""
+    values = np.require(values, requirements=["C", "A"])
+    return _cpu.are_finite(values.ctypes.data, values.size, values.itemsize, _EXPONENT[values.dtype])
 
 
 def joined(parts: Sequence[np.ndarray], format: WeightFormat) -> np.ndarray:
@@ -28,14 +28,15 @@ def joined(parts: Sequence[np.ndarray], format: WeightFormat) -> np.ndarray:
     is_rounded = format == BFLOAT16 and parts[0].ndim == 2 and any(part.dtype != np.float32 for part in parts)
     if len(parts) == 1 and (is_bits or parts[0].dtype == np.float32):
         return parts[0]
-    if is_bits:
-        return np.concatenate(parts)
-    result = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), np.uint16 if is_rounded else np.float32)
+    result = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), np.uint16 if is_bits or is_rounded else np.float32)
     begin = 0
     for part in parts:
         rows = result[begin : begin + len(part)]
         begin += len(part)
-        if is_rounded:
+        if is_bits and part.ndim == 2 and part.flags.aligned:
+            strides = (stride // part.itemsize for stride in part.strides)
+            _cpu.pack_rows(rows.ctypes.data, WEIGHT_KINDS.index("bfloat16"), part.ctypes.data, True, *strides, *part.shape)
+        elif rows.dtype == np.uint16:
             bfloat16_bits(part, rows)
         else:
             rows[...] = float32(part)
