@@ -293,10 +293,11 @@ private:
         Workspace space = take_workspace(thread);
         for (i64 head = head_begin; head < head_end; ++head) {
             take_queries(tile, head, space);
-            start(space.all, num_queries(tile));
+            const bool sees_first = op_.window == 0;  // each row, so that nothing need be there to be joined
+            if (!sees_first) start(space.all, num_queries(tile));
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
                 take_ranges(tile, split, space);
-                attend_split(tile, head, split, space, space.all, true);
+                attend_split(tile, head, split, space, space.all, !sees_first || split > tile.split_begin);
             }
             finish(tile, head, space.all);
         }
