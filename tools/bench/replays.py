@@ -22,7 +22,6 @@ from shm.segment import MemoryFile
 from workers.runner import ModelRunner
 from workers.step.execution import TapePlan
 
-
 Jobs = list[list[int]]  # nanoseconds of the tasks that threads share, job by job
 
 
