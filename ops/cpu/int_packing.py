@@ -69,7 +69,8 @@ class IntPacking:
     def _lay(self, packed: np.ndarray, weight: QuantizedWeight) -> None:
         integers = weight.values
         zero = 128 if self._is_int8 else 0 if self._format.has_offsets else 8
-        shape = (*integers.strides, self._num_outputs, self._num_inputs)
+        output_stride, input_stride = integers.strides
+        shape = (output_stride, input_stride, self._num_outputs, self._num_inputs)
         _cpu.lay_integers(packed.ctypes.data, self._kind, integers.ctypes.data, *shape, zero)
         for name, values in (("scales", weight.scales), ("multipliers", weight.multipliers), ("offsets", weight.offsets)):
             if values is not None:
@@ -95,4 +96,5 @@ def _in_panels(values: np.ndarray) -> np.ndarray:
     num_outputs, num_groups = values.shape
     filled = np.zeros((-(-num_outputs // _cpu.PANEL) * _cpu.PANEL, num_groups), values.dtype)
     filled[:num_outputs] = values
-    return filled.reshape(-1, _cpu.PANEL, num_groups).transpose(0, 2, 1)
+    in_panels: np.ndarray = filled.reshape(-1, _cpu.PANEL, num_groups).transpose(0, 2, 1)
+    return in_panels

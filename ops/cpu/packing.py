@@ -129,9 +129,10 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
 
 def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeight:
     packing = IntPacking(module.name, module.format, module.num_inputs, module.width, source)
-    values, *groups = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
+    found = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
+    values, scales, multipliers, offsets = found
     assert values is not None
-    return PackedWeight(KINDS[module.format.kind], values, *groups, module.format.group_size)
+    return PackedWeight(KINDS[module.format.kind], values, scales, multipliers, offsets, module.format.group_size)
 
 
 def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:

@@ -82,8 +82,8 @@ def test_what_cannot_be_written_is_an_error_and_leaves_no_thread(tmp_path: Path)
     with (tmp_path / "weights").open("w+b") as file, (tmp_path / "weights").open("rb") as read_only:
         writer = FileWriter(file.fileno(), layout, {})
         os.dup2(read_only.fileno(), file.fileno())
+        writer.keep("large", *ARRAYS["large"], lambda array: fill_with("large", array))
         with pytest.raises(OSError, match="Bad file descriptor"):
-            writer.keep("large", *ARRAYS["large"], lambda array: fill_with("large", array))
             writer.finish()
         writer.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("packed-weights")]
