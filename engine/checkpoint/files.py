@@ -37,6 +37,12 @@ class MappedFile:
         )
 
 
+def make_directory(path: Path) -> None:
+    """With what is missing above it, all for this user alone: the run's directories may lie beside it. OSError."""
+    for directory in (*reversed(path.parents), path):
+        directory.mkdir(0o700, exist_ok=True)
+
+
 def open_file(path: Path) -> int:
     """A descriptor to read it by. OSError where it is missing or no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from engine.checkpoint.files import make_directory
 from engine.errors import OptionError
 from engine.process.run_directory import read_document
 from ops import _cpu
@@ -168,7 +169,7 @@ def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
 def _keep(path: Path, found: Timing) -> None:
     unfinished = path.with_suffix(f".{os.getpid()}.partial")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         unfinished.touch(0o600)
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
         unfinished.replace(path)

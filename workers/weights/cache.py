@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.files import open_file
+from engine.checkpoint.files import make_directory, open_file
 from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
 
 _LOG = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class WeightCache:
 
     def _lock(self, path: Path) -> int | None:
         """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(self.directory)
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

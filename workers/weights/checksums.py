@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.files import MappedFile, read_file
+from engine.checkpoint.files import MappedFile, make_directory, read_file
 from ops import _cpu
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Checksums:
         latest = dict(list(checksums.items())[-_MAX_REMEMBERED:])
         unfinished = self.path.with_suffix(f".{os.getpid()}.partial")
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self.path.parent)
             unfinished.write_text(json.dumps(latest))
             unfinished.replace(self.path)
         except OSError as error:  # the next start reads the checkpoint once more
