@@ -55,6 +55,11 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chosen: dict[str, str]  # of each of TIMED: a variant
     seconds: dict[str, dict[str, list[float]]]  # timed part -> variant -> of each case; of a single variant: nothing
 
+    @property
+    def base(self) -> str:
+        """The newest of those that could be timed."""
+        return list(self.seconds[TIMED[0]])[-1] if self.seconds else self.chosen[TIMED[0]]
+
     @staticmethod
     def read(path: Path, key: str, variants: list[str]) -> Timing | None:
         """What is kept there for this key and these variants; None where it is anything else."""
@@ -88,7 +93,8 @@ def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
     if asked != AUTO:
         check(asked)
         return kernels_of(dict.fromkeys(TIMED, asked), asked, kv_dtype)
-    return kernels_of(timing(directory).chosen, _cpu.candidates()[-1], kv_dtype)
+    found = timing(directory)
+    return kernels_of(found.chosen, found.base, kv_dtype)
 
 
 def check(variant: str) -> None:
@@ -110,7 +116,7 @@ def timing(directory: Path) -> Timing:
     path = directory / f"kernels-{key}.json"
     if kept := Timing.read(path, key, variants):
         return kept
-    seconds = _measured(variants) if len(variants) > 1 else {}
+    variants, seconds = timed(variants)
     chosen = {part: choose(seconds[part], variants) if seconds else variants[0] for part in TIMED}
     found = Timing(key, chosen, seconds)
     _keep(path, found)
@@ -148,6 +154,18 @@ def _processor() -> str:
     except OSError:
         return os.uname().machine
     return "\n".join(line for line in first.splitlines() if line.partition("\t")[0].strip() in _PROCESSOR)
+
+
+def timed(variants: list[str]) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
+    """Seconds of those that can be timed; of a single one none are needed. The newest may fault on a processor that offers it
+    by mistake, as some virtual ones do: an engine still starts, with the others."""
+    while len(variants) > 1:
+        try:
+            return variants, _measured(variants)
+        except OptionError as error:
+            _LOG.warning("%s; going on without %s", error, variants[-1])
+            variants = variants[:-1]
+    return variants, {}
 
 
 def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:

@@ -11,7 +11,7 @@ import pytest
 from engine.errors import OptionError
 from ops import _cpu
 from ops.cpu.choice import ATTENTION, BASE, LINEARS, TIMED, choose
-from workers.devices.kernels import Timing, kernels, select, timing
+from workers.devices.kernels import Timing, kernels, select, timed, timing
 
 PARTS = {BASE, ATTENTION, *LINEARS}
 CANDIDATES = [name for name in _cpu.candidates() if name != "portable"] or ["portable"]
@@ -133,3 +133,10 @@ def test_a_worker_takes_what_was_chosen() -> None:
             select({BASE: variants[-1], "int4": "amx9"})
     finally:
         _cpu.select(before)
+
+
+def test_kernels_that_cannot_be_timed_are_left_out() -> None:
+    """As where a processor offers instructions on which it faults."""
+    found, seconds = timed([*CANDIDATES[-2:], "sse9"])
+    assert found == CANDIDATES[-2:]
+    assert seconds.keys() == (set(TIMED) if len(found) > 1 else set())
