@@ -77,8 +77,9 @@ class Ranks:
 
     def overwritten(self, record: WeightsRecord) -> str:
         """The path of a checkpoint that a rank loaded under the right number, but with other contents; empty: there is none."""
-        for rank in self._ranks:
-            if rank.contents != record.contents.get(rank.version, rank.contents):
+        for rank, weights in zip(self._ranks, record.ranks, strict=True):
+            is_its = (rank.path, rank.version) == weights
+            if is_its and rank.contents != record.contents.get(rank.version, rank.contents):
                 return rank.path
         return ""
 

@@ -277,7 +277,7 @@ class WeightUpdates:
         """Where a rank that died came back with other contents, since its checkpoint was written over and nothing has the old
         ones any more: those that it holds now, under a number of their own, for all ranks that had the old ones."""
         path = self._ranks.overwritten(self._weights.record)
-        if not path:
+        if not path or self._weights.record.state is WeightsState.CLEARED:  # then the rank is only made to let go of them
             return None
         holders = [rank for rank, (held, _) in enumerate(self._weights.record.ranks) if held == path]
         self.write(self._weights.with_next_version())

@@ -73,7 +73,8 @@ def _times(cases: list[Run], variants: list[str]) -> dict[str, list[float]]:
                 run()
                 begin_ns = time.thread_time_ns()
                 run()
-                best[variant][case] = min(best[variant][case], (time.thread_time_ns() - begin_ns) / 1e9)
+                elapsed_ns = max(time.thread_time_ns() - begin_ns, 1)  # a coarse clock may not have moved
+                best[variant][case] = min(best[variant][case], elapsed_ns / 1e9)
     return best
 
 

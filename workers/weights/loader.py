@@ -169,13 +169,18 @@ class _Loading:
             return "damaged"
 
     def _write(self, cache: WeightCache, name: str, description: dict[str, Any]) -> PackedFile | None:
-        """The file, made; None where nothing can be kept."""
+        """The file, made; None where nothing can be kept, also when that shows in the middle (a quota, a network)."""
         layout = Layout()
         sizes = self._sizes(layout)
-        with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
-            if writer is not None:
+        try:
+            with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
+                if writer is None:
+                    return None
                 self._pack(writer, sizes, is_kept=False)
-        return cache.written(name) if writer is not None else None
+        except OSError as error:
+            _LOG.warning("packed weights %s are not kept in %s: %s", name, cache.directory, error)
+            return None
+        return cache.written(name)
 
     # ------------------------------------------------------------------------------------------------------ formats
 

@@ -454,3 +454,28 @@ def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulatio
     assert (reply.status, "written over" in reply.message, state_of(simulation)) == (400, True, WeightsState.CLEARED)
     assert simulation.ask(ReloadWeights()).status == 200
     assert simulation.run.weights().contents == {1: "a", 2: "b"}
+
+
+def test_a_checkpoint_written_over_wakes_nobody(simulation: Simulation) -> None:
+    """A rank that comes back with other contents while the engine sleeps is made to let go of them."""
+    simulation.restart_rank(files="a")
+    simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")
+    simulation.ask(DropWeights())
+    simulation.restart_rank(files="b")
+    simulation.run_until(lambda: simulation.rank.version == 0, "cleared again")
+    simulation.run_until(lambda: simulation.turn() == 0, "rest")
+    assert state_of(simulation) is WeightsState.CLEARED
+    assert simulation.run.weights().last_version == 1
+
+
+def test_a_checkpoint_that_is_not_in_use_any_more_may_be_written_over(simulation: Simulation) -> None:
+    """What a rank comes back with for want of what is in use is replaced, whatever it holds."""
+    simulation.restart_rank(files="a")
+    simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")
+    simulation.rank.files = "b"
+    simulation.ask(ReloadWeights(OTHER))
+    simulation.restart_rank(weights=(MODEL, 1), files="c")
+    simulation.rank.files = "b"
+    simulation.run_until(lambda: simulation.rank.version == 2, "what is in use")
+    record = simulation.run.weights()
+    assert (record.path, record.version, record.last_version, record.ranks) == (OTHER, 2, 2, ((OTHER, 2),))
