@@ -11,7 +11,7 @@ from api.client.backlog import Backlog, Item
 from engine.errors import RequestError
 from engine.messages import Abort, Message, SamplingParams, Submission, Submit, TextOptions, TextPrompt, Tokenize, decode
 from engine.process.outbox import Outbox
-from engine.process.segments import rows_of
+from engine.process.segments import rows_of, unlink_segments
 from shm.counters import Counters
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
@@ -21,7 +21,7 @@ RING_BYTES = 64 << 10
 
 class Bench:
     def __init__(self) -> None:
-        run_id = secrets.token_hex(4)
+        self._run_id = run_id = secrets.token_hex(4)
         self._mailbox = Mailbox.create(run_id, "tokenizer0", ("api0",), RING_BYTES)
         self._counters = Counters.create(run_id, ("api0",), rows_of)
         sent, full = (self._counters.counter(name, "api0") for name in ("messages_sent_total", "ring_full_total"))
@@ -51,8 +51,8 @@ class Bench:
     def close(self) -> None:
         self.outbox.close()
         self._counters.close()
-        self._mailbox.unlink()
         self._mailbox.close()
+        unlink_segments(self._run_id)
 
 
 @pytest.fixture
