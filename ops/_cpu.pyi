@@ -95,6 +95,62 @@ def attention(
     count: int,
 ) -> Op: ...
 def activate_and_multiply(y: int, x: int, activation: int, width: int, rows: int, count: int) -> Op: ...
+def store_latent(
+    y: int,
+    queries: int,
+    compressed: int,
+    keys: int,
+    latents: int,
+    positions: int,
+    slots: int,
+    cosines: int,
+    sines: int,
+    partners: int,
+    weight: int,
+    epsilon: float,
+    num_heads: int,
+    plain_dim: int,
+    rotary_dim: int,
+    latent_dim: int,
+    kv_type: int,
+    block_size: int,
+    rows: int,
+    count: int,
+) -> Op: ...
+def latent_attention(
+    y: int,
+    absorbed: int,
+    queries: int,
+    keys: int,
+    latents: int,
+    sequence_slots: int,
+    sequence_offsets: int,
+    sequence_starts: int,
+    block_tables: int,
+    table_width: int,
+    num_heads: int,
+    plain_dim: int,
+    rotary_dim: int,
+    latent_dim: int,
+    scale: float,
+    kv_type: int,
+    block_size: int,
+    rows: int,  # the number of sequences
+    count: int,
+) -> Op: ...
+def head_linear(
+    y: int,
+    x: int,
+    kind: int,  # float32 or bfloat16
+    weight: int,
+    weight_bytes: int,  # of a head
+    num_inputs: int,
+    num_outputs: int,
+    num_heads: int,
+    stride: int,  # inputs of a head in x
+    rows: int,
+    count: int,
+) -> Op: ...
 def run(op: Op) -> None: ...
 def pack_panels(
     packed: int,

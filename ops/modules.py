@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ops.weight_format import FLOAT32, WeightFormat
 
 Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
@@ -33,6 +35,34 @@ class Linear:
     @property
     def width(self) -> int:
         return sum(self.num_outputs)
+
+
+@dataclass(slots=True)
+class HeadLinear:
+    """y = x W of each head by itself: [num_heads, in] -> [num_heads, out], in floats. W is a part of what the linear `name` of
+    the checkpoint [num_heads * rows_of_head, columns] has of the head: `rows`, [out, in] or, where `is_turned`, [in, out]."""
+
+    name: str
+    num_heads: int
+    rows_of_head: int
+    rows: range
+    num_columns: int
+    is_turned: bool
+    format: WeightFormat = FLOAT32
+    weight: Tensor = None
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.rows) if self.is_turned else self.num_columns
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_columns if self.is_turned else len(self.rows)
+
+    def weights_of_heads(self, weight: np.ndarray) -> np.ndarray:
+        """Of the checkpoint's `weight` a view [num_heads, out, in]."""
+        found = weight.reshape(self.num_heads, self.rows_of_head, self.num_columns)[:, self.rows.start : self.rows.stop]
+        return found.swapaxes(1, 2) if self.is_turned else found
 
 
 @dataclass(slots=True)
@@ -81,7 +111,7 @@ class Rotary:
     partners: Tensor = None
 
 
-Module = Linear | Embedding | Norm | HeadNorm | Rotary
+Module = Linear | HeadLinear | Embedding | Norm | HeadNorm | Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +132,30 @@ class AttentionShape:
         return self.num_kv_heads * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Heads of one layer's latent attention. A head's query is [plain_dim | rotary_dim], what is kept of a position one latent
+    and one rotated key for all heads; `scale` multiplies scores."""
+
+    num_heads: int
+    plain_dim: int
+    rotary_dim: int
+    latent_dim: int
+    scale: float
+
+    @property
+    def queries_width(self) -> int:
+        return self.num_heads * (self.plain_dim + self.rotary_dim)
+
+    @property
+    def latents_width(self) -> int:
+        return self.num_heads * self.latent_dim
+
+
 @dataclass(slots=True)
 class LayerCache:
-    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`)."""
+    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`). With latent attention
+    rotated keys and latents."""
 
     keys: Tensor
     values: Tensor

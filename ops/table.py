@@ -17,7 +17,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary, Tensor
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    HeadLinear,
+    HeadNorm,
+    KvCache,
+    LatentShape,
+    LayerCache,
+    Linear,
+    Module,
+    Norm,
+    Rotary,
+    Tensor,
+)
 from ops.weight_format import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
@@ -68,12 +81,12 @@ class OpTable:
     """The ops of one backend."""
 
     name: str
-    max_head_dim: int | None  # elements of a head that `rotate_and_store` and `attention` take; None: any number
+    max_head_dim: int | None  # elements of a head, or latent, that the ops of attention take; None: any number
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
-    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width] or Norm; "queries", "keys" of
-    # a HeadNorm; "cosines", "sines", "partners" of a Rotary
+    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
+    # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
@@ -100,3 +113,12 @@ class OpTable:
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
+
+    # Multi-head latent attention (DeepSeek-V2, 2024), absorbed for every row: prefill and decode round alike.
+    # queries [R, heads * (plain + rotary)], compressed [R, latent + rotary] -> queries with their rotary parts rotated;
+    # writes the normalized latent and the rotated key at slot_mapping
+    store_latent: Callable[[Inputs, Tensor, Tensor, Tensor, Norm, LatentShape, LayerCache], Tensor]
+    # the step, absorbed queries [R, heads * latent], queries as `store_latent` gives them -> [R, heads * latent]
+    latent_attention: Callable[[Any, Tensor, Tensor, LatentShape, LayerCache], Tensor]
+    # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n that a head has, times its own weights
+    head_linear: Callable[[Tensor, HeadLinear], Tensor]

@@ -17,7 +17,7 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
-from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
+from ops.modules import Embedding, HeadLinear, HeadNorm, Linear, Module, Norm, Rotary
 from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
@@ -27,6 +27,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
     match module:
         case Linear():
             _pack_linear(module, sources, store)
+        case HeadLinear():
+            _pack_head_linear(module, sources["weight"], store)
         case Embedding():
             _pack_embedding(module, sources["weight"], store)
         case Norm():
@@ -138,9 +140,27 @@ def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeig
 def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:
     """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
     kind = module.format.kind if module.format.kind in _SIDE else "float32"  # integers come next
-    side = _SIDE[kind]
-    size = num_panels * -(-module.num_inputs // side) * _cpu.PANEL * side
+    size = num_panels * _panel_size(kind, module.num_inputs)
     values = store.keep(
         f"{module.name}.weight", (size,), _DTYPES[kind], lambda packed: _fill_floats(packed, kind, source(), True)
     )
     return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))
+
+
+def _panel_size(kind: str, num_inputs: int) -> int:
+    return -(-num_inputs // _SIDE[kind]) * _SIDE[kind] * _cpu.PANEL
+
+
+def _pack_head_linear(module: HeadLinear, source: Source, store: Store) -> None:
+    """The heads one after another, each as a linear of its own."""
+    kind = module.format.kind
+    size = -(-module.num_outputs // _cpu.PANEL) * _panel_size(kind, module.num_inputs)
+
+    def fill(packed: np.ndarray) -> None:
+        for to, weight in zip(packed.reshape(module.num_heads, size), module.weights_of_heads(_floats(source())), strict=True):
+            _fill_floats(to, kind, weight, True)
+
+    name = f"{module.name}.{module.rows.start}-{module.rows.stop}.weight"
+    module.weight = PackedWeight(
+        WEIGHT_KINDS.index(kind), array_of(store.keep(name, (module.num_heads * size,), _DTYPES[kind], fill))
+    )

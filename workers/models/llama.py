@@ -6,8 +6,10 @@ projections have biases, the window of each layer and the rotary variant are the
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import AttentionShape, HeadNorm, KvCache, Tensor
+from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Tensor
 from ops.table import Inputs, OpTable
 from workers.weights.declaration import Weights
 
@@ -37,6 +39,13 @@ class LlamaLayer:
         )
         self.down = weights.linear([f"{prefix}.mlp.down_proj"], inner, [hidden], config.has_mlp_bias)
 
+    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
+        """Queries of all rows; their keys and values are in the cache."""
+        return ops.rotate_and_store(inputs, ops.linear(h, self.qkv), angles, self.head_norm, self.shape, cache)
+
+    def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
+        return ops.linear(ops.attention(step, queries, self.shape, cache), self.output)
+
 
 class Llama:
     """The whole model."""
@@ -64,11 +73,10 @@ class Llama:
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
             if index:
                 h, residual = ops.add_rms_norm(h, residual, layer.input_norm)
-            qkv = ops.linear(h, layer.qkv)
-            queries = ops.rotate_and_store(inputs, qkv, angles, layer.head_norm, layer.shape, layer_cache)
+            queries = layer.store(ops, inputs, h, angles, layer_cache)
             if layer is self.layers[-1]:
                 step, queries, residual = ops.keep_rows(step, queries, residual)
-            h = ops.linear(ops.attention(step, queries, layer.shape, layer_cache), layer.output)
+            h = layer.attend(ops, step, queries, layer_cache)
             h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
             h = ops.linear(ops.activate_and_multiply(ops.linear(h, layer.gate_up), self.config.activation), layer.down)
         return ops.add_rms_norm(h, residual, self.norm)[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.checkpoint.model_config import RopeConfig
-from ops.modules import Embedding, HeadNorm, Linear, Norm, Rotary
+from ops.modules import Embedding, HeadLinear, HeadNorm, Linear, Norm, Rotary
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class Weights:
     """The modules that one model declared, in its order."""
 
     linears: list[Linear] = field(default_factory=list)
+    head_linears: list[HeadLinear] = field(default_factory=list)
     embeddings: list[Embedding] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     head_norms: list[HeadNorm] = field(default_factory=list)
@@ -27,6 +28,14 @@ class Weights:
         """Projections of the same input, computed as one: outputs one after another."""
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
         self.linears.append(module)
+        return module
+
+    def head_linear(
+        self, name: str, num_heads: int, rows_of_head: int, rows: range, num_columns: int, *, is_turned: bool = False
+    ) -> HeadLinear:
+        """Of a linear [num_heads * rows_of_head, num_columns] the `rows` of each head, by itself."""
+        module = HeadLinear(name, num_heads, rows_of_head, rows, num_columns, is_turned)
+        self.head_linears.append(module)
         return module
 
     def embedding(self, name: str, num_rows: int, width: int) -> Embedding:
@@ -66,4 +75,6 @@ class Weights:
                 shapes[f"{name}.weight"] = (num_outputs, linear.num_inputs)
                 if linear.has_bias:
                     shapes[f"{name}.bias"] = (num_outputs,)
+        for part in self.head_linears:
+            shapes[f"{part.name}.weight"] = (part.num_heads * part.rows_of_head, part.num_columns)
         return shapes

@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, ContentsError
-from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
+from ops.modules import Embedding, HeadLinear, HeadNorm, Linear, Module, Norm
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
@@ -36,6 +36,7 @@ from workers.weights.rotary import rotary_tables
 
 _LOG = logging.getLogger(__name__)
 _INTEGERS = ("int8", "int4")
+_MATRICES = (Linear, HeadLinear, Embedding)
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CacheOutcome = Literal["hit", "miss", "damaged", "off"]
@@ -77,9 +78,11 @@ def load_model(
     """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
     is used and the weights are random. Raises CheckpointError; ContentsError where the checkpoint was written over, so that
     what had the `contents` that are asked for is neither there nor in the cache."""
-    if ops.max_head_dim is not None and config.head_dim > ops.max_head_dim:
+    largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
+    if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
-            f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
+            f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the {ops.name} ops take "
+            f"{ops.max_head_dim} at most; "
             "use --ops reference"
         )
     model, weights = declare_model(config)
@@ -126,7 +129,13 @@ class _Loading:
         self._ops = ops
         self._precision = precision
         self._on_progress = on_progress
-        self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
+        self._modules: list[Module] = [
+            *weights.norms,
+            *weights.head_norms,
+            *weights.linears,
+            *weights.head_linears,
+            *weights.embeddings,
+        ]
         self._num_done = 0
         self.num_bytes = 0
 
@@ -193,10 +202,10 @@ class _Loading:
 
     def _formats(self) -> list[tuple[Any, ...]]:
         """Of every matrix; another load of the same file need not look for them."""
-        return [astuple(module.format) for module in self._modules if isinstance(module, (Linear, Embedding))]
+        return [astuple(module.format) for module in self._modules if isinstance(module, _MATRICES)]
 
     def _set_formats(self, formats: list[tuple[Any, ...]]) -> None:
-        matrices = [module for module in self._modules if isinstance(module, (Linear, Embedding))]
+        matrices = [module for module in self._modules if isinstance(module, _MATRICES)]
         for module, format in zip(matrices, formats, strict=True):
             module.format = WeightFormat(*format)
 
@@ -234,14 +243,14 @@ class _Loading:
             case HeadNorm():
                 names = {"queries": module.query_name, "keys": module.key_name}
                 return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
-            case Embedding() | Norm():
+            case HeadLinear() | Embedding() | Norm():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
 
     def _values(self, module: Module, names: list[str]) -> Values:
         """The tensors of a checkpoint, one after another along the outputs."""
-        format = module.format if isinstance(module, (Linear, Embedding)) else WeightFormat("float32")
+        format = module.format if isinstance(module, _MATRICES) else WeightFormat("float32")
         if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
             return side_by_side([self._stored.read_integers(name, format) for name in names], format)
         return joined([self._stored.read_plain(name) for name in names], format)
@@ -251,6 +260,8 @@ def _num_values(module: Module) -> int:
     match module:
         case Linear():
             return module.width * (module.num_inputs + module.has_bias)
+        case HeadLinear():
+            return module.num_heads * module.num_inputs * module.num_outputs
         case Embedding():
             return module.num_rows * module.width
         case HeadNorm():

@@ -6,6 +6,7 @@ loader before it packs.
   of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
   inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
+- Linears of which each head has its own part are floats of the dtype.
 - Embeddings are floats of the dtype; those that are the head too are kept as the head is.
 """
 
@@ -58,6 +59,8 @@ def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str],
             linear.format, outcome = _stored(stored, precision)
             outcomes[outcome] += 1
         formats[linear.name] = linear.format
+    for part in weights.head_linears:
+        part.format = precision.float_format
     for embedding in weights.embeddings:
         embedding.format = formats.get(embedding.name, precision.float_format)
     return "; ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())

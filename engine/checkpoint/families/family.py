@@ -16,6 +16,17 @@ class Biases:
     mlp: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Multi-head latent attention (DeepSeek-V2, 2024): elements of what is computed and kept of a position, and of a head."""
+
+    query_dim: int  # of what queries are compressed to first; 0: they are not
+    latent_dim: int  # of what keys and values are compressed to
+    plain_dim: int  # of a head's queries and keys, not rotated
+    rotary_dim: int  # likewise, rotated; the rotated key is the same for all heads
+    value_dim: int  # of a head
+
+
 class Family:
     """The common conventions of config.json; a family overrides what it does otherwise."""
 
@@ -34,6 +45,17 @@ class Family:
     def biases(self, options: JsonOptions) -> Biases:
         bias = options.flag("attention_bias", False)
         return Biases(bias, bias, False)
+
+    def is_interleaved(self, options: JsonOptions) -> bool:
+        return self.is_rotary_interleaved
+
+    def latents(self, options: JsonOptions) -> Latents | None:
+        """None: attention over keys and values of each head."""
+        return None
+
+    def num_draft_layers(self, options: JsonOptions) -> int:
+        """Layers behind the last one that predict further tokens; they are not read."""
+        return 0
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Of each layer the keys that a query sees, itself included; 0: all before it."""

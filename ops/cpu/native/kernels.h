@@ -114,6 +114,32 @@ struct ChunkShape {
     i64 offset, row_bytes;  // of values: from one slot, or pair of slots, to the next
 };
 
+// Multi-head latent attention (DeepSeek-V2, 2024): of each position a latent and one rotated key are kept, for all heads, by
+// layouts with chunks of a single slot, as values are. `latents.head_dim` and `keys.head_dim` are their sizes.
+struct LatentShape {
+    float *y;                 // [rows, heads * (plain_dim + keys.head_dim)]: queries, the rotary part of each head rotated
+    const float *queries;     // the same, not rotated yet
+    const float *compressed;  // [rows, latents.head_dim + keys.head_dim]
+    char *key_cache, *latent_cache;
+    const i32 *positions, *slots;  // of each row
+    const float *cosines, *sines;  // [positions, keys.head_dim]
+    const i32 *partners;           // [keys.head_dim]
+    const float *weight;           // [latents.head_dim]: latents are normalized
+    float epsilon;
+    i64 heads, plain_dim;
+    CacheLayout keys, latents;
+};
+
+// KEY_PANEL slots of them, written out for `attend`: keys are the rotated key, filled up to `key_room` numbers, then the latent;
+// values are the latent again.
+struct LatentPanel {
+    const char *keys[KEY_PANEL], *latents[KEY_PANEL];  // the row of each slot; null: no query sees it, zeros are written
+    KvType type;
+    i64 rotary_dim, latent_dim, key_room;
+    char *to_keys, *to_values;  // as panels of the type that products are made in; what fills up is left as it is
+    i64 value_bytes;            // from one slot, or pair of slots, to the next
+};
+
 // One split of keys for a tile of queries that share a kv head. `dim` is head_dim filled up to whole panels.
 struct SplitShape {
     const char *queries;                                    // [num_queries] rows of `query_bytes` bytes, by take_query
@@ -184,12 +210,14 @@ struct Kernels {
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
                      i64 width, i64 row_begin, i64 row_end);
     void (*rotate_and_store)(const RotationShape &shape, i64 row_begin, i64 row_end);
+    void (*store_latent)(const LatentShape &shape, i64 row_begin, i64 row_end);
     // queries as `attend` wants them: times factor, in the type that products with a cache of this type are made in
     void (*take_query)(char *to, const float *x, float factor, i64 head_dim, KvType type);
     // a chunk of keys or of values into a panel of type `product_type`
     void (*take_keys)(const ChunkShape &chunk);
     void (*take_values)(const ChunkShape &chunk);
     void (*attend)(const SplitShape &shape);
+    void (*take_latents)(const LatentPanel &panel);
     // (largest, sum, output) of `count` queries' splits so far, joined by the next one's; -infinity: sees none of it
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
                  const float *next_outputs, i64 count, i64 stride, i64 dim);

@@ -92,6 +92,37 @@ void bind_ops(nb::module_ &module) {
     module.def("activate_and_multiply", [](Address y, Address x, i32 activation, i64 width, Address rows, i64 count) {
         return Op{Activate{floats(y), floats(x), static_cast<Activation>(activation), width, rows_of(rows, count)}};
     });
+    module.def("store_latent",
+               [](Address y, Address queries, Address compressed, Address keys, Address latents, Address positions,
+                  Address slots, Address cosines, Address sines, Address partners, Address weight, float epsilon, i64 heads,
+                  i64 plain_dim, i64 rotary_dim, i64 latent_dim, i32 kv_type, i64 block_size, Address rows, i64 count) {
+                   const KvType type = static_cast<KvType>(kv_type);
+                   return Op{StoreLatent{
+                       {floats(y), floats(queries), floats(compressed), cache(keys), cache(latents), ints(positions),
+                        ints(slots), floats(cosines), floats(sines), ints(partners), floats(weight), epsilon, heads, plain_dim,
+                        make_slot_layout(type, block_size, rotary_dim), make_slot_layout(type, block_size, latent_dim)},
+                       rows_of(rows, count)}};
+               });
+    module.def("latent_attention",
+               [](Address y, Address absorbed, Address queries, Address keys, Address latents, Address slots, Address offsets,
+                  Address starts, Address block_tables, i64 table_width, i64 heads, i64 plain_dim, i64 rotary_dim,
+                  i64 latent_dim, float scale, i32 kv_type, i64 block_size, Address sequences, i64 count) {
+                   const KvType type = static_cast<KvType>(kv_type);
+                   return Op{AttendLatents{floats(y), floats(absorbed), floats(queries), cache(keys), cache(latents),
+                                           ints(slots), ints(offsets), ints(starts), ints(block_tables), table_width, heads,
+                                           plain_dim, scale, make_slot_layout(type, block_size, rotary_dim),
+                                           make_slot_layout(type, block_size, latent_dim), rows_of(sequences, count)}};
+               });
+    module.def("head_linear", [](Address y, Address x, i32 kind, Address weight, i64 weight_bytes, i64 inputs, i64 outputs,
+                                 i64 heads, i64 stride, Address rows, i64 count) {
+        return Op{HeadLinear{
+            static_cast<WeightKind>(kind),
+            {floats(y), floats(x), nullptr, floats(weight), nullptr, nullptr, nullptr, nullptr, inputs, outputs, 0, 0},
+            heads,
+            stride,
+            weight_bytes,
+            rows_of(rows, count)}};
+    });
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }
 

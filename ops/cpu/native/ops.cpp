@@ -132,6 +132,16 @@ void run_op(Engine &engine, const RotateAndStore &op) {
 
 void run_op(Engine &engine, const Attend &op) { attend(engine, op); }
 
+void run_op(Engine &engine, const StoreLatent &op) {
+    const i64 rotary_dim = op.shape.keys.head_dim, latent_dim = op.shape.latents.head_dim;
+    for_rows(engine, op.rows.get(), op.shape.heads * (op.shape.plain_dim + rotary_dim) + latent_dim + rotary_dim,
+             [&](i64 begin, i64 end) { engine.kernels().store_latent(op.shape, begin, end); });
+}
+
+void run_op(Engine &engine, const AttendLatents &op) { attend_latents(engine, op); }
+
+void run_op(Engine &engine, const HeadLinear &op) { multiply_heads(engine, op); }
+
 void run_op(Engine &engine, const Activate &op) {
     const i64 parts = divide_up(op.width, SMALL_COUNT / 4), rows = op.rows.get();
     for_rows(engine, rows * parts, divide_up(op.width, parts), [&](i64 begin, i64 end) {
@@ -258,6 +268,7 @@ bool Engine::select_part(Part part, const char *variant) {
         kernels_.take_keys = found->take_keys;
         kernels_.take_values = found->take_values;
         kernels_.attend = found->attend;
+        kernels_.take_latents = found->take_latents;
         kernels_.join = found->join;
         kernels_.finish = found->finish;
     } else {

@@ -69,6 +69,32 @@ struct Attend {
     Rows sequences;
 };
 
+struct StoreLatent {
+    LatentShape shape;
+    Rows rows;
+};
+
+// Absorbed queries against latents, and their rotary parts against the rotated keys. Sequences as in Attend.
+struct AttendLatents {
+    float *y;               // [rows, heads * latents.head_dim]
+    const float *absorbed;  // likewise
+    const float *queries;   // [rows, heads * (plain_dim + keys.head_dim)]
+    const char *key_cache, *latent_cache;
+    const i32 *slots, *offsets, *starts, *block_tables;
+    i64 table_width, heads, plain_dim;
+    float scale;  // of scores
+    CacheLayout keys, latents;
+    Rows sequences;
+};
+
+// x [rows, heads, stride] -> y [rows, heads, outputs]: the first `inputs` of a head's numbers times its own weights.
+struct HeadLinear {
+    WeightKind kind;    // floats
+    LinearShape shape;  // of one head; `weight` is the first one's
+    i64 heads, stride, weight_bytes;
+    Rows rows;
+};
+
 struct Activate {
     float *y;
     const float *x;
@@ -77,7 +103,8 @@ struct Activate {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate>;
+using Op =
+    std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, StoreLatent, AttendLatents, HeadLinear>;
 
 // What ops run on, one for the process.
 class Engine {
@@ -109,8 +136,11 @@ std::vector<const Kernels *> variants();        // those that this processor run
 const Kernels *find_variant(const char *name);  // of these; null: there is none
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
+void attend_latents(Engine &engine, const AttendLatents &op);
+void multiply_heads(Engine &engine, const HeadLinear &op);
 void look_up(const Embed &op, i64 row);
 CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim);
+CacheLayout make_slot_layout(KvType type, i64 block_size, i64 dim);  // one head, chunks of a single slot
 
 class Tape {
 public:
