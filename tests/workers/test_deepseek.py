@@ -1,0 +1,116 @@
+"""DeepSeek-V3 of other shapes and options than the golden one, beside the formulas of its paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.messages import SamplingParams
+from tests.workers.checkpoints import drawn_tensors, write_checkpoint
+from tests.workers.deepseek import CONFIG, DeepseekForward
+from tests.workers.serving import Sample, Serving, make_runner
+from workers.runner import ModelRunner
+
+PROMPT = np.random.default_rng(3).integers(0, 96, 70).tolist()
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "queries as they are, one group, no dense layer": {
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+    },
+    "odd sizes, no shared expert": {
+        "hidden_size": 30,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "q_lora_rank": 17,
+        "kv_lora_rank": 37,
+        "qk_nope_head_dim": 11,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 13,
+        "n_shared_experts": 0,
+        "norm_topk_prob": False,
+    },
+    "halves, biases, yarn, 16 experts in 4 groups": {
+        "rope_interleave": False,
+        "attention_bias": True,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        "n_routed_experts": 16,
+        "n_group": 4,
+    },
+    "wide latents, many heads, all dense, older yarn": {
+        "kv_lora_rank": 96,
+        "qk_rope_head_dim": 64,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "first_k_dense_replace": 3,
+        "rope_theta": 1e4,
+        "rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "mscale_all_dim": 1.0},
+    },
+}
+
+
+def answer(runner: ModelRunner, chunk: int) -> Sample:
+    sampling = SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=0)
+    sample = Sample(PROMPT, sampling, num_outputs=6)
+    serving = Serving(runner, chunk=chunk)
+    serving.place(sample, 3)
+    serving.run([sample])
+    return sample
+
+
+def largest_error(sample: Sample, logprobs: np.ndarray) -> float:
+    of_prompt = [abs(value - logprobs[place - 1, PROMPT[place]]) for place, value in sample.prompt_logprobs.items()]
+    of_answer = [
+        abs(value - logprobs[len(PROMPT) - 1 + index, token_id])
+        for index, (token_ids, values) in enumerate(sample.tops)
+        for token_id, value in zip(token_ids, values, strict=True)
+    ]
+    assert len(of_prompt) == len(PROMPT) - 1
+    assert len(of_answer) == 18
+    return float(max(of_prompt + of_answer))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_shapes(variant: str, tmp_path: Path) -> None:
+    config = CONFIG | VARIANTS[variant]
+    model = write_checkpoint(tmp_path, config)
+    forward = DeepseekForward(config, model, drawn_tensors(model))
+    for options in ({"ops": "reference", "plan": "eager"}, {"ops": "native", "plan": "tape", "threads": 2}):
+        runner = make_runner(tmp_path, **options)
+        sample = answer(runner, 512)
+        assert largest_error(sample, forward.logprobs(sample.tokens)) < 2e-5
+        assert answer(runner, 16).answer() == sample.answer()
+
+
+# How far log-probabilities may be from those of float32, with weights as large as these.
+PRECISIONS: list[tuple[dict[str, str], float]] = [
+    ({"kv_cache_dtype": "bfloat16"}, 0.05),
+    ({"kv_cache_dtype": "int8"}, 0.1),
+    ({"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, 0.2),
+    ({"quantization": "wint8", "kv_cache_dtype": "int8"}, 0.3),
+    ({"quantization": "wint4", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, 3.0),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DeepseekForward]:
+    path = tmp_path_factory.mktemp("deepseek")
+    config = CONFIG | {"hidden_size": 64, "moe_intermediate_size": 64, "q_lora_rank": 32}
+    model = write_checkpoint(path, config)
+    return path, DeepseekForward(config, model, drawn_tensors(model))
+
+
+@pytest.mark.parametrize(("options", "limit"), PRECISIONS, ids=str)
+def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Path, DeepseekForward]) -> None:
+    """Near float32, and the same bits in chunks."""
+    path, forward = checkpoint
+    runner = make_runner(path, ops="native", plan="tape", **options)
+    sample = answer(runner, 512)
+    assert largest_error(sample, forward.logprobs(sample.tokens)) < limit
+    assert answer(runner, 11).answer() == sample.answer()
