@@ -20,6 +20,7 @@ import numpy as np
 from ops.modules import (
     AttentionShape,
     Embedding,
+    Experts,
     HeadLinear,
     HeadNorm,
     KvCache,
@@ -29,6 +30,7 @@ from ops.modules import (
     Module,
     Norm,
     Rotary,
+    Router,
     Tensor,
 )
 from ops.weight_format import Source, Store
@@ -77,6 +79,14 @@ class Inputs(AttentionMetadata, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each row, the best first, and what their results weigh."""
+
+    ids: Tensor  # int32 [R, chosen]
+    weights: Tensor  # float32 [R, chosen]
+
+
+@dataclass(frozen=True, slots=True)
 class OpTable:
     """The ops of one backend."""
 
@@ -86,7 +96,8 @@ class OpTable:
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
     # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
-    # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary
+    # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary; "weight" and
+    # "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
@@ -113,6 +124,10 @@ class OpTable:
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
+    route: Callable[[Tensor, Router], Routing]  # [R, hidden] -> each row's experts
+    # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
+    # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
+    experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]
 
     # Multi-head latent attention (DeepSeek-V2, 2024), absorbed for every row: prefill and decode round alike.
     # queries [R, heads * (plain + rotary)], compressed [R, latent + rotary] -> queries with their rotary parts rotated;

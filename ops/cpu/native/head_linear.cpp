@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "ops.h"
+#include "tasks.h"
 
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 BLOCK_ROWS = 64;          // of a task: they stay in the second cache beside the head's weights
-constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds that one thread does sooner than it wakes others
+constexpr i64 BLOCK_ROWS = 64;  // of a task: they stay in the second cache beside the head's weights
 
 void multiply_block(Engine &engine, const HeadLinear &op, i64 head, i64 begin, i64 end, int thread) {
     const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.kind)];
@@ -29,7 +29,7 @@ void multiply_block(Engine &engine, const HeadLinear &op, i64 head, i64 begin, i
         shape.prepared = scratch;
         kernels.prepare(shape, 0, rows);
     }
-    kernels.linear(shape, 0, rows, 0, (outputs + PANEL - 1) / PANEL);
+    kernels.linear(shape, 0, rows, 0, divide_up(outputs, PANEL));
     for (i64 row = 0; row < rows; ++row) {
         std::copy_n(y + row * outputs, outputs, op.shape.y + ((begin + row) * op.heads + head) * outputs);
     }
@@ -38,7 +38,7 @@ void multiply_block(Engine &engine, const HeadLinear &op, i64 head, i64 begin, i
 }  // namespace
 
 void multiply_heads(Engine &engine, const HeadLinear &op) {
-    const i64 rows = op.rows.get(), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const i64 rows = op.rows.get(), blocks = divide_up(rows, BLOCK_ROWS);
     const auto multiply = [&](i64 task, int thread) {
         const i64 head = task / blocks, block = task % blocks;  // neighbours in time share their weights
         multiply_block(engine, op, head, rows * block / blocks, rows * (block + 1) / blocks, thread);
