@@ -136,6 +136,7 @@ class Router:
     linear: Linear  # [hidden] -> [experts]
     rule: RoutingRule
     correction_name: str = ""  # of the tensor; empty: there is none
+    correction_shape: tuple[int, ...] = ()  # as it is stored
     correction: Tensor = None
 
     @property

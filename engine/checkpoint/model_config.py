@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.checkpoint.families import CLASS_NAMES, FAMILIES
+from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Family, Latents
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.quantization_config import QuantizationConfig
@@ -88,6 +89,7 @@ class ModelConfig:
     dtype: str  # of the stored weights, as far as the file says
     is_transformers: bool  # written by Hugging Face transformers, as far as the file says
     quantization: QuantizationConfig | None = None  # of the stored weights
+    experts: ExpertsConfig | None = None  # of layers that have some
     latents: Latents | None = None
     num_draft_layers: int = 0  # stored behind the last layer, and not read
 
@@ -151,6 +153,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         dtype=dtype,
         is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
         quantization=_quantization(options),
+        experts=family.experts(options, num_layers),
         latents=latents,
         num_draft_layers=family.num_draft_layers(options),
     )

@@ -13,6 +13,7 @@ from engine.checkpoint.model_config import ModelConfig
 from ops.modules import LatentShape, LayerCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
 from workers.models.llama import Llama
+from workers.models.mlp import feed_forward
 from workers.weights.declaration import Weights
 from workers.weights.rotary import score_scale
 
@@ -48,12 +49,9 @@ class DeepseekV3Layer:
         self.values = weights.head_linear(expand, heads, rows, of_values, latents.latent_dim)
         self.output = weights.linear([f"{attention}.o_proj"], heads * latents.value_dim, [hidden], config.has_output_bias)
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
-        inner = config.intermediate_size
-        self.gate_up = weights.linear([f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], hidden, [inner, inner])
-        self.down = weights.linear([f"{prefix}.mlp.down_proj"], inner, [hidden])
+        self.mlp = feed_forward(config, index, weights)
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
-        """Queries of all rows; their latents and rotated keys are in the cache."""
         x = h
         if self.query_down is not None and self.query_norm is not None:
             x = ops.rms_norm(ops.linear(h, self.query_down), self.query_norm)
@@ -68,4 +66,4 @@ class DeepseekV3Layer:
 class DeepseekV3(Llama):
     """The whole model."""
 
-    layer_class: type[DeepseekV3Layer] = DeepseekV3Layer  # type: ignore[assignment]
+    layer_class = DeepseekV3Layer

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
 from engine.checkpoint.families.family import Biases, Family, Latents
 from engine.checkpoint.json_fields import JsonOptions
+
+# Options that change which experts are chosen or where there are some, and the values that are followed here.
+_FOLLOWED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
 
 class DeepseekV3(Family):
@@ -37,6 +41,36 @@ class DeepseekV3(Family):
             plain_dim=options.count("qk_nope_head_dim", 128),
             rotary_dim=rotary_dim,
             value_dim=options.count("v_head_dim", 128),
+        )
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        for name, followed in _FOLLOWED.items():
+            if options.values.get(name) not in (None, followed):
+                raise options.error(name, f"{options.values[name]!r} is not supported; supported: {followed!r}")
+        count = num_experts(options, "n_routed_experts", "num_local_experts", default=256)
+        sparse = tuple(range(options.count("first_k_dense_replace", 3, least=0), num_layers))
+        if not count or not sparse:
+            return None
+        num_groups, num_chosen_groups = options.count("n_group", 8), options.count("topk_group", 4)
+        if count % num_groups:
+            raise options.error("n_group", f"{num_groups} does not divide n_routed_experts {count}")
+        if num_chosen_groups > num_groups:
+            raise options.error("topk_group", f"{num_chosen_groups} groups are to be chosen from {num_groups}")
+        intermediate_size = options.count("moe_intermediate_size", 2048)
+        return ExpertsConfig(
+            sparse,
+            count,
+            num_chosen(options, "num_experts_per_tok", 8, count // num_groups * num_chosen_groups),
+            intermediate_size,
+            options.count("n_shared_experts", 1, least=0) * intermediate_size,
+            correction="mlp.gate.e_score_correction_bias",
+            correction_shape=(count,),
+            scoring="sigmoid",
+            is_normalized=options.flag("norm_topk_prob", True),
+            added_to_sum=1e-20,
+            factor=options.number("routed_scaling_factor", 2.5),
+            num_groups=num_groups,
+            num_chosen_groups=num_chosen_groups,
         )
 
     def num_draft_layers(self, options: JsonOptions) -> int:
