@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.errors import CheckpointError
 from engine.messages import SamplingParams
-from tests.workers.checkpoints import drawn_tensors, write_checkpoint
+from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_safetensors
 from tests.workers.deepseek import CONFIG, DeepseekForward
 from tests.workers.serving import Sample, Serving, make_runner
 from workers.runner import ModelRunner
@@ -64,7 +65,7 @@ def answer(runner: ModelRunner, chunk: int) -> Sample:
     return sample
 
 
-def largest_error(sample: Sample, logprobs: np.ndarray) -> float:
+def errors(sample: Sample, logprobs: np.ndarray) -> np.ndarray:
     of_prompt = [abs(value - logprobs[place - 1, PROMPT[place]]) for place, value in sample.prompt_logprobs.items()]
     of_answer = [
         abs(value - logprobs[len(PROMPT) - 1 + index, token_id])
@@ -73,7 +74,7 @@ def largest_error(sample: Sample, logprobs: np.ndarray) -> float:
     ]
     assert len(of_prompt) == len(PROMPT) - 1
     assert len(of_answer) == 18
-    return float(max(of_prompt + of_answer))
+    return np.array(of_prompt + of_answer)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -84,17 +85,18 @@ def test_other_shapes(variant: str, tmp_path: Path) -> None:
     for options in ({"ops": "reference", "plan": "eager"}, {"ops": "native", "plan": "tape", "threads": 2}):
         runner = make_runner(tmp_path, **options)
         sample = answer(runner, 512)
-        assert largest_error(sample, forward.logprobs(sample.tokens)) < 2e-5
+        assert errors(sample, forward.logprobs(sample.tokens)).max() < 2e-5
         assert answer(runner, 16).answer() == sample.answer()
 
 
-# How far log-probabilities may be from those of float32, with weights as large as these.
+# How far most log-probabilities may be from those of float32, with weights as large as these. A few are far: of rows that come
+# to have another expert.
 PRECISIONS: list[tuple[dict[str, str], float]] = [
-    ({"kv_cache_dtype": "bfloat16"}, 0.05),
-    ({"kv_cache_dtype": "int8"}, 0.1),
-    ({"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, 0.2),
-    ({"quantization": "wint8", "kv_cache_dtype": "int8"}, 0.3),
-    ({"quantization": "wint4", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, 3.0),
+    ({"kv_cache_dtype": "bfloat16"}, 0.01),
+    ({"kv_cache_dtype": "int8"}, 0.02),
+    ({"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, 0.02),
+    ({"quantization": "wint8", "kv_cache_dtype": "int8"}, 0.1),
+    ({"quantization": "wint4", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, 0.6),
 ]
 
 
@@ -112,5 +114,21 @@ def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Pat
     path, forward = checkpoint
     runner = make_runner(path, ops="native", plan="tape", **options)
     sample = answer(runner, 512)
-    assert largest_error(sample, forward.logprobs(sample.tokens)) < limit
+    assert np.median(errors(sample, forward.logprobs(sample.tokens))) < limit
     assert answer(runner, 11).answer() == sample.answer()
+
+
+def test_layers_behind_the_last(tmp_path: Path) -> None:
+    """Those that predict further tokens are left alone; what no option speaks of is refused."""
+    config = CONFIG | {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    model = write_checkpoint(tmp_path, config)
+    tensors = drawn_tensors(model)
+    further = {"eh_proj": (48, 96), "shared_head.norm": (48,), "mlp.gate": (12, 48)}
+    for index, is_refused in ((2, False), (3, True)):
+        more = {f"model.layers.{index}.{name}.weight": np.ones(shape, np.float32) for name, shape in further.items()}
+        write_safetensors(tmp_path / "model.safetensors", tensors | more)
+        if is_refused:
+            with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight \[48, 96\] is not expected"):
+                make_runner(tmp_path)
+        else:
+            make_runner(tmp_path)
