@@ -25,7 +25,7 @@ CONDITIONS = {
 
 # An engine each; what an engine does the same with experts as without is asked of one of them.
 SERVED = [(architecture, condition) for architecture in ARCHITECTURES for condition in CONDITIONS]
-SERVED += [("qwen3_moe", "plain"), ("ernie4_5_moe", "preempted")]
+SERVED += [("qwen3_moe", "plain"), ("deepseek_v3", "chunked"), ("ernie4_5_moe", "preempted")]
 
 
 def golden_cases(architecture: str) -> list[dict[str, Any]]:
