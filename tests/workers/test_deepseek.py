@@ -10,9 +10,10 @@ import pytest
 
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
-from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_safetensors
+from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.deepseek import CONFIG, DeepseekForward
 from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.weights.formats.quantizers import Format, fp8_blocks, pack_quantized, write_quantized
 from workers.runner import ModelRunner
 
 PROMPT = np.random.default_rng(3).integers(0, 96, 70).tolist()
@@ -103,7 +104,8 @@ PRECISIONS: list[tuple[dict[str, str], float]] = [
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DeepseekForward]:
     path = tmp_path_factory.mktemp("deepseek")
-    config = CONFIG | {"hidden_size": 64, "moe_intermediate_size": 64, "q_lora_rank": 32}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64, "q_lora_rank": 32, "v_head_dim": 16}
+    config = CONFIG | sizes
     model = write_checkpoint(path, config)
     return path, DeepseekForward(config, model, drawn_tensors(model))
 
@@ -116,6 +118,29 @@ def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Pat
     sample = answer(runner, 512)
     assert np.median(errors(sample, forward.logprobs(sample.tokens))) < limit
     assert answer(runner, 11).answer() == sample.answer()
+
+
+@pytest.mark.parametrize(
+    ("form", "limit"), [(fp8_blocks(16, 32), 1e-5), (pack_quantized(4, 32), 0.1)], ids=["fp8 blocks", "packed 4"]
+)
+def test_quantized(form: Format, limit: float, checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
+    """What is stored is what is computed with, also where a linear is cut up for the heads."""
+    forward = checkpoint[1]
+    config = {**forward.config, "quantization_config": form.config}
+    model = write_config(tmp_path, config)
+    worth = write_quantized(tmp_path, form, forward.tensors)
+    sample = answer(make_runner(tmp_path), 512)
+    assert np.median(errors(sample, DeepseekForward(config, model, worth).logprobs(sample.tokens))) < limit
+
+
+def test_packed_weights(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
+    """Kept in a file, and mapped from it."""
+    answers = []
+    for outcome in ("miss", "hit"):
+        runner = make_runner(checkpoint[0], dtype="bfloat16", weight_cache_dir=str(tmp_path), weight_cache_limit=1 << 30)
+        assert runner.weights.cache == outcome
+        answers.append(answer(runner, 64).answer())
+    assert answers[0] == answers[1]
 
 
 def test_layers_behind_the_last(tmp_path: Path) -> None:

@@ -65,11 +65,16 @@ def write_quantized_demo(path: Path, form: Format) -> dict[str, np.ndarray]:
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     config = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": form.config}
     (path / "config.json").write_text(json.dumps(config))
+    return write_quantized(path, form, demo_tensors())
+
+
+def write_quantized(path: Path, form: Format, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`tensors` as the weights of the checkpoint at `path`; what each is worth."""
     stored: dict[str, np.ndarray] = {}
     worth: dict[str, np.ndarray] = {}
-    for name, tensor in demo_tensors().items():
+    for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
-        if module.endswith("_proj") and not module.endswith(form.plain or ("\0",)):
+        if module.endswith(("_proj", "_with_mqa")) and not module.endswith(form.plain or ("\0",)):
             quantized = form.quantize(tensor)
             stored |= {f"{module}.{suffix}": values for suffix, values in quantized.stored.items()}
             worth[name] = quantized.weight
