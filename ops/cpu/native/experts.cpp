@@ -16,8 +16,9 @@
 namespace tokamak::cpu {
 namespace {
 
-// Experts are done in waves with so many rows or little more, which bounds what is kept between phases. Never one in two waves.
-constexpr i64 WAVE_ROWS = 4096;
+// Experts are done in waves with so many rows for each thread or little more, so that what a phase leaves to the next one stays in
+// its cache. Never one in two waves.
+constexpr i64 WAVE_ROWS = 256;
 constexpr i64 READING = 6;  // rows whose products take as long as reading the weights, about: for even tasks
 
 // The first of the largest of `count` values; NaN is none.
@@ -258,8 +259,9 @@ void apply_experts(Engine &engine, const ApplyExperts &op) {
     ExpertsMemory &memory = engine.experts;
     sort_rows(memory, op, rows);
     const LinearShape given = quantized(engine, op, rows);
+    const i64 wave = WAVE_ROWS * engine.pool().num_threads();
     for (i64 begin = 0, end; begin < op.experts; begin = end) {
-        for (end = begin + 1; end < op.experts && memory.begins[end + 1] - memory.begins[begin] <= WAVE_ROWS;) ++end;
+        for (end = begin + 1; end < op.experts && memory.begins[end + 1] - memory.begins[begin] <= wave;) ++end;
         if (memory.begins[end] > memory.begins[begin]) run_wave(engine, op, given, begin, end);
     }
     for_rows(engine, rows, op.chosen * hidden, [&](i64 begin, i64 end) {
