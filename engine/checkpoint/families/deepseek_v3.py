@@ -12,6 +12,7 @@ _FOLLOWED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_fr
 
 class DeepseekV3(Family):
     name = "deepseek_v3"
+    gguf_name = "deepseek2"
     class_names = ("DeepseekV3ForCausalLM",)
     model = "workers.models.deepseek_v3:DeepseekV3"
 

@@ -19,6 +19,7 @@ from engine.checkpoint.families import GGUF_NAMES
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.experts import expert_options
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
+from engine.checkpoint.gguf.latents import latent_options, latent_scaling
 from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
@@ -93,8 +94,9 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
         raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
     num_heads = options.count(f"{name}.attention.head_count")
     hidden_size = options.count(f"{name}.embedding_length")
-    head_dim = options.count(f"{name}.attention.key_length", hidden_size // num_heads)
-    if options.count(f"{name}.attention.value_length", head_dim) != head_dim:
+    latents = latent_options(options, name) if family.name == "deepseek_v3" else {}
+    head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
+    if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from the length of keys, {head_dim}")
     has_bias = "blk.0.attn_q.bias" in file.tensors
     return {
@@ -118,6 +120,7 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
         "use_sliding_window": False,
         "dtype": "float32",
         **experts,
+        **latents,
     }
 
 
@@ -144,6 +147,7 @@ def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dic
         rope["original_max_position_embeddings"] = options.count(f"{name}.rope.scaling.original_context_length")
         rope["beta_fast"] = options.number(f"{name}.rope.scaling.yarn_beta_fast", 32.0)
         rope["beta_slow"] = options.number(f"{name}.rope.scaling.yarn_beta_slow", 1.0)
+        rope |= latent_scaling(options, name)
     return rope
 
 

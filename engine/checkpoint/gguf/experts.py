@@ -14,7 +14,8 @@ from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
-_SOFTMAX = 1
+_SOFTMAX, _SIGMOID = 1, 2
+_SCORING = {0: "softmax", _SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 _FIXED = {"expert_gating_func": (0, _SOFTMAX), "expert_weights_scale": (0, 1.0), "expert_weights_norm": (True,)}
 _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
 
@@ -23,7 +24,7 @@ def expert_options(file: GgufFile, options: JsonOptions, family: str, name: str)
     """`name`: the architecture as the file has it."""
     if family not in _OPTIONS:
         return {}
-    for key, followed in _FIXED.items():
+    for key, followed in _FIXED.items() if family != "deepseek_v3" else ():
         value = options.values.get(f"{name}.{key}")
         if value is not None and value not in followed:
             raise options.error(f"{name}.{key}", f"{value!r} is not supported; supported: {', '.join(map(repr, followed))}")
@@ -60,5 +61,21 @@ def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[
     }
 
 
+def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """What a file does not say has no effect there."""
+    return {
+        "n_routed_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "moe_intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+        "n_shared_experts": options.count(f"{name}.expert_shared_count", 0, least=0),
+        "first_k_dense_replace": options.count(f"{name}.leading_dense_block_count", 0, least=0),
+        "scoring_func": _SCORING.get(options.count(f"{name}.expert_gating_func", _SOFTMAX, least=0), "unknown"),
+        "norm_topk_prob": options.flag(f"{name}.expert_weights_norm", False),
+        "routed_scaling_factor": options.number(f"{name}.expert_weights_scale", 0.0) or 1.0,
+        "n_group": options.count(f"{name}.expert_group_count", 0, least=0) or 1,
+        "topk_group": options.count(f"{name}.expert_group_used_count", 0, least=0) or 1,
+    }
+
+
 _Options = Callable[[GgufFile, JsonOptions, str, list[int]], dict[str, Any]]
-_OPTIONS: dict[str, _Options] = {"qwen3_moe": _qwen3_moe, "ernie4_5_moe": _ernie4_5_moe}
+_OPTIONS: dict[str, _Options] = {"qwen3_moe": _qwen3_moe, "ernie4_5_moe": _ernie4_5_moe, "deepseek_v3": _deepseek_v3}

@@ -31,6 +31,12 @@ _INNER = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
@@ -50,7 +56,27 @@ _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, Tensor]:
     """By Hugging Face name; those that have none keep their own, for the loader to name."""
     named = (entry for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG for entry in _named(tensor, config))
-    return {name: _decoded(tensor, config) for name, tensor in named}
+    found = {name: _decoded(tensor, config) for name, tensor in named}
+    for index in range(config.num_layers if config.latents else 0):
+        whole = f"model.layers.{index}.self_attn.kv_b_proj.weight"
+        keys, values = (found.pop(f"blk.{index}.attn_{part}_b.weight", None) for part in "kv")
+        if keys and values and whole not in found:
+            found[whole] = _keys_and_values(keys, values)
+    return dict(found)
+
+
+def _keys_and_values(keys: DecodedTensor, values: DecodedTensor) -> DecodedTensor:
+    """Keys [heads, latent, plain] and values [heads, value, latent] as one linear [heads * (plain + value), latent]."""
+
+    def read() -> np.ndarray:
+        parts = np.concatenate([keys.read().swapaxes(1, 2), values.read()], axis=1)
+        return parts.reshape(-1, parts.shape[-1])
+
+    def read_integers(format: WeightFormat) -> QuantizedWeight:
+        raise AssertionError(f"what is cut up for the heads is no {format}")
+
+    heads, latent, plain = keys.shape
+    return DecodedTensor((heads * (plain + values.shape[1]), latent), read, read, lambda: None, read_integers)
 
 
 def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufTensor]]:
