@@ -143,6 +143,12 @@ def test_packed_weights(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path
     assert answers[0] == answers[1]
 
 
+def test_latents_that_are_too_wide(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG | {"num_hidden_layers": 1, "kv_lora_rank": 514})
+    with pytest.raises(CheckpointError, match="latents have 514 elements, the native ops take 512 at most; use --ops ref"):
+        make_runner(tmp_path)
+
+
 def test_layers_behind_the_last(tmp_path: Path) -> None:
     """Those that predict further tokens are left alone; what no option speaks of is refused."""
     config = CONFIG | {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}

@@ -51,18 +51,19 @@ public:
         factor_ = 1.44269504088896341f * op.scale;  // log2(e): scores are exponents of 2
         const i64 num_sequences = op.sequences.get(), threads = engine.pool().num_threads();
         num_rows_ = num_sequences > 0 ? op.offsets[num_sequences] : 0;
-        i64 num_tasks = 0, longest = 0, num_decoded = 0;  // of whole rows
+        i64 num_splits = 0, longest = 0, num_decoded = 0;
         for (i64 sequence = 0; sequence < num_sequences; ++sequence) {
             const i64 rows = op.offsets[sequence + 1] - op.offsets[sequence], context = op.starts[sequence] + rows;
             if (rows == 0) continue;
-            num_tasks += (context - 1) / KEY_SPLIT + 1;
+            num_splits += (context - 1) / KEY_SPLIT + 1;
             longest = std::max(longest, context);
             num_decoded += rows == 1;
         }
-        is_small_ = threads == 1 || num_rows_ * op.heads * key_dim_ * longest < SMALL_WORK;
-        is_in_splits_ = !is_small_ && num_decoded == num_rows_ && num_rows_ < 2 * threads && num_tasks >= 2 * threads;
+        is_small_ = num_rows_ * op.heads * key_dim_ * longest < SMALL_WORK;
+        const bool has_help = !is_small_ && threads > 1;
+        is_in_splits_ = has_help && num_decoded == num_rows_ && num_rows_ < 2 * threads && num_splits >= 2 * threads;
+        const i64 wanted = has_help && !is_in_splits_ ? TASKS_PER_THREAD * threads : 1;
         i64 queries = TILE_QUERIES;
-        const i64 wanted = is_small_ || is_in_splits_ ? 1 : TASKS_PER_THREAD * threads;
         while (queries >= 2 * LEAST_TILE_QUERIES && num_rows_ * op.heads < queries * wanted) queries /= 2;
         make_tiles(queries);
     }
