@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
-from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_config, write_safetensors
+from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_safetensors
 from tests.workers.deepseek import CONFIG, DeepseekForward
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.weights.formats.quantizers import Format, fp8_blocks, pack_quantized, write_quantized
@@ -126,11 +126,9 @@ def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Pat
 def test_quantized(form: Format, limit: float, checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
     """What is stored is what is computed with, also where a linear is cut up for the heads."""
     forward = checkpoint[1]
-    config = {**forward.config, "quantization_config": form.config}
-    model = write_config(tmp_path, config)
-    worth = write_quantized(tmp_path, form, forward.tensors)
+    worth = write_quantized(tmp_path, forward.config, forward.tensors, form)
     sample = answer(make_runner(tmp_path), 512)
-    assert np.median(errors(sample, DeepseekForward(config, model, worth).logprobs(sample.tokens))) < limit
+    assert np.median(errors(sample, DeepseekForward(forward.config, forward.model, worth).logprobs(sample.tokens))) < limit
 
 
 def test_packed_weights(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:

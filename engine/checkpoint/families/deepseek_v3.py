@@ -49,19 +49,18 @@ class DeepseekV3(Family):
             if options.values.get(name) not in (None, followed):
                 raise options.error(name, f"{options.values[name]!r} is not supported; supported: {followed!r}")
         count = num_experts(options, "n_routed_experts", "num_local_experts", default=256)
-        sparse = tuple(range(options.count("first_k_dense_replace", 3, least=0), num_layers))
-        if not count or not sparse:
+        first = options.count("first_k_dense_replace", 3, least=0)
+        if not count or first >= num_layers:
             return None
-        num_groups, num_chosen_groups = options.count("n_group", 8), options.count("topk_group", 4)
-        if count % num_groups:
-            raise options.error("n_group", f"{num_groups} does not divide n_routed_experts {count}")
-        if num_chosen_groups > num_groups:
-            raise options.error("topk_group", f"{num_chosen_groups} groups are to be chosen from {num_groups}")
+        groups = options.count("n_group", 8)
+        if count % groups:
+            raise options.error("n_group", f"{groups} does not divide {count} experts")
+        chosen_groups = options.count("topk_group", 4, most=groups)
         intermediate_size = options.count("moe_intermediate_size", 2048)
         return ExpertsConfig(
-            sparse,
+            tuple(range(first, num_layers)),
             count,
-            num_chosen(options, "num_experts_per_tok", 8, count // num_groups * num_chosen_groups),
+            num_chosen(options, "num_experts_per_tok", 8, count // groups * chosen_groups),
             intermediate_size,
             options.count("n_shared_experts", 1, least=0) * intermediate_size,
             correction="mlp.gate.e_score_correction_bias",
@@ -70,8 +69,8 @@ class DeepseekV3(Family):
             is_normalized=options.flag("norm_topk_prob", True),
             added_to_sum=1e-20,
             factor=options.number("routed_scaling_factor", 2.5),
-            num_groups=num_groups,
-            num_chosen_groups=num_chosen_groups,
+            num_groups=groups,
+            num_chosen_groups=chosen_groups,
         )
 
     def num_draft_layers(self, options: JsonOptions) -> int:

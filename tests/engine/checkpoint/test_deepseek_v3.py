@@ -1,4 +1,4 @@
-"""DeepSeek-V3's config.json: its options, their defaults, and every value that is refused."""
+"""DeepSeek-V3's config.json: latent attention, its options, their defaults, and every value that is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Latents
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
@@ -44,21 +43,6 @@ def test_defaults(tmp_path: Path) -> None:
     """Those of transformers' own configuration class."""
     config = read(tmp_path, DEEPSEEK)
     assert config.latents == Latents(1536, 512, 128, 64, 128)
-    assert config.experts == ExpertsConfig(
-        (3, 4),
-        256,
-        8,
-        2048,
-        2048,
-        "mlp.gate.e_score_correction_bias",
-        (256,),
-        "sigmoid",
-        is_normalized=True,
-        added_to_sum=1e-20,
-        factor=2.5,
-        num_groups=8,
-        num_chosen_groups=4,
-    )
     assert not config.has_qkv_bias
 
 
@@ -80,15 +64,9 @@ def test_bytes_of_the_kv_cache(dtype: str, slot_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scoring_func": "softmax"}, "scoring_func: 'softmax' is not supported; supported: 'sigmoid'"),
-        ({"topk_method": "greedy"}, "topk_method: 'greedy' is not supported; supported: 'noaux_tc'"),
-        ({"moe_layer_freq": 2}, "moe_layer_freq: 2 is not supported; supported: 1"),
         ({"num_key_value_heads": 1}, "num_key_value_heads: 1 should be num_attention_heads, 3"),
         ({"qk_rope_head_dim": 7}, "qk_rope_head_dim: 7 is odd"),
         ({"kv_lora_rank": 0}, "kv_lora_rank: 0 should be an integer of at least 1"),
-        ({"n_group": 7}, "n_group: 7 does not divide n_routed_experts 256"),
-        ({"topk_group": 9}, "topk_group: 9 groups are to be chosen from 8"),
-        ({"num_experts_per_tok": 129}, "num_experts_per_tok: 129 experts of a token are to be chosen from 128"),
         ({"rope_interleave": 1}, "rope_interleave: 1 should be true or false"),
     ],
 )
