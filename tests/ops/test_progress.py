@@ -28,7 +28,7 @@ def copy(target: np.ndarray, source: np.ndarray, row_ids: np.ndarray) -> _cpu.Op
     """The op that copies rows of `source`, words taken as pairs of floats."""
     kind = WEIGHT_KINDS.index("float32")
     return _cpu.embedding(
-        address_of(target), address_of(source), 0, 0, 0, address_of(row_ids), 2, 0, kind, False, 0, len(row_ids)
+        address_of(target), address_of(source), 0, 0, 0, address_of(row_ids), 1, 2, 0, kind, False, 0, len(row_ids)
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.record import ModelRecord
 from engine.errors import CheckpointError
 from engine.messages import (
     ActorState,
@@ -61,6 +62,7 @@ class Engine:
             **options,
         )
         self.run = Run(self.config.run_id, directory)
+        self.run.write(self.run.model_path, ModelRecord.read(self.model).encode())
         self.run.write_weights(WeightsRecord.of_start(self.config))
         self.segments = RunSegments.of(self.config, NAMES)
         self.zmq = zmq.Context()

@@ -131,14 +131,18 @@ class TestKey:
         assert len(files(directory)) == 2
 
     def test_the_same_contents_are_the_same_weights(self, model: Path, directory: Path) -> None:
-        """However old the files are, and wherever they lie."""
+        """However old the files are, wherever they lie, and whatever config.json says of what is computed with them."""
         load(model, directory)
         os.utime(model / "model.safetensors", ns=(1, 1))
         assert load(model, directory).cache == "hit"
         shutil.copytree(model, model.parent / "elsewhere" / model.name)
         assert load(model.parent / "elsewhere" / model.name, directory).cache == "hit"
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
+        harmless = {"transformers_version": "9", "eos_token_id": [1, 2], "rope_theta": 5.0, "max_position_embeddings": 32}
+        (model / "config.json").write_text(json.dumps(config | harmless))
+        assert load(model, directory).cache == "hit"
+        cut = {"num_attention_heads": 4, "num_key_value_heads": 2}  # the same tensors, other heads
+        (model / "config.json").write_text(json.dumps(config | cut | {"head_dim": 4}))
         assert load(model, directory).cache == "miss"
 
     def test_header_alone(self, model: Path, directory: Path) -> None:
