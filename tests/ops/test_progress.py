@@ -40,6 +40,15 @@ def test_after_each_op_of_a_tape(word: np.ndarray) -> None:
     assert 0 < seen[1] <= seen[2] <= word[0]
 
 
+@pytest.mark.parametrize("row", [-1, 1])
+def test_rows_that_the_table_lacks_are_not_read(word: np.ndarray, row: int) -> None:
+    one = copy(np.zeros(1, np.uint64), word, np.array([row], np.int32))
+    with pytest.raises(IndexError, match=f"row {row} of a table of 1 rows"):
+        _cpu.run(one)
+    with pytest.raises(IndexError, match=f"row {row} of a table of 1 rows"):
+        _cpu.Tape([one]).replay()
+
+
 def test_after_each_task_of_an_op(word: np.ndarray) -> None:
     row_ids = np.zeros(5000, np.int32)
     seen = np.full(5000, 1, np.uint64)
