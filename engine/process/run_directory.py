@@ -9,6 +9,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
         <run id>/               or the directory given with --run-dir, to which <root>/<run id> is then a symbolic link
             lock                flock held by the supervisor; text: pid, start ticks, boot id
             manifest.json       configuration and actors
+            model.msgpack       what the start read of its checkpoint (`engine/checkpoint/record.py`)
             weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used
             control.ipc         supervisor's ROUTER: Command -> Reply
             events.ipc          supervisor's PULL: events of the actors
@@ -39,7 +40,7 @@ MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its terminating zero
 _MAX_PID = 1 << 30
 SOCKET_NAMES = ("control.ipc", "events.ipc", "kv-events.ipc")
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest holds a chat template
-MANIFEST_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "weights.json", "lock"
+MANIFEST_NAME, MODEL_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "model.msgpack", "weights.json", "lock"
 
 
 class _ManifestActors(msgspec.Struct):
@@ -91,6 +92,10 @@ class Run:
         return self.directory / MANIFEST_NAME
 
     @property
+    def model_path(self) -> Path:
+        return self.directory / MODEL_NAME
+
+    @property
     def weights_path(self) -> Path:
         return self.directory / WEIGHTS_NAME
 
@@ -121,7 +126,7 @@ class Run:
         actors: tuple[ActorPlan, ...] = ()
         with contextlib.suppress(OSError, msgspec.DecodeError):  # another version's has other options, but its actors
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
-        documents = (self.weights_path, self.manifest_path)
+        documents = (self.model_path, self.weights_path, self.manifest_path)
         return [
             *(self.log_path(actor.name) for actor in actors if "/" not in actor.name),
             *(self.directory / name for name in SOCKET_NAMES),
