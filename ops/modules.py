@@ -7,7 +7,9 @@ inside (a Paddle tensor, a packed buffer) is the business of the op table that p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from ops.weight_format import FLOAT32, WeightFormat
 
@@ -33,6 +35,34 @@ class Linear:
     @property
     def width(self) -> int:
         return sum(self.num_outputs)
+
+
+@dataclass(slots=True)
+class HeadLinear:
+    """y = x W of each head by itself: [num_heads, in] -> [num_heads, out], in floats. W is a part of what the linear `name` of
+    the checkpoint [num_heads * rows_of_head, columns] has of the head: `rows`, [out, in] or, where `is_turned`, [in, out]."""
+
+    name: str
+    num_heads: int
+    rows_of_head: int
+    rows: range
+    num_columns: int
+    is_turned: bool
+    format: WeightFormat = FLOAT32
+    weight: Tensor = None
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.rows) if self.is_turned else self.num_columns
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_columns if self.is_turned else len(self.rows)
+
+    def weights_of_heads(self, weight: np.ndarray) -> np.ndarray:
+        """Of the checkpoint's `weight` a view [num_heads, out, in]."""
+        found = weight.reshape(self.num_heads, self.rows_of_head, self.num_columns)[:, self.rows.start : self.rows.stop]
+        return found.swapaxes(1, 2) if self.is_turned else found
 
 
 @dataclass(slots=True)
@@ -81,7 +111,67 @@ class Rotary:
     partners: Tensor = None
 
 
-Module = Linear | Embedding | Norm | HeadNorm | Rotary
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """How a row's scores become its experts and their weights. Scores are the softmax of the logits, or the sigmoid of each.
+    Experts lie in `num_groups` equal groups of neighbours; a group is as good as its two best experts together, and those of
+    `num_chosen_groups` groups alone are chosen. Of equal ones the first is the better. Weights are scores; where they are
+    normalized, divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
+
+    num_chosen: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    is_normalized: bool = False
+    added_to_sum: float = 0.0
+    smallest_sum: float = 0.0
+    factor: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+
+
+@dataclass(slots=True)
+class Router:
+    """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores where
+    experts are chosen, not where they are weighed."""
+
+    linear: Linear  # [hidden] -> [experts]
+    rule: RoutingRule
+    correction_name: str = ""  # of the tensor; empty: there is none
+    correction_shape: tuple[int, ...] = ()  # as it is stored
+    correction: Tensor = None
+
+    @property
+    def num_experts(self) -> int:
+        return self.linear.width
+
+
+@dataclass(slots=True)
+class Experts:
+    """down(activation(gate) * up) for any of many experts, all of one shape and format; none has a bias. Their matrices are
+    kept one after another, as one array for each part of what the format has."""
+
+    name: str
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+    weight: Tensor = None
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.gate_up[0].num_inputs
+
+    @property
+    def inner(self) -> int:
+        return self.down[0].num_inputs
+
+    @property
+    def parts(self) -> dict[str, tuple[Linear, ...]]:
+        return {"gate_up": self.gate_up, "down": self.down}
+
+
+Module = Linear | HeadLinear | Embedding | Norm | HeadNorm | Rotary | Router | Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +192,30 @@ class AttentionShape:
         return self.num_kv_heads * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Heads of one layer's latent attention. A head's query is [plain_dim | rotary_dim], what is kept of a position one latent
+    and one rotated key for all heads; `scale` multiplies scores."""
+
+    num_heads: int
+    plain_dim: int
+    rotary_dim: int
+    latent_dim: int
+    scale: float
+
+    @property
+    def queries_width(self) -> int:
+        return self.num_heads * (self.plain_dim + self.rotary_dim)
+
+    @property
+    def latents_width(self) -> int:
+        return self.num_heads * self.latent_dim
+
+
 @dataclass(slots=True)
 class LayerCache:
-    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`)."""
+    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`). With latent attention
+    rotated keys and latents."""
 
     keys: Tensor
     values: Tensor

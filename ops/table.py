@@ -17,7 +17,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary, Tensor
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    KvCache,
+    LatentShape,
+    LayerCache,
+    Linear,
+    Module,
+    Norm,
+    Rotary,
+    Router,
+    Tensor,
+)
 from ops.weight_format import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
@@ -64,16 +79,25 @@ class Inputs(AttentionMetadata, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each row, the best first, and what their results weigh."""
+
+    ids: Tensor  # int32 [R, chosen]
+    weights: Tensor  # float32 [R, chosen]
+
+
+@dataclass(frozen=True, slots=True)
 class OpTable:
     """The ops of one backend."""
 
     name: str
-    max_head_dim: int | None  # elements of a head that `rotate_and_store` and `attention` take; None: any number
+    max_head_dim: int | None  # elements of a head, or latent, that the ops of attention take; None: any number
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
-    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width] or Norm; "queries", "keys" of
-    # a HeadNorm; "cosines", "sines", "partners" of a Rotary
+    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
+    # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary; "weight" and
+    # "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
@@ -100,3 +124,16 @@ class OpTable:
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
+    route: Callable[[Tensor, Router], Routing]  # [R, hidden] -> each row's experts
+    # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
+    # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
+    experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]
+
+    # Multi-head latent attention (DeepSeek-V2, 2024), absorbed for every row: prefill and decode round alike.
+    # queries [R, heads * (plain + rotary)], compressed [R, latent + rotary] -> queries with their rotary parts rotated;
+    # writes the normalized latent and the rotated key at slot_mapping
+    store_latent: Callable[[Inputs, Tensor, Tensor, Tensor, Norm, LatentShape, LayerCache], Tensor]
+    # the step, absorbed queries [R, heads * latent], queries as `store_latent` gives them -> [R, heads * latent]
+    latent_attention: Callable[[Any, Tensor, Tensor, LatentShape, LayerCache], Tensor]
+    # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n that a head has, times its own weights
+    head_linear: Callable[[Tensor, HeadLinear], Tensor]

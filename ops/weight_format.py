@@ -6,7 +6,7 @@ is read only when its values are needed: a store that still has what was kept be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -46,24 +46,27 @@ class QuantizedWeight:
 Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bits of bfloat16
 Source = Callable[[], Values]
 Fill = Callable[[np.ndarray], None]
+Fills = Fill | Sequence[Fill]  # several: of as many equal parts along the first axis, one after another
 
 
 class Store(Protocol):
     """Where packed weights are kept."""
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
         """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before."""
 
 
 class Memory:
     """A store that forgets: every array is new memory."""
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT
         array = memory[start : start + num_bytes].view(dtype).reshape(shape)
-        fill(array)
+        fills = fill if isinstance(fill, Sequence) else [fill]
+        for part, fill_part in zip(np.split(array, len(fills)), fills, strict=True):
+            fill_part(part)
         return array
 
 

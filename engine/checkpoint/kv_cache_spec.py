@@ -11,6 +11,7 @@ from engine.checkpoint.model_config import ModelConfig
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # of a position and head, keys and values each
+_NUM_LATENT_HEADS = 1  # latent attention keeps one rotated key and, as value, one latent for all heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +20,34 @@ class KVCacheSpec:
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    key_dim: int  # of a head
+    value_dim: int
     block_size: int  # positions of a block
     dtype: str  # "float32" | "bfloat16" | "int8"
 
     @staticmethod
     def of(model: ModelConfig, block_size: int, dtype: str) -> KVCacheSpec:
-        return KVCacheSpec(model.num_layers, model.num_kv_heads, model.head_dim, block_size, dtype)
+        heads, key_dim, value_dim = model.num_kv_heads, model.head_dim, model.head_dim
+        if model.latents is not None:
+            heads, key_dim, value_dim = _NUM_LATENT_HEADS, model.latents.rotary_dim, model.latents.latent_dim
+        return KVCacheSpec(model.num_layers, heads, key_dim, value_dim, block_size, dtype)
+
+    @property
+    def key_bytes(self) -> int:
+        """Keys of a block's positions in one layer."""
+        return self._bytes_of(self.key_dim)
+
+    @property
+    def value_bytes(self) -> int:
+        return self._bytes_of(self.value_dim)
 
     @property
     def bytes_per_block(self) -> int:
         """Keys and values of its positions in every layer."""
-        head_bytes = self.head_dim * _DTYPE_BYTES[self.dtype] + _SCALE_BYTES[self.dtype]
-        return self.num_layers * 2 * self.block_size * self.num_kv_heads * head_bytes
+        return self.num_layers * (self.key_bytes + self.value_bytes)
+
+    def _bytes_of(self, dim: int) -> int:
+        return self.block_size * self.num_kv_heads * (dim * _DTYPE_BYTES[self.dtype] + _SCALE_BYTES[self.dtype])
 
     def arena_bytes(self, num_blocks: int) -> int:
         """`num_blocks` blocks and block 0, the dummy that takes what padded rows write."""

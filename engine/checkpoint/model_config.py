@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from engine.checkpoint.families import CLASS_NAMES, FAMILIES
-from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.experts import ExpertsConfig
+from engine.checkpoint.families.family import Family, Latents
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.quantization_config import QuantizationConfig
 from engine.errors import CheckpointError
@@ -76,7 +77,7 @@ class ModelConfig:
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # with latents: what is rotated of it
     max_position_embeddings: int
     rms_norm_eps: float
     activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2"
@@ -90,6 +91,9 @@ class ModelConfig:
     dtype: str  # of the stored weights, as far as the file says
     is_transformers: bool  # written by Hugging Face transformers, as far as the file says
     quantization: QuantizationConfig | None = None  # of the stored weights
+    experts: ExpertsConfig | None = None  # of layers that have some
+    latents: Latents | None = None
+    num_draft_layers: int = 0  # stored behind the last layer, and not read
 
     @staticmethod
     def read(path: str | Path) -> ModelConfig:
@@ -103,7 +107,7 @@ class ModelConfig:
     def shape_differences(self, other: ModelConfig) -> list[str]:
         """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
         weights are replaced in place."""
-        harmless = ("dtype", "is_transformers", "eos_token_ids", "quantization")
+        harmless = ("dtype", "is_transformers", "eos_token_ids", "quantization", "num_draft_layers")
         names = [field.name for field in fields(self) if field.name not in harmless]
         return [
             f"{name}: {getattr(self, name)}, {getattr(other, name)}"
@@ -130,7 +134,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     num_kv_heads = options.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise options.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
-    head_dim = _head_dim(options, family, num_heads)
+    latents = family.latents(options)
+    head_dim = latents.rotary_dim if latents else _head_dim(options, family, num_heads)
     max_positions = options.count("max_position_embeddings")
     activation = options.text("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
@@ -161,6 +166,9 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         dtype=dtype,
         is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
         quantization=_quantization(options),
+        experts=family.experts(options, num_layers),
+        latents=latents,
+        num_draft_layers=family.num_draft_layers(options),
     )
 
 
@@ -222,7 +230,7 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
         rope_type=_ROPE_TYPES[kind],
         theta=rope.number("rope_theta", options.number("rope_theta", family.rope_theta)),
         rotary_dim=rotary_dim,
-        is_interleaved=family.is_rotary_interleaved,
+        is_interleaved=family.is_interleaved(options),
         max_position_embeddings=max_positions,
         factor=rope.number("factor", default_factor),
         original_max_position_embeddings=original,

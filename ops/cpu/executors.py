@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import ALIGNMENT, Array, Rows, address_of, empty
 from ops.cpu.work import Work, bytes_of
+
+_INT = np.dtype(np.int32)
 
 OpMaker = Callable[..., _cpu.Op]
 Estimate = Callable[[], Work]  # of the step that the inputs hold when it is called
@@ -28,7 +30,10 @@ class Executor(Protocol):
         """The number of rows that counts[index] holds, `limit` of them at most."""
 
     def allocate(self, rows: Rows, width: int) -> Array:
-        """Memory for an op's result."""
+        """Memory for an op's result, float32."""
+
+    def allocate_kept(self, rows: Rows, width: int) -> Array:
+        """Likewise, int32; what it holds is there until the next replay."""
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address. For
@@ -49,6 +54,9 @@ class Immediate:
     def allocate(self, rows: Rows, width: int) -> Array:
         memory = empty(rows.count * width)
         return Array(rows, width, int(memory.ctypes.data), memory)
+
+    def allocate_kept(self, rows: Rows, width: int) -> Array:
+        return replace(self.allocate(rows, width), dtype=_INT)
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         _cpu.run(_make(make, arguments, rows))
@@ -75,6 +83,7 @@ class Recording:
     def __init__(self) -> None:
         self._ops: list[_Recorded] = []
         self._results: list[Array] = []
+        self._kept: list[Array] = []
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         return Rows(limit, counts[index : index + 1])
@@ -82,6 +91,12 @@ class Recording:
     def allocate(self, rows: Rows, width: int) -> Array:
         array = Array(rows, width)
         self._results.append(array)
+        return array
+
+    def allocate_kept(self, rows: Rows, width: int) -> Array:
+        array = self.allocate(rows, width)
+        array.dtype = _INT
+        self._kept.append(array)
         return array
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
@@ -95,7 +110,8 @@ class Recording:
                 if id(array) in lives:
                     life = lives[id(array)]
                     life[0], life[1] = min(life[0], index), max(life[1], index)
-        lives[id(output)][1] = len(self._ops)
+        for array in (output, *self._kept):
+            lives[id(array)][1] = len(self._ops)
         sizes = [-(-array.rows.limit * array.width * 4 // ALIGNMENT) * ALIGNMENT for array in self._results]
         offsets, num_bytes = place(
             [(lives[id(array)][0], lives[id(array)][1], size) for array, size in zip(self._results, sizes, strict=True)]

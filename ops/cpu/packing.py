@@ -7,8 +7,9 @@ holds it in the layout that the kernels read; a source is read only where the st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
-from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
+from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Rotary, Router
 from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
@@ -27,6 +28,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
     match module:
         case Linear():
             _pack_linear(module, sources, store)
+        case HeadLinear():
+            _pack_head_linear(module, sources["weight"], store)
         case Embedding():
             _pack_embedding(module, sources["weight"], store)
         case Norm():
@@ -40,6 +43,12 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Rotary():
             module.cosines, module.sines = (array_of(_float32(sources[name])) for name in ("cosines", "sines"))
             module.partners = array_of(np.ascontiguousarray(sources["partners"](), np.int32))
+        case Router():
+            _pack_linear(module.linear, sources, store)
+            if module.correction_name:
+                module.correction = _kept(module.correction_name, sources["correction"], (module.num_experts,), store)
+        case Experts():
+            _pack_experts(module, sources, store)
 
 
 def layout() -> str:
@@ -59,7 +68,7 @@ def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Ar
     """The values as float32."""
 
     def fill(kept: np.ndarray) -> None:
-        kept[...] = float32(source())
+        kept[...] = float32(source()).reshape(shape)
 
     return array_of(store.keep(name, shape, _FLOAT, fill))
 
@@ -82,6 +91,15 @@ class PackedWeight:
     offsets: Array | None = None
     group_size: int = 0
     is_in_panels: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """The matrices of many experts, those of slot after slot. Ops read `slots`, where each expert's are, whenever they run."""
+
+    gate_up: PackedWeight
+    down: PackedWeight
+    slots: Array  # int32 [experts]
 
 
 def _floats(values: Values) -> np.ndarray:
@@ -112,11 +130,7 @@ def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
 
 
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
-    num_panels = -(-module.width // _cpu.PANEL)
-    if module.format.kind in KINDS:
-        module.weight = _packed_integers(module, sources["weight"], store)
-    else:
-        module.weight = _packed_floats(module, sources["weight"], store, num_panels)
+    module.weight = _packed(module.name, module, [sources["weight"]], store)
     module.bias = None
     if module.has_bias:
 
@@ -124,23 +138,56 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
             kept[: module.width] = float32(sources["bias"]())
             kept[module.width :] = 0
 
-        module.bias = array_of(store.keep(f"{module.name}.bias", (num_panels * _cpu.PANEL,), _FLOAT, fill_bias))
+        num_outputs = -(-module.width // _cpu.PANEL) * _cpu.PANEL
+        module.bias = array_of(store.keep(f"{module.name}.bias", (num_outputs,), _FLOAT, fill_bias))
 
 
-def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeight:
-    packing = IntPacking(module.name, module.format, module.num_inputs, module.width, source)
-    found = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
-    values, scales, multipliers, offsets = found
-    assert values is not None
-    return PackedWeight(KINDS[module.format.kind], values, scales, multipliers, offsets, module.format.group_size)
-
-
-def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:
-    """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
-    kind = module.format.kind if module.format.kind in _SIDE else "float32"  # integers come next
-    side = _SIDE[kind]
-    size = num_panels * -(-module.num_inputs // side) * _cpu.PANEL * side
-    values = store.keep(
-        f"{module.name}.weight", (size,), _DTYPES[kind], lambda packed: _fill_floats(packed, kind, source(), True)
+def _pack_experts(module: Experts, sources: Mapping[str, Source], store: Store) -> None:
+    gate_up, down = (
+        _packed(f"{module.name}.{part}", linears[0], [sources[f"{part}.{index}"] for index in range(len(linears))], store)
+        for part, linears in module.parts.items()
     )
+    module.weight = PackedExperts(gate_up, down, array_of(np.arange(module.num_experts, dtype=np.int32)))
+
+
+def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
+    """Matrices of the shape and format of `module`, one after another. A source is read when it is packed."""
+    format = module.format
+    if format.kind not in KINDS:
+        return _packed_floats(name, module, sources, store)
+    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store)
+    values, scales, multipliers, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in found)
+    assert values is not None
+    return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, format.group_size)
+
+
+def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
+    """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
+    kind = module.format.kind
+    size = -(-module.width // _cpu.PANEL) * _panel_size(kind, module.num_inputs)
+    fills = [partial(_fill_panels, kind, source) for source in sources]
+    values = store.keep(f"{name}.weight", (len(sources) * size,), _DTYPES[kind], fills)
     return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))
+
+
+def _fill_panels(kind: str, source: Source, packed: np.ndarray) -> None:
+    _fill_floats(packed, kind, source(), True)
+
+
+def _panel_size(kind: str, num_inputs: int) -> int:
+    return -(-num_inputs // _SIDE[kind]) * _SIDE[kind] * _cpu.PANEL
+
+
+def _pack_head_linear(module: HeadLinear, source: Source, store: Store) -> None:
+    """The heads one after another, each as a linear of its own."""
+    kind = module.format.kind
+    size = -(-module.num_outputs // _cpu.PANEL) * _panel_size(kind, module.num_inputs)
+
+    def fill(packed: np.ndarray) -> None:
+        for to, weight in zip(packed.reshape(module.num_heads, size), module.weights_of_heads(_floats(source())), strict=True):
+            _fill_floats(to, kind, weight, True)
+
+    name = f"{module.name}.{module.rows.start}-{module.rows.stop}.weight"
+    module.weight = PackedWeight(
+        WEIGHT_KINDS.index(kind), array_of(store.keep(name, (module.num_heads * size,), _DTYPES[kind], fill))
+    )

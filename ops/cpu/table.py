@@ -14,10 +14,34 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
-from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack
-from ops.cpu.work import Work, attention_work, gather_work, linear_work, rotation_work
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
-from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable
+from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack
+from ops.cpu.work import (
+    Work,
+    attention_work,
+    bytes_of,
+    experts_work,
+    gather_work,
+    head_linear_work,
+    latent_attention_work,
+    linear_work,
+    rotation_work,
+)
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    KvCache,
+    LatentShape,
+    LayerCache,
+    Linear,
+    Norm,
+    Rotary,
+    Router,
+    Tensor,
+)
+from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable, Routing
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")  # as `Activation` in native/kernels.h
@@ -185,11 +209,150 @@ class CpuOps:
         )
         return y
 
+    def store_latent(
+        self,
+        inputs: Inputs,
+        queries: Tensor,
+        compressed: Tensor,
+        rotary: Rotary,
+        norm: Norm,
+        shape: LatentShape,
+        cache: LayerCache,
+    ) -> Array:
+        y = self._executor.allocate(rows_of(queries), shape.queries_width)
+        self._executor.emit(
+            _cpu.store_latent,
+            y,
+            queries,
+            compressed,
+            cache.keys,
+            cache.values,
+            inputs.positions,
+            inputs.slot_mapping,
+            rotary.cosines,
+            rotary.sines,
+            rotary.partners,
+            norm.weight,
+            norm.epsilon,
+            shape.num_heads,
+            shape.plain_dim,
+            shape.rotary_dim,
+            shape.latent_dim,
+            KV_TYPES.index(cache.dtype),
+            cache.block_size,
+            rows=y.rows,
+            work=lambda: rotation_work(y, (queries, compressed), cache),
+        )
+        return y
+
+    def latent_attention(
+        self, inputs: AttentionMetadata, absorbed: Tensor, queries: Tensor, shape: LatentShape, cache: LayerCache
+    ) -> Array:
+        assert shape.num_heads <= _cpu.MAX_GROUP, f"{shape.num_heads} heads share a key, the native ops take {_cpu.MAX_GROUP}"
+        y = self._executor.allocate(rows_of(absorbed), shape.latents_width)
+        self._executor.emit(
+            _cpu.latent_attention,
+            y,
+            absorbed,
+            queries,
+            cache.keys,
+            cache.values,
+            inputs.sequence_slots,
+            inputs.sequence_offsets,
+            inputs.sequence_starts,
+            inputs.block_tables,
+            inputs.block_tables.shape[1],
+            shape.num_heads,
+            shape.plain_dim,
+            shape.rotary_dim,
+            shape.latent_dim,
+            shape.scale,
+            KV_TYPES.index(cache.dtype),
+            cache.block_size,
+            rows=self._executor.rows(inputs.host_counts, NUM_SEQUENCES, inputs.max_rows),
+            work=lambda: latent_attention_work((y, absorbed, queries), inputs, shape, cache),
+        )
+        return y
+
+    def head_linear(self, x: Tensor, module: HeadLinear) -> Array:
+        y = self._executor.allocate(rows_of(x), module.num_heads * module.num_outputs)
+        weight: PackedWeight = module.weight
+        self._executor.emit(
+            _cpu.head_linear,
+            y,
+            x,
+            weight.kind,
+            weight.values,
+            bytes_of(weight.values) // module.num_heads,
+            module.num_inputs,
+            module.num_outputs,
+            module.num_heads,
+            x.shape[1] // module.num_heads,
+            rows=y.rows,
+            name=module.name,
+            work=lambda: head_linear_work(y, module),
+        )
+        return y
+
     def activate_and_multiply(self, x: Tensor, activation: str) -> Array:
         width = x.shape[1] // 2
         y = self._executor.allocate(rows_of(x), width)
         self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, rows=y.rows)
         return y
+
+    def route(self, x: Tensor, module: Router) -> Routing:
+        logits = self.linear(x, module.linear)
+        rule = module.rule
+        ids = self._executor.allocate_kept(logits.rows, rule.num_chosen)
+        weights = self._executor.allocate(logits.rows, rule.num_chosen)
+        self._executor.emit(
+            _cpu.route,
+            ids,
+            weights,
+            logits,
+            module.correction,
+            module.num_experts,
+            rule.num_chosen,
+            rule.num_groups,
+            rule.num_chosen_groups,
+            rule.scoring == "softmax",
+            rule.is_normalized,
+            rule.added_to_sum,
+            rule.smallest_sum,
+            rule.factor,
+            rows=logits.rows,
+        )
+        return Routing(ids, weights)
+
+    def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
+        rows, num_chosen = rows_of(x), routing.ids.shape[1]
+        y = self._executor.allocate(rows, module.num_inputs)
+        results = self._executor.allocate(rows, num_chosen * module.num_inputs)
+        packed: PackedExperts = module.weight
+        self._executor.emit(
+            _cpu.experts,
+            y,
+            results,
+            x,
+            routing.ids,
+            routing.weights,
+            shared,
+            packed.slots,
+            *(value for part in (packed.gate_up, packed.down) for value in _matrices(part)),
+            ACTIVATIONS.index(activation),
+            module.num_inputs,
+            module.inner,
+            module.num_experts,
+            num_chosen,
+            rows=rows,
+            name=module.name,
+            work=lambda: experts_work(y, x, routing, module),
+        )
+        return y
+
+
+def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
+    return weight.kind, weight.values, weight.scales, weight.multipliers, weight.offsets, weight.group_size
 
 
 def make_table(executor: Executor) -> OpTable:
@@ -214,6 +377,11 @@ def make_table(executor: Executor) -> OpTable:
         keep_rows=ops.keep_rows,
         activate_and_multiply=ops.activate_and_multiply,
         take_rows=ops.take_rows,
+        route=ops.route,
+        experts=ops.experts,
+        store_latent=ops.store_latent,
+        latent_attention=ops.latent_attention,
+        head_linear=ops.head_linear,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ops.cpu.array import Array
-from ops.modules import AttentionShape, LayerCache, Linear
-from ops.table import NUM_SEQUENCES, AttentionMetadata
+from ops.modules import AttentionShape, Experts, HeadLinear, LatentShape, LayerCache, Linear
+from ops.table import NUM_SEQUENCES, AttentionMetadata, Routing
 from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 
 
@@ -52,9 +52,22 @@ def linear_work(y: Array, x: Array, module: Linear) -> Work:
     return Work(bytes_of(y, x, module.weight, module.bias), num_operations, module.format)
 
 
-def rotation_work(queries: Array, qkv: Array, cache: LayerCache) -> Work:
+def experts_work(y: Array, x: Array, routing: Routing, module: Experts) -> Work:
+    """The matrices of the experts that some row has, as the last replay chose them."""
+    num_chosen, num_met = routing.ids.numpy().size, len(np.unique(routing.ids.numpy()))
+    num_bytes = bytes_of(module.weight.gate_up, module.weight.down) // module.num_experts * num_met
+    num_operations = 2 * num_chosen * 3 * module.num_inputs * module.inner
+    return Work(bytes_of(y, x, routing) + num_bytes, num_operations, module.gate_up[0].format)
+
+
+def head_linear_work(y: Array, module: HeadLinear) -> Work:
+    num_inputs = y.rows.count * module.num_heads * module.num_inputs
+    return Work(bytes_of(y, module.weight) + 4 * num_inputs, 2 * num_inputs * module.num_outputs, module.format)
+
+
+def rotation_work(queries: Array, read: Array | tuple[Array, ...], cache: LayerCache) -> Work:
     """Queries, keys and values are read, queries and a slot of the cache for each row written."""
-    return Work(bytes_of(queries, qkv) + qkv.rows.count * _slot_bytes(cache))
+    return Work(bytes_of(queries, read) + queries.rows.count * _slot_bytes(cache))
 
 
 def _slot_bytes(cache: LayerCache) -> int:
@@ -64,14 +77,32 @@ def _slot_bytes(cache: LayerCache) -> int:
 
 def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: AttentionShape, cache: LayerCache) -> Work:
     """Every sequence's keys and values once, and two products for each query and key that it sees."""
+    num_seen, num_read = _seen_and_read(inputs, shape.sliding_window)
+    num_operations = 4 * shape.num_heads * shape.head_dim * num_seen
+    return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
+
+
+def latent_attention_work(
+    operands: tuple[Array, ...], inputs: AttentionMetadata, shape: LatentShape, cache: LayerCache
+) -> Work:
+    """Likewise; latents are keys and values, and read once."""
+    num_seen, num_read = _seen_and_read(inputs, 0)
+    num_operations = 2 * shape.num_heads * (2 * shape.latent_dim + shape.rotary_dim) * num_seen
+    return Work(bytes_of(operands) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
+
+
+def _multiplied(cache: LayerCache) -> WeightFormat:
+    return FLOAT32 if cache.dtype == "float32" else BFLOAT16  # what bytes are widened to
+
+
+def _seen_and_read(inputs: AttentionMetadata, sliding_window: int) -> tuple[int, int]:
+    """Pairs of a query and a key that it sees, and keys that any query of their sequence sees."""
     num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
     starts = np.asarray(inputs.sequence_starts[:num_sequences], np.int64)
     offsets = np.asarray(inputs.sequence_offsets[: num_sequences + 1], np.int64)
     counts = offsets[1:] - offsets[:-1]
-    window = shape.sliding_window or 1 << 40
+    window = sliding_window or 1 << 40
     positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
     num_seen = int(np.minimum(positions + 1, window).sum())
     num_read = int(np.minimum(starts + counts, window + counts - 1)[counts > 0].sum())
-    num_operations = 4 * shape.num_heads * shape.head_dim * num_seen
-    format = FLOAT32 if cache.dtype == "float32" else BFLOAT16  # what bytes are widened to
-    return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), num_operations, format)
+    return num_seen, num_read

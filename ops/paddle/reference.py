@@ -28,8 +28,23 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary
-from ops.table import KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    KvCache,
+    LatentShape,
+    LayerCache,
+    Linear,
+    Module,
+    Norm,
+    Rotary,
+    Router,
+    RoutingRule,
+)
+from ops.table import KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
 from ops.weight_format import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -47,6 +62,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Linear():
             module.weight = paddle.to_tensor(_chunks(values["weight"]))
             module.bias = paddle.to_tensor(values["bias"]) if "bias" in values else None
+        case HeadLinear():  # [num_heads, chunks, 1, in, OUTPUT_CHUNK]
+            module.weight = paddle.to_tensor(np.stack([_chunks(head) for head in module.weights_of_heads(values["weight"])]))
         case Embedding() | Norm():
             module.weight = paddle.to_tensor(values["weight"])
         case HeadNorm():  # [num_heads + num_kv_heads, width]
@@ -55,6 +72,14 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Rotary():
             module.cosines, module.sines = paddle.to_tensor(values["cosines"]), paddle.to_tensor(values["sines"])
             module.partners = paddle.to_tensor(values["partners"].astype(np.int32))
+        case Router():
+            module.linear.weight = paddle.to_tensor(_chunks(values["weight"]))
+            module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
+        case Experts():
+            module.weight = {
+                part: [paddle.to_tensor(_chunks(values[f"{part}.{index}"])) for index in range(module.num_experts)]
+                for part in module.parts
+            }
 
 
 def _chunks(weight: np.ndarray) -> np.ndarray:
@@ -165,11 +190,15 @@ def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
 
 
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
-    rows = x.shape[0]
-    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), module.weight)
-    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
-    y = y if y.shape[1] == module.width else y[:, : module.width]
+    y = _product(x, module.weight, module.width)
     return y if module.bias is None else y + module.bias
+
+
+def _product(x: paddle.Tensor, weight: paddle.Tensor, width: int) -> paddle.Tensor:
+    rows = x.shape[0]
+    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), weight)
+    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
+    return y if y.shape[1] == width else y[:, :width]
 
 
 def rms_norm(x: paddle.Tensor, module: Norm) -> paddle.Tensor:
@@ -205,41 +234,56 @@ def rotate_and_store(
     x = heads[:, :num_rotated]
     if norm is not None:
         x = _normalize(x, norm.weight, norm.epsilon)
-    cosines, sines, partners = angles
-    x = x * _expand(cosines, x.shape) + paddle.gather(x, partners, axis=-1) * _expand(sines, x.shape)
+    x = _rotate(x, angles)
     slots = inputs.slot_mapping[: inputs.num_rows]
     paddle.scatter_(cache.keys, slots, x[:, shape.num_heads :].reshape([-1, shape.keys_width]))
     paddle.scatter_(cache.values, slots, heads[:, num_rotated:].reshape([-1, shape.keys_width]))
     return x[:, : shape.num_heads].reshape([-1, shape.queries_width])
 
 
+def _rotate(x: paddle.Tensor, angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
+    """Heads [R, heads, head_dim]."""
+    cosines, sines, partners = angles
+    return x * _expand(cosines, x.shape) + paddle.gather(x, partners, axis=-1) * _expand(sines, x.shape)
+
+
 def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor:
+    heads, dim = shape.num_kv_heads, shape.head_dim
+    queries = (queries * (1.0 / math.sqrt(dim))).reshape([queries.shape[0], heads, shape.num_heads // heads, dim])
+    keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
+    return _attend_pages(step, queries, [keys], values, shape.sliding_window)
+
+
+def _attend_pages(
+    step: AttentionStep, queries: paddle.Tensor, keys: list[paddle.Tensor], values: paddle.Tensor, window: int
+) -> paddle.Tensor:
+    """Queries [R, kv_heads, group, key_dim] against the parts of keys, [slots * kv_heads, dim] each, side by side ->
+    [R, kv_heads * group * value_dim]."""
     inputs = step.inputs
-    heads, group, dim = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, shape.head_dim
-    queries = queries * (1.0 / math.sqrt(dim))
+    heads, group = queries.shape[1:3]
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
-    queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, heads, group, dim])
-    keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
-    rows, mask = _head_slots(step, heads), _mask(step, shape.sliding_window)
-    num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * shape.num_heads
+    queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, *queries.shape[1:]])
+    rows, mask = _head_slots(step, heads), _mask(step, window)
+    num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * heads * group
     num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
     bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
-    kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT, dim]
+    kv_shape = [-1, 1, inputs.num_key_splits, heads, KEY_SPLIT]
     outputs = []
     for start, end in itertools.pairwise(bounds):
         pass_rows = rows[start:end].flatten()
-        pass_keys = paddle.gather(keys, pass_rows).reshape(kv_shape)
-        pass_values = paddle.gather(values, pass_rows).reshape(kv_shape)
+        parts = [paddle.gather(part, pass_rows) for part in keys]
+        pass_keys = (parts[0] if len(parts) == 1 else paddle.concat(parts, axis=-1)).reshape([*kv_shape, queries.shape[-1]])
+        pass_values = paddle.gather(values, pass_rows).reshape([*kv_shape, values.shape[-1]])
         outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end]))
     output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
-    output = output.reshape([-1, shape.queries_width])
+    output = output.reshape([-1, heads * group * values.shape[-1]])
     return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])
 
 
 def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
-    """[T, Q, 1, H, G, D] against [T, 1, S, H, KEY_SPLIT, D] -> [T, Q, H, G, D]."""
-    dim = queries.shape[-1]
+    """[T, Q, 1, H, G, D] against keys [T, 1, S, H, KEY_SPLIT, D] and values [T, 1, S, H, KEY_SPLIT, V] -> [T, Q, H, G, V]."""
+    dim = values.shape[-1]
     queries, keys, values = _whole_lines(queries), _whole_lines(keys), _whole_lines(values)
     scores = paddle.matmul(queries, keys, transpose_y=True)
     scores = scores + _expand(mask, scores.shape)
@@ -267,6 +311,40 @@ def keep_rows(
     return _attention_step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
 
 
+def store_latent(
+    inputs: Inputs,
+    queries: paddle.Tensor,
+    compressed: paddle.Tensor,
+    angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor],
+    norm: Norm,
+    shape: LatentShape,
+    cache: LayerCache,
+) -> paddle.Tensor:
+    slots = inputs.slot_mapping[: inputs.num_rows]
+    latents, keys = compressed[:, : shape.latent_dim], compressed[:, shape.latent_dim :].unsqueeze(1)
+    paddle.scatter_(cache.keys, slots, _rotate(keys, angles).squeeze(1))
+    paddle.scatter_(cache.values, slots, _normalize(latents, norm.weight, norm.epsilon))
+    heads = queries.reshape([inputs.num_rows, shape.num_heads, shape.plain_dim + shape.rotary_dim])
+    rotated = _rotate(heads[:, :, shape.plain_dim :], angles)
+    return paddle.concat([heads[:, :, : shape.plain_dim], rotated], axis=-1).reshape(queries.shape)
+
+
+def latent_attention(
+    step: AttentionStep, absorbed: paddle.Tensor, queries: paddle.Tensor, shape: LatentShape, cache: LayerCache
+) -> paddle.Tensor:
+    rotated = queries.reshape([-1, 1, shape.num_heads, shape.plain_dim + shape.rotary_dim])[..., shape.plain_dim :]
+    both = paddle.concat([absorbed.reshape([-1, 1, shape.num_heads, shape.latent_dim]), rotated], axis=-1) * shape.scale
+    return _attend_pages(step, both, [cache.values, cache.keys], cache.values, 0)
+
+
+def head_linear(x: paddle.Tensor, module: HeadLinear) -> paddle.Tensor:
+    rows, heads = x.shape[0], module.num_heads
+    x = x.reshape([rows, heads, -1])[:, :, : module.num_inputs].transpose([1, 0, 2])
+    chunks = paddle.matmul(_whole_lines(x).reshape([heads, 1, rows, 1, -1]), module.weight)
+    y = chunks.reshape([heads, -1, rows, OUTPUT_CHUNK]).transpose([2, 0, 1, 3]).reshape([rows, heads, -1])
+    return y[:, :, : module.num_outputs].reshape([rows, -1])
+
+
 def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
     gate, up = paddle.split(x, 2, axis=-1)
     return _ACTIVATIONS[activation](gate) * up
@@ -274,6 +352,68 @@ def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
 
 def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
     return paddle.gather(x, row_ids)
+
+
+def route(x: paddle.Tensor, module: Router) -> Routing:
+    logits, rule = linear(x, module.linear), module.rule
+    if rule.scoring == "softmax":
+        weights = paddle.exp(logits - _expand(paddle.max(logits, axis=-1, keepdim=True), logits.shape))
+        scores = weights / _expand(paddle.sum(weights, axis=-1, keepdim=True), logits.shape)
+    else:
+        scores = functional.sigmoid(logits)
+    left = scores if module.correction is None else scores + _expand(module.correction, scores.shape)
+    ids = _largest(_in_best_groups(left, rule), rule.num_chosen)
+    chosen = paddle.take_along_axis(scores, ids, axis=1)
+    if rule.is_normalized:
+        total = paddle.add_n(paddle.unbind(chosen, axis=1)).unsqueeze(1) + rule.added_to_sum
+        chosen = chosen / _expand(paddle.clip(total, min=rule.smallest_sum), chosen.shape)
+    return Routing(ids, chosen * rule.factor)
+
+
+def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
+    """The scores, -inf for experts of other groups."""
+    if rule.num_groups == 1:
+        return scores
+    rows, size = scores.shape[0], scores.shape[1] // rule.num_groups
+    grouped = scores.reshape([rows, rule.num_groups, size])
+    best = _largest(paddle.topk(grouped, min(2, size))[0].sum(axis=-1), rule.num_chosen_groups)
+    groups = paddle.arange(rule.num_groups, dtype="int32").reshape([1, 1, -1]) == best.unsqueeze(-1)
+    is_kept = _expand(paddle.any(groups, axis=1).unsqueeze(-1), grouped.shape)
+    return paddle.where(is_kept, grouped, paddle.full_like(grouped, -math.inf)).reshape(scores.shape)
+
+
+def _largest(values: paddle.Tensor, count: int) -> paddle.Tensor:
+    """int32 [R, count]: where the largest of [R, n] are, the largest first; of equal ones the first."""
+    places = _expand(paddle.arange(values.shape[1], dtype="int32"), values.shape)
+    found = []
+    for _ in range(count):
+        is_largest = values == _expand(paddle.max(values, axis=-1, keepdim=True), values.shape)
+        place = paddle.min(
+            paddle.where(is_largest, places, paddle.full_like(places, values.shape[1] - 1)), axis=-1, keepdim=True
+        )
+        values = paddle.where(places == place, paddle.full_like(values, -math.inf), values)
+        found.append(place)
+    return paddle.concat(found, axis=1)
+
+
+def experts(
+    x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Expert by expert, the rows of each filled up to whole tiles with its first."""
+    rows, num_chosen = routing.ids.shape
+    ids = routing.ids.numpy().reshape(-1)
+    results = paddle.zeros([rows * num_chosen, module.num_inputs])
+    for expert in np.unique(ids):
+        own = np.flatnonzero(ids == expert)
+        places = paddle.to_tensor(np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE)))
+        gate_up = _product(paddle.gather(x, places // num_chosen), module.weight["gate_up"][expert], 2 * module.inner)
+        inner = activate_and_multiply(gate_up, activation)
+        paddle.scatter_(results, places, _product(inner, module.weight["down"][expert], module.num_inputs))
+    weighed = results.reshape([rows, num_chosen, -1]) * _expand(
+        routing.weights.unsqueeze(-1), [rows, num_chosen, module.num_inputs]
+    )
+    parts = paddle.unbind(weighed, axis=1)
+    return paddle.add_n([*parts, *([] if shared is None else [shared])])
 
 
 _ACTIVATIONS = {
@@ -304,4 +444,9 @@ TABLE = OpTable(
     keep_rows=keep_rows,
     activate_and_multiply=activate_and_multiply,
     take_rows=take_rows,
+    route=route,
+    experts=experts,
+    store_latent=store_latent,
+    latent_attention=latent_attention,
+    head_linear=head_linear,
 )

@@ -13,8 +13,9 @@ import pytest
 from ops import _cpu
 from ops.cpu.choice import ATTENTION, KV_TYPES, LINEARS
 from ops.cpu.table import TABLE as k
-from ops.modules import AttentionShape, Linear, Norm
+from ops.modules import AttentionShape, KvCache, LatentShape, Linear, Norm
 from ops.weight_format import QuantizedWeight, Values, WeightFormat
+from tests.ops.latents import LatentRows
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 
@@ -66,7 +67,20 @@ def attention() -> np.ndarray:
             cache = step.cache(k, shape.num_kv_heads, shape.head_dim, dtype)
         queries = random(step.inputs.num_rows, shape.queries_width)
         results.append(k.attention(k.begin(step.inputs, cache), queries, shape, cache.layers[0]).numpy().ravel().copy())
+    for dtype in KV_TYPES:
+        results.append(latent_attention(dtype))
     return np.concatenate(results)
+
+
+def latent_attention(dtype: str) -> np.ndarray:
+    shape = LatentShape(7, 3, 8, 40, 0.2)
+    with one_variant():
+        rows = LatentRows(k, shape, 16, dtype)
+        _, layer, step = rows.run_in_cache([[(3, 0, 100)]])
+        step.set([(3, 60, 40)])
+        begun = k.begin(step.inputs, KvCache(16, [layer]))
+    queries, absorbed = random(40, shape.queries_width), random(40, shape.latents_width, seed=1)
+    return k.latent_attention(begun, absorbed, queries, shape, layer).numpy().ravel().copy()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from workers.runner import ModelRunner
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe", "deepseek_v3")
 
 
 def int32(values: Iterable[int]) -> bytes:

@@ -1,15 +1,34 @@
 """Llama (Touvron et al. 2023): the decoder that the other dense architectures vary.
 
 Made by the loader, run by a plan. `k` is the op table, R the padded number of rows of the step (`ops/table.py`). Which
-projections have biases, the window of each layer and the rotary variant are the config's.
+projections have biases, the window of each layer, which layers have experts and the rotary variant are the config's.
 """
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import AttentionShape, HeadNorm, KvCache, Tensor
+from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Norm, Tensor
 from ops.table import Inputs, OpTable
+from workers.models.mlp import Mixture, Mlp, feed_forward
 from workers.weights.declaration import Weights
+
+
+class Layer(Protocol):
+    """What `Llama.forward` asks of a decoder layer."""
+
+    input_norm: Norm
+    inner_norm: Norm
+    mlp: Mlp | Mixture
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None: ...
+
+    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
+        """Queries of all rows; what later rows read of these is in the cache."""
+
+    def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
+        """What attention adds to the rows of `step`."""
 
 
 class LlamaLayer:
@@ -17,7 +36,7 @@ class LlamaLayer:
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
         prefix = f"model.layers.{index}"
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         self.shape = AttentionShape(
             config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index]
         )
@@ -32,16 +51,19 @@ class LlamaLayer:
         self.head_norm: HeadNorm | None = None
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
-        self.gate_up = weights.linear(
-            [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], hidden, [inner, inner], config.has_mlp_bias
-        )
-        self.down = weights.linear([f"{prefix}.mlp.down_proj"], inner, [hidden], config.has_mlp_bias)
+        self.mlp = feed_forward(config, index, weights)
+
+    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
+        return ops.rotate_and_store(inputs, ops.linear(h, self.qkv), angles, self.head_norm, self.shape, cache)
+
+    def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
+        return ops.linear(ops.attention(step, queries, self.shape, cache), self.output)
 
 
 class Llama:
     """The whole model."""
 
-    layer_class: type[LlamaLayer] = LlamaLayer
+    layer_class: type[Layer] = LlamaLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
@@ -64,13 +86,12 @@ class Llama:
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
             if index:
                 h, residual = ops.add_rms_norm(h, residual, layer.input_norm)
-            qkv = ops.linear(h, layer.qkv)
-            queries = ops.rotate_and_store(inputs, qkv, angles, layer.head_norm, layer.shape, layer_cache)
+            queries = layer.store(ops, inputs, h, angles, layer_cache)
             if layer is self.layers[-1]:
                 step, queries, residual = ops.keep_rows(step, queries, residual)
-            h = ops.linear(ops.attention(step, queries, layer.shape, layer_cache), layer.output)
+            h = layer.attend(ops, step, queries, layer_cache)
             h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
-            h = ops.linear(ops.activate_and_multiply(ops.linear(h, layer.gate_up), self.config.activation), layer.down)
+            h = layer.mlp.forward(ops, h)
         return ops.add_rms_norm(h, residual, self.norm)[0]
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 Made once by the runner, over the memfd that the supervisor holds (or any buffer, in tests).
 
-    [layers, 2 (keys, values), num_blocks + 1, bytes of a block], block 0 is the dummy block
+    [layers][keys, values][num_blocks + 1, bytes of a block], block 0 is the dummy block
 
-What a block holds (block_size positions of num_kv_heads heads) is the op table's business.
+What a block holds (block_size positions of num_kv_heads heads) is the op table's business. With latent attention keys are the
+rotated keys, and values the latents, of one head.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ def map_kv_cache(arena: memoryview, spec: KVCacheSpec, num_blocks: int, device: 
     valid."""
     needed = spec.arena_bytes(num_blocks)
     assert arena.nbytes >= needed, f"the arena has {arena.nbytes} bytes, {num_blocks} blocks need {needed}"
-    memory = np.frombuffer(arena, np.uint8, needed).reshape(spec.num_layers, 2, num_blocks + 1, -1)
-    views = [[device.tensor(device.ops.cache_view(part, spec.block_size)) for part in layer] for layer in memory]
-    return KvCache(spec.block_size, [LayerCache(keys, values, spec.block_size, spec.dtype) for keys, values in views])
+    sizes = (spec.key_bytes, spec.value_bytes)
+    layers = []
+    for layer in np.frombuffer(arena, np.uint8, needed).reshape(spec.num_layers, -1):
+        parts = np.split(layer, [(num_blocks + 1) * spec.key_bytes])
+        views = [part.reshape(num_blocks + 1, size) for part, size in zip(parts, sizes, strict=True)]
+        keys, values = (device.tensor(device.ops.cache_view(view, spec.block_size)) for view in views)
+        layers.append(LayerCache(keys, values, spec.block_size, spec.dtype))
+    return KvCache(spec.block_size, layers)

@@ -7,7 +7,8 @@ Called by the runner at start and at each reload. Weights are packed for the op 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, ContentsError
-from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
+from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Router
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
@@ -36,6 +37,7 @@ from workers.weights.rotary import rotary_tables
 
 _LOG = logging.getLogger(__name__)
 _INTEGERS = ("int8", "int4")
+_MATRICES = (Linear, HeadLinear, Embedding)
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CacheOutcome = Literal["hit", "miss", "damaged", "off"]
@@ -78,10 +80,11 @@ def load_model(
     With `random_seed`, nothing but the config is used and the weights are random; where the cache has the `contents` that are
     asked for, nothing of `path` is read either. Raises CheckpointError; ContentsError where the checkpoint was written over, so
     that these contents are neither there nor in the cache."""
-    if ops.max_head_dim is not None and config.head_dim > ops.max_head_dim:
+    largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
+    if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
-            f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
-            "use --ops reference"
+            f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the {ops.name} ops take "
+            f"{ops.max_head_dim} at most; use --ops reference"
         )
     model, weights = declare_model(config)
     outcome: CacheOutcome = "off"
@@ -129,6 +132,10 @@ class _Loading:
         self._precision = precision
         self._on_progress = on_progress
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
+        self._modules += [*weights.routers, *weights.mixtures, *weights.head_linears]
+        # those of one format each
+        self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
+        self._matrices += [*([each] for each in weights.embeddings), *([each] for each in weights.head_linears)]
         self._num_done = 0
         self.num_bytes = 0
 
@@ -195,12 +202,12 @@ class _Loading:
 
     def _formats(self) -> list[tuple[Any, ...]]:
         """Of every matrix; another load of the same file need not look for them."""
-        return [astuple(module.format) for module in self._modules if isinstance(module, (Linear, Embedding))]
+        return [astuple(matrices[0].format) for matrices in self._matrices]
 
     def _set_formats(self, formats: list[tuple[Any, ...]]) -> None:
-        matrices = [module for module in self._modules if isinstance(module, (Linear, Embedding))]
-        for module, format in zip(matrices, formats, strict=True):
-            module.format = WeightFormat(*format)
+        for matrices, format in zip(self._matrices, formats, strict=True):
+            for module in matrices:
+                module.format = WeightFormat(*format)
 
     # ------------------------------------------------------------------------------------------------------ packing
 
@@ -236,14 +243,28 @@ class _Loading:
             case HeadNorm():
                 names = {"queries": module.query_name, "keys": module.key_name}
                 return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
-            case Embedding() | Norm():
+            case Router():
+                names = {"weight": f"{module.linear.name}.weight", "correction": module.correction_name}
+                return {part: partial(self._values, module, [name]) for part, name in names.items() if name}
+            case Experts():
+                return {
+                    f"{part}.{index}": partial(self._values_of_expert, linear)
+                    for part, linears in module.parts.items()
+                    for index, linear in enumerate(linears)
+                }
+            case HeadLinear() | Embedding() | Norm():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
 
+    def _values_of_expert(self, linear: Linear) -> Values:
+        """What was read of those before is not needed any more."""
+        self._stored.let_go()
+        return self._values(linear, [f"{name}.weight" for name in linear.names])
+
     def _values(self, module: Module, names: list[str]) -> Values:
         """The tensors of a checkpoint, one after another along the outputs."""
-        format = module.format if isinstance(module, (Linear, Embedding)) else WeightFormat("float32")
+        format = module.format if isinstance(module, _MATRICES) else WeightFormat("float32")
         if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
             return side_by_side([self._stored.read_integers(name, format) for name in names], format)
         return joined([self._stored.read_plain(name) for name in names], format)
@@ -260,10 +281,16 @@ def _num_values(module: Module) -> int:
     match module:
         case Linear():
             return module.width * (module.num_inputs + module.has_bias)
+        case HeadLinear():
+            return module.num_heads * module.num_inputs * module.num_outputs
         case Embedding():
             return module.num_rows * module.width
         case HeadNorm():
             return 2 * module.width
+        case Router():
+            return _num_values(module.linear) + math.prod(module.correction_shape or (0,))
+        case Experts():
+            return sum(_num_values(linear) for linears in module.parts.values() for linear in linears)
         case Norm():
             return module.width
         case _:

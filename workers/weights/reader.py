@@ -68,9 +68,10 @@ class Checkpoint:
         self._files = [] if self._gguf else list(_open_files(path))
         self._has_paddle_names = False
         self._parts = dict(self._name_parts(config))
-        self._is_linear = {f"{name}.weight" for linear in weights.linears for name in linear.names}
+        self._is_linear = {f"{name}.weight" for linear in weights.all_linears() for name in linear.names}
+        self._is_linear |= {f"{part.name}.weight" for part in weights.head_linears}
         self._is_linear -= {f"{embedding.name}.weight" for embedding in weights.embeddings}  # tied: stored as an embedding
-        self.is_paddle_layout = self._find_layout(config, weights.linears)
+        self.is_paddle_layout = self._find_layout(config, weights.all_linears())
         self._check(weights.shapes(), config)
 
     def read(self, name: str) -> np.ndarray:
@@ -186,8 +187,12 @@ class Checkpoint:
             elif not part.tensor.is_float:
                 problems.append(f"{name} is quantized, which config.json does not say")
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
+        harmless = (_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts))
         unexpected = [
-            name for name in self._parts if name not in shapes and name not in tied_head and not _HARMLESS.search(name)
+            name
+            for name in self._parts
+            if name not in shapes and name not in tied_head and not any(re.search(pattern, name) for pattern in harmless)
         ]
         problems += [f"{name} {list(self._parts[name].shape)} is not expected" for name in sorted(unexpected)]
         if problems:

@@ -50,6 +50,11 @@ def attention_scale(rope: RopeConfig) -> float:
     return _yarn_mscale(rope.factor, 1.0)
 
 
+def score_scale(rope: RopeConfig) -> float:
+    """What DeepSeek multiplies scores by beside head_dim^-0.5, whatever the type of scaling."""
+    return 1.0 if rope.rope_type == "default" else _yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+
+
 def _yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 

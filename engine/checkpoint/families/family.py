@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -16,10 +17,22 @@ class Biases:
     mlp: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Multi-head latent attention (DeepSeek-V2, 2024): elements of what is computed and kept of a position, and of a head."""
+
+    query_dim: int  # of what queries are compressed to first; 0: they are not
+    latent_dim: int  # of what keys and values are compressed to
+    plain_dim: int  # of a head's queries and keys, not rotated
+    rotary_dim: int  # likewise, rotated; the rotated key is the same for all heads
+    value_dim: int  # of a head
+
+
 class Family:
     """The common conventions of config.json; a family overrides what it does otherwise."""
 
-    name: str  # `model_type` in config.json, `general.architecture` in GGUF files
+    name: str  # `model_type` in config.json
+    gguf_name: str = ""  # `general.architecture` in GGUF files; empty: the same
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is the one that we write
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
@@ -35,6 +48,21 @@ class Family:
         bias = options.flag("attention_bias", False)
         return Biases(bias, bias, False)
 
+    def is_interleaved(self, options: JsonOptions) -> bool:
+        return self.is_rotary_interleaved
+
+    def latents(self, options: JsonOptions) -> Latents | None:
+        """None: attention over keys and values of each head."""
+        return None
+
+    def num_draft_layers(self, options: JsonOptions) -> int:
+        """Layers behind the last one that predict further tokens; they are not read."""
+        return 0
+
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Of each layer the keys that a query sees, itself included; 0: all before it."""
         return (0,) * num_layers
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        """None: every layer has an MLP."""
+        return None

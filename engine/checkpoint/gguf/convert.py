@@ -15,16 +15,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.families import GGUF_NAMES
 from engine.checkpoint.files import user_cache
+from engine.checkpoint.gguf.experts import expert_options
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
+from engine.checkpoint.gguf.latents import latent_options, latent_scaling
 from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
 _LAYOUT = 1  # of the directories: another one, another directory
 _CHANGING = (  # options of other models that share an architecture's name; none of them is followed here
-    *("expert_count", "attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
+    *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
 )
 _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
@@ -81,20 +83,25 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
 
 def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
     name = options.text("general.architecture", None)
-    if name not in FAMILIES:
-        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(FAMILIES)}")
+    if name not in GGUF_NAMES:
+        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(GGUF_NAMES)}")
+    family = GGUF_NAMES[name]
     for key in _CHANGING:
         if options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
+    experts = expert_options(file, options, family.name, name)
+    if not experts and options.values.get(f"{name}.expert_count"):
+        raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
     num_heads = options.count(f"{name}.attention.head_count")
     hidden_size = options.count(f"{name}.embedding_length")
-    head_dim = options.count(f"{name}.attention.key_length", hidden_size // num_heads)
-    if options.count(f"{name}.attention.value_length", head_dim) != head_dim:
+    latents = latent_options(options, name) if family.name == "deepseek_v3" else {}
+    head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
+    if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from the length of keys, {head_dim}")
     has_bias = "blk.0.attn_q.bias" in file.tensors
     return {
-        "architectures": [FAMILIES[name].class_names[0]],
-        "model_type": name,
+        "architectures": [family.class_names[0]],
+        "model_type": family.name,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": options.count(f"{name}.feed_forward_length"),
@@ -112,6 +119,8 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_sliding_window": False,
         "dtype": "float32",
+        **experts,
+        **latents,
     }
 
 
@@ -138,6 +147,7 @@ def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dic
         rope["original_max_position_embeddings"] = options.count(f"{name}.rope.scaling.original_context_length")
         rope["beta_fast"] = options.number(f"{name}.rope.scaling.yarn_beta_fast", 32.0)
         rope["beta_slow"] = options.number(f"{name}.rope.scaling.yarn_beta_slow", 1.0)
+        rope |= latent_scaling(options, name)
     return rope
 
 

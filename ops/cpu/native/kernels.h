@@ -45,6 +45,11 @@ struct LinearShape {
     i64 inputs, outputs;
     i64 group_size;  // inputs of a scale or multiplier, 0: all
     i64 rows;        // of the op
+    // Of experts, whose rows are some of x's: which of them each row is, or null: those of x in their order
+    const i32 *row_ids = nullptr;
+    void *quantized = nullptr;  // all of x's rows as `quantize` makes them, or null: `prepare` reads x
+
+    i64 x_row(i64 row) const { return row_ids == nullptr ? row : row_ids[row]; }
 };
 
 // y = x W + b for one kind of weights. Integers stand for scale * (q - zero) - offset: without offsets the zero of stored int4
@@ -58,6 +63,10 @@ struct LinearKernels {
     void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
     // Rows are cut where n tiles of this size at most, as even as can be, begin: tile i of n at rows * i / n.
     i64 tile_rows = 1;
+    // Where activations become integers: what `prepare` would do for each op that takes a row, done once for all of them. Bytes
+    // of a row; null: there is no such thing
+    i64 (*quantized_bytes)(const LinearShape &shape) = nullptr;
+    void (*quantize)(const LinearShape &shape, i64 row_begin, i64 row_end) = nullptr;  // rows of x
 };
 
 // Numbers where a checkpoint has them: [rows, columns] with any strides, counted in numbers.
@@ -112,6 +121,32 @@ struct ChunkShape {
     char *to;          // the panel: as a chunk of KEY_PANEL slots of the type that products are made in
     CacheLayout layout;
     i64 offset, row_bytes;  // of values: from one slot, or pair of slots, to the next
+};
+
+// Multi-head latent attention (DeepSeek-V2, 2024): of each position a latent and one rotated key are kept, for all heads, by
+// layouts with chunks of a single slot, as values are. `latents.head_dim` and `keys.head_dim` are their sizes.
+struct LatentShape {
+    float *y;                 // [rows, heads * (plain_dim + keys.head_dim)]: queries, the rotary part of each head rotated
+    const float *queries;     // the same, not rotated yet
+    const float *compressed;  // [rows, latents.head_dim + keys.head_dim]
+    char *key_cache, *latent_cache;
+    const i32 *positions, *slots;  // of each row
+    const float *cosines, *sines;  // [positions, keys.head_dim]
+    const i32 *partners;           // [keys.head_dim]
+    const float *weight;           // [latents.head_dim]: latents are normalized
+    float epsilon;
+    i64 heads, plain_dim;
+    CacheLayout keys, latents;
+};
+
+// KEY_PANEL slots of them, written out for `attend`: keys are the rotated key, filled up to `key_room` numbers, then the latent;
+// values are the latent again.
+struct LatentPanel {
+    const char *keys[KEY_PANEL], *latents[KEY_PANEL];  // the row of each slot; null: no query sees it, zeros are written
+    KvType type;
+    i64 rotary_dim, latent_dim, key_room;
+    char *to_keys, *to_values;  // as panels of the type that products are made in; what fills up is left as it is
+    i64 value_bytes;            // from one slot, or pair of slots, to the next
 };
 
 // One split of keys for a tile of queries that share a kv head. `dim` is head_dim filled up to whole panels.
@@ -184,18 +219,24 @@ struct Kernels {
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
                      i64 width, i64 row_begin, i64 row_end);
     void (*rotate_and_store)(const RotationShape &shape, i64 row_begin, i64 row_end);
+    void (*store_latent)(const LatentShape &shape, i64 row_begin, i64 row_end);
     // queries as `attend` wants them: times factor, in the type that products with a cache of this type are made in
     void (*take_query)(char *to, const float *x, float factor, i64 head_dim, KvType type);
     // a chunk of keys or of values into a panel of type `product_type`
     void (*take_keys)(const ChunkShape &chunk);
     void (*take_values)(const ChunkShape &chunk);
     void (*attend)(const SplitShape &shape);
+    void (*take_latents)(const LatentPanel &panel);
     // (largest, sum, output) of `count` queries' splits so far, joined by the next one's; -infinity: sees none of it
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
                  const float *next_outputs, i64 count, i64 stride, i64 dim);
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
     // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
+    // logits of one row's experts -> their softmax, or the sigmoid of each
+    void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
+    // y = the sum of `count` results, each times its weight, in their order, and then `shared` where there is one
+    void (*combine)(float *y, const float *const *results, const float *weights, i64 count, const float *shared, i64 width);
     SamplingKernels sampling;
     void (*quantize_panel)(const PanelRounding &panel);
 };

@@ -92,6 +92,58 @@ void bind_ops(nb::module_ &module) {
     module.def("activate_and_multiply", [](Address y, Address x, i32 activation, i64 width, Address rows, i64 count) {
         return Op{Activate{floats(y), floats(x), static_cast<Activation>(activation), width, rows_of(rows, count)}};
     });
+    module.def("route", [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen,
+                           i64 groups, i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum,
+                           float smallest_sum, float factor, Address rows, i64 count) {
+        return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups, chosen_groups,
+                        is_softmax, is_normalized, added_to_sum, smallest_sum, factor, rows_of(rows, count)}};
+    });
+    module.def("experts", [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
+                             i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers,
+                             Address gate_up_offsets, i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales,
+                             Address down_multipliers, Address down_offsets, i64 down_group_size, i32 activation, i64 hidden,
+                             i64 inner, i64 experts, i64 chosen, Address rows, i64 count) {
+        const ExpertMatrices first{
+            static_cast<WeightKind>(gate_up_kind),
+            {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
+             floats(gate_up_offsets), nullptr, hidden, 2 * inner, gate_up_group_size, 0}};
+        const ExpertMatrices second{static_cast<WeightKind>(down_kind),
+                                    {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
+                                     floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
+        return Op{ApplyExperts{floats(y), floats(results), floats(x), ints(ids), floats(weights), floats(shared), ints(slots),
+                               first, second, static_cast<Activation>(activation), experts, chosen, rows_of(rows, count)}};
+    });
+    module.def("store_latent",
+               [](Address y, Address queries, Address compressed, Address keys, Address latents, Address positions,
+                  Address slots, Address cosines, Address sines, Address partners, Address weight, float epsilon, i64 heads,
+                  i64 plain_dim, i64 rotary_dim, i64 latent_dim, i32 kv_type, i64 block_size, Address rows, i64 count) {
+                   const KvType type = static_cast<KvType>(kv_type);
+                   return Op{StoreLatent{
+                       {floats(y), floats(queries), floats(compressed), cache(keys), cache(latents), ints(positions),
+                        ints(slots), floats(cosines), floats(sines), ints(partners), floats(weight), epsilon, heads, plain_dim,
+                        make_slot_layout(type, block_size, rotary_dim), make_slot_layout(type, block_size, latent_dim)},
+                       rows_of(rows, count)}};
+               });
+    module.def("latent_attention",
+               [](Address y, Address absorbed, Address queries, Address keys, Address latents, Address slots, Address offsets,
+                  Address starts, Address block_tables, i64 table_width, i64 heads, i64 plain_dim, i64 rotary_dim,
+                  i64 latent_dim, float scale, i32 kv_type, i64 block_size, Address sequences, i64 count) {
+                   const KvType type = static_cast<KvType>(kv_type);
+                   return Op{AttendLatents{floats(y), floats(absorbed), floats(queries), cache(keys), cache(latents),
+                                           ints(slots), ints(offsets), ints(starts), ints(block_tables), table_width, heads,
+                                           plain_dim, scale, make_slot_layout(type, block_size, rotary_dim),
+                                           make_slot_layout(type, block_size, latent_dim), rows_of(sequences, count)}};
+               });
+    module.def("head_linear", [](Address y, Address x, i32 kind, Address weight, i64 weight_bytes, i64 inputs, i64 outputs,
+                                 i64 heads, i64 stride, Address rows, i64 count) {
+        return Op{HeadLinear{
+            static_cast<WeightKind>(kind),
+            {floats(y), floats(x), nullptr, floats(weight), nullptr, nullptr, nullptr, nullptr, inputs, outputs, 0, 0},
+            heads,
+            stride,
+            weight_bytes,
+            rows_of(rows, count)}};
+    });
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -1,0 +1,274 @@
+// Multi-head latent attention over the paged cache: all heads read one latent and one rotated key of each position.
+//
+// A tile is some rows of one sequence times some heads. Its queries are a head's rotary part and its absorbed one, side by side;
+// keys likewise, and latents are the values too: each split is written out for the micro-kernels of attention once for the
+// tile, whose queries are many. Splits are joined in their order, one after another or, where a few long contexts are being
+// decoded, by a second pass: with the same operations, so with the same bits. How rows and heads are cut changes none.
+#include <algorithm>
+#include <utility>
+
+#include "ops.h"
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr i64 TILE_QUERIES = 128, LEAST_TILE_QUERIES = 32;  // with them a split's numbers stay in the second cache
+constexpr i64 TASKS_PER_THREAD = 4;
+constexpr i64 SMALL_WORK = 1 << 17;  // multiply-adds that one thread does sooner than it wakes others
+
+i64 round_up(i64 a, i64 b) { return (a + b - 1) / b * b; }
+
+struct Tile {
+    i64 sequence, row, num_rows, position, head, num_heads;
+    i64 first_partial;  // its splits' number among all tiles' splits
+    i64 num_queries() const { return num_rows * num_heads; }
+    i64 num_splits() const { return (position + num_rows - 1) / KEY_SPLIT + 1; }
+};
+
+// Largest score, sum of weights, weighted latents of each query.
+struct Sums {
+    float *largest, *sums, *outputs;
+};
+
+struct Workspace {
+    char *queries, *keys, *values;
+    float *scores, *factors, *next_factors;
+    Sums all;
+    i32 *begins, *ends;
+};
+
+class LatentAttention {
+public:
+    LatentAttention(Engine &engine, const AttendLatents &op) : engine_(engine), kernels_(engine.kernels()), op_(op) {
+        rotary_dim_ = op.keys.head_dim;
+        latent_dim_ = op.latents.head_dim;
+        key_room_ = round_up(rotary_dim_, PRODUCT_PIECE);
+        key_dim_ = key_room_ + round_up(latent_dim_, PRODUCT_PIECE);
+        query_stride_ = key_dim_ + PANEL;  // not a power of two
+        dim_ = round_up(latent_dim_, PANEL);
+        stride_ = dim_ + PANEL;
+        has_pairs_ = kernels_.has_paired_products && op.latents.type != KvType::FLOAT32;
+        factor_ = 1.44269504088896341f * op.scale;  // log2(e): scores are exponents of 2
+        const i64 num_sequences = op.sequences.get(), threads = engine.pool().num_threads();
+        num_rows_ = num_sequences > 0 ? op.offsets[num_sequences] : 0;
+        i64 num_splits = 0, longest = 0, num_decoded = 0;
+        for (i64 sequence = 0; sequence < num_sequences; ++sequence) {
+            const i64 rows = op.offsets[sequence + 1] - op.offsets[sequence], context = op.starts[sequence] + rows;
+            if (rows == 0) continue;
+            num_splits += (context - 1) / KEY_SPLIT + 1;
+            longest = std::max(longest, context);
+            num_decoded += rows == 1;
+        }
+        is_small_ = num_rows_ * op.heads * key_dim_ * longest < SMALL_WORK;
+        const bool has_help = !is_small_ && threads > 1;
+        is_in_splits_ = has_help && num_decoded == num_rows_ && num_rows_ < 2 * threads && num_splits >= 2 * threads;
+        const i64 wanted = has_help && !is_in_splits_ ? TASKS_PER_THREAD * threads : 1;
+        i64 queries = TILE_QUERIES;
+        while (queries >= 2 * LEAST_TILE_QUERIES && num_rows_ * op.heads < queries * wanted) queries /= 2;
+        make_tiles(queries);
+    }
+
+    void run() {
+        const i64 num_tiles = static_cast<i64>(tiles_.size());
+        if (is_small_) {
+            for (const Tile &tile : tiles_) attend_tile(tile, 0);
+        } else if (is_in_splits_) {
+            run_in_splits();
+        } else {
+            engine_.pool().run(num_tiles, [&](i64 task, int thread) { attend_tile(tiles_[num_tiles - 1 - task], thread); });
+        }
+    }
+
+private:
+    // Tiles of so many queries: of several rows with all heads, or of one with some.
+    void make_tiles(i64 queries) {
+        const i64 rows = std::max<i64>(1, queries / op_.heads);
+        const i64 parts = is_in_splits_ ? 1 : std::max<i64>(1, op_.heads / queries);
+        for (i64 sequence = 0; sequence < op_.sequences.get(); ++sequence) {
+            const i64 begin = op_.offsets[sequence], end = op_.offsets[sequence + 1];
+            for (i64 row = begin; row < end; row += rows) {
+                for (i64 part = 0; part < parts; ++part) {
+                    const i64 head = op_.heads * part / parts, num_heads = op_.heads * (part + 1) / parts - head;
+                    const i64 position = op_.starts[sequence] + row - begin;
+                    tiles_.push_back({sequence, row, std::min(rows, end - row), position, head, num_heads, num_partials_});
+                    num_partials_ += tiles_.back().num_splits();
+                    max_queries_ = std::max(max_queries_, tiles_.back().num_queries());
+                }
+            }
+        }
+    }
+
+    i64 element_bytes() const { return has_pairs_ ? 2 : 4; }
+    i64 key_bytes() const { return KEY_PANEL * key_dim_ * element_bytes(); }                          // of a panel
+    i64 value_row_bytes() const { return stride_ * static_cast<i64>(sizeof(float)); }                 // of a slot, or pair
+    i64 value_bytes() const { return value_row_bytes() * (has_pairs_ ? KEY_PANEL / 2 : KEY_PANEL); }  // of a panel
+    i64 query_bytes() const { return query_stride_ * static_cast<i64>(sizeof(float)); }
+
+    Workspace take_workspace(int thread) const {
+        const i64 floats = sizeof(float), most = round_up(max_queries_, PANEL);
+        const i64 query_size = most * query_bytes(), key_size = SPLIT_PANELS * key_bytes();
+        const i64 value_size = SPLIT_PANELS * value_bytes();
+        const i64 num_bytes = 64 + query_size + key_size + value_size + most * (SCORE_STRIDE + stride_ + 6) * floats;
+        char *at = reinterpret_cast<char *>(engine_.scratch(thread, num_bytes / floats));
+        at += -reinterpret_cast<std::uintptr_t>(at) % 64;
+        const auto take = [&](i64 bytes) {
+            char *taken = at;
+            at += bytes;
+            return taken;
+        };
+        const auto take_floats = [&](i64 count) { return reinterpret_cast<float *>(take(count * floats)); };
+        Workspace space;
+        space.queries = take(query_size);
+        space.keys = take(key_size);
+        space.values = take(value_size);
+        if (rotary_dim_ + latent_dim_ != key_dim_ || dim_ != latent_dim_) {  // so what fills up is zero
+            std::fill(space.queries, at, char{0});
+        }
+        space.scores = take_floats(most * SCORE_STRIDE);
+        space.all.outputs = take_floats(most * stride_);
+        space.all.largest = take_floats(most);
+        space.all.sums = take_floats(most);
+        space.factors = take_floats(most);
+        space.next_factors = take_floats(most);
+        space.begins = reinterpret_cast<i32 *>(take_floats(most));
+        space.ends = reinterpret_cast<i32 *>(take_floats(most));
+        return space;
+    }
+
+    // Of a query of the tile, its number among all rows' heads.
+    i64 place_of(const Tile &tile, i64 query) const {
+        return (tile.row + query / tile.num_heads) * op_.heads + tile.head + query % tile.num_heads;
+    }
+
+    void take_queries(const Tile &tile, Workspace &space) const {
+        const KvType type = op_.latents.type;
+        for (i64 query = 0; query < tile.num_queries(); ++query) {
+            const i64 place = place_of(tile, query);
+            const float *rotary = op_.queries + place * (op_.plain_dim + rotary_dim_) + op_.plain_dim;
+            char *to = space.queries + query * query_bytes();
+            kernels_.take_query(to, rotary, factor_, rotary_dim_, type);
+            kernels_.take_query(to + key_room_ * element_bytes(), op_.absorbed + place * latent_dim_, factor_, latent_dim_,
+                                type);
+        }
+    }
+
+    // The panels of a split, and which of its keys each query sees.
+    void take_split(const Tile &tile, i64 split, Workspace &space, SplitShape &shape) const {
+        const i64 first = split * KEY_SPLIT, end = std::min(tile.position + tile.num_rows - first, KEY_SPLIT);
+        LatentPanel panel;
+        panel.type = op_.latents.type;
+        panel.rotary_dim = rotary_dim_;
+        panel.latent_dim = latent_dim_;
+        panel.key_room = key_room_;
+        panel.value_bytes = value_row_bytes();
+        const i32 *table = op_.block_tables + op_.slots[tile.sequence] * op_.table_width;
+        for (i64 number = 0; number < SPLIT_PANELS; ++number) {
+            panel.to_keys = space.keys + number * key_bytes();
+            panel.to_values = space.values + number * value_bytes();
+            shape.keys[number] = shape.next_keys[number] = panel.to_keys;
+            shape.values[number] = shape.next_values[number] = panel.to_values;
+            for (i64 slot = 0; slot < KEY_PANEL; ++slot) {
+                const i64 key = number * KEY_PANEL + slot, position = first + key;
+                const i64 block = key < end ? table[position / op_.keys.block_size] : 0;
+                const i64 offset = position % op_.keys.block_size;
+                const auto row = [&](const char *base, const CacheLayout &layout) {
+                    return key < end ? base + block * layout.block_bytes + offset * layout.chunk_bytes : nullptr;
+                };
+                panel.keys[slot] = row(op_.key_cache, op_.keys);
+                panel.latents[slot] = row(op_.latent_cache, op_.latents);
+            }
+            if (number * KEY_PANEL < end) kernels_.take_latents(panel);
+        }
+        for (i64 row = 0; row < tile.num_rows; ++row) {
+            const i64 seen = std::clamp<i64>(tile.position + row + 1 - first, 0, KEY_SPLIT);
+            std::fill_n(space.begins + row * tile.num_heads, tile.num_heads, 0);
+            std::fill_n(space.ends + row * tile.num_heads, tile.num_heads, static_cast<i32>(seen));
+        }
+    }
+
+    void attend_split(const Tile &tile, i64 split, Workspace &space, Sums sums, bool joins) const {
+        SplitShape shape;
+        take_split(tile, split, space, shape);
+        shape.next_bytes = 0;
+        shape.format = has_pairs_ ? KvType::BFLOAT16 : KvType::FLOAT32;
+        shape.has_scales = false;
+        shape.key_scales = shape.value_scales = nullptr;
+        shape.value_bytes = value_row_bytes();
+        shape.queries = space.queries;
+        shape.begins = space.begins;
+        shape.ends = space.ends;
+        shape.num_queries = tile.num_queries();
+        shape.query_bytes = query_bytes();
+        shape.head_dim = key_dim_;
+        shape.dim = dim_;
+        shape.scores = space.scores;
+        shape.factors = space.factors;
+        shape.next_factors = space.next_factors;
+        shape.joins = joins;
+        shape.largest = sums.largest;
+        shape.sums = sums.sums;
+        shape.outputs = sums.outputs;
+        shape.output_stride = stride_;
+        kernels_.attend(shape);
+    }
+
+    void finish(const Tile &tile, Sums all) const {
+        for (i64 query = 0; query < tile.num_queries(); ++query) {
+            kernels_.finish(op_.y + place_of(tile, query) * latent_dim_, all.outputs + query * stride_, all.sums[query],
+                            latent_dim_);
+        }
+    }
+
+    void attend_tile(const Tile &tile, int thread) const {
+        Workspace space = take_workspace(thread);
+        take_queries(tile, space);
+        for (i64 split = 0; split < tile.num_splits(); ++split) attend_split(tile, split, space, space.all, split > 0);
+        finish(tile, space.all);
+    }
+
+    // Tiles of one row and all heads: every split by itself, then those of each tile joined.
+    void run_in_splits() {
+        std::vector<float> &partial = engine_.partial;
+        const i64 heads = op_.heads, num_queries = num_partials_ * heads, num_floats = num_queries * (stride_ + 2);
+        if (static_cast<i64>(partial.size()) < num_floats) partial.resize(num_floats);
+        const auto sums_of = [&](i64 number) {
+            float *const outputs = partial.data() + 2 * num_queries;
+            return Sums{partial.data() + number * heads, partial.data() + num_queries + number * heads,
+                        outputs + number * heads * stride_};
+        };
+        std::vector<std::pair<const Tile *, i64>> splits;
+        for (const Tile &tile : tiles_) {
+            for (i64 split = 0; split < tile.num_splits(); ++split) splits.emplace_back(&tile, split);
+        }
+        engine_.pool().run(num_partials_, [&](i64 number, int thread) {
+            const auto [tile, split] = splits[number];
+            Workspace space = take_workspace(thread);
+            take_queries(*tile, space);
+            attend_split(*tile, split, space, sums_of(number), false);
+        });
+        engine_.pool().run(static_cast<i64>(tiles_.size()), [&](i64 task, int) {
+            const Tile &tile = tiles_[task];
+            const Sums all = sums_of(tile.first_partial);
+            for (i64 split = 1; split < tile.num_splits(); ++split) {
+                const Sums next = sums_of(tile.first_partial + split);
+                kernels_.join(all.largest, all.sums, all.outputs, next.largest, next.sums, next.outputs, heads, stride_, dim_);
+            }
+            finish(tile, all);
+        });
+    }
+
+    Engine &engine_;
+    const Kernels &kernels_;
+    const AttendLatents &op_;
+    i64 rotary_dim_, latent_dim_, key_room_, key_dim_, query_stride_, dim_, stride_;
+    bool has_pairs_, is_small_, is_in_splits_;
+    float factor_;
+    std::vector<Tile> tiles_;
+    i64 num_rows_ = 0, num_partials_ = 0, max_queries_ = 0;
+};
+
+}  // namespace
+
+void attend_latents(Engine &engine, const AttendLatents &op) { LatentAttention(engine, op).run(); }
+
+}  // namespace tokamak::cpu
