@@ -3,6 +3,8 @@ other sequences may have left it, but for the dummy block."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import paddle
 
@@ -20,6 +22,16 @@ NUM_SLOTS, NUM_POSITIONS = 10, 232  # that rows are made for
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@lru_cache(2)
+def _inputs(shape: LatentShape) -> dict[str, np.ndarray]:
+    widths = {
+        "queries": shape.queries_width,
+        "absorbed": shape.latents_width,
+        "compressed": shape.latent_dim + shape.rotary_dim,
+    }
+    return {name: random(NUM_SLOTS, NUM_POSITIONS, width, seed=width) for name, width in widths.items()}
 
 
 class LatentRows:
@@ -40,11 +52,7 @@ class LatentRows:
         self.rotary = Rotary(shape.rotary_dim)
         named = zip(("cosines", "sines", "partners"), self.rotary_tables, strict=True)
         pack(self.k, self.rotary, **dict(named))
-        self.inputs = {
-            "queries": random(NUM_SLOTS, NUM_POSITIONS, shape.queries_width, seed=10),
-            "absorbed": random(NUM_SLOTS, NUM_POSITIONS, shape.latents_width, seed=11),
-            "compressed": random(NUM_SLOTS, NUM_POSITIONS, shape.latent_dim + shape.rotary_dim, seed=12),
-        }
+        self.inputs = _inputs(shape)
 
     @property
     def norm_weight(self) -> np.ndarray:

@@ -60,16 +60,16 @@ def test_formula(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: int,
 @pytest.mark.parametrize(("shape", "block_size"), [(shape, 16) for shape in SHAPES[:3]] + [(SHAPES[3], 8)], ids=str)
 def test_row_alone(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: int) -> None:
     """A prompt in one step, in chunks, token by token and in company."""
-    length, slot = 150, 3
+    length, slot = 134, 3
     run = LatentRows(k, shape, block_size, kv_dtype).run
     whole = run([[(slot, 0, length)]])
     assert np.isfinite(whole).all()
     chunked = run([[(slot, start, min(37, length - start))] for start in range(0, length, 37)])
     np.testing.assert_array_equal(chunked, whole)
     company = [(1, 0, 60), (7, 0, 70), (9, 0, 17)]
-    mixed = run([[(slot, 0, 64), *company], *([(slot, start, 1), (7, start + 6, 1)] for start in range(64, 80))])
-    np.testing.assert_array_equal(mixed, whole[:80])
-    single = run([[(slot, 0, 120)], *([(slot, start, 1)] for start in range(120, length))])
+    mixed = run([[(slot, 0, 64), *company], *([(slot, start, 1), (7, start + 6, 1)] for start in range(64, 70))])
+    np.testing.assert_array_equal(mixed, whole[:70])
+    single = run([[(slot, 0, 125)], *([(slot, start, 1)] for start in range(125, length))])
     np.testing.assert_array_equal(single, whole)
 
 
@@ -88,7 +88,7 @@ def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str) -
 
 
 @pytest.mark.parametrize("format", [FLOAT32, BFLOAT16], ids=lambda format: format.kind)
-@pytest.mark.parametrize(("num_inputs", "num_outputs", "is_turned"), [(16, 32, True), (11, 37, True), (64, 24, False)])
+@pytest.mark.parametrize(("num_inputs", "num_outputs", "is_turned"), [(11, 37, True), (64, 24, False)])
 def test_head_linear(k: OpTable, format: WeightFormat, num_inputs: int, num_outputs: int, is_turned: bool) -> None:
     """Of three heads, each with its own part of the weight; numbers behind a head's inputs do not count."""
     other, stride, heads = 5, num_inputs + 3, 3

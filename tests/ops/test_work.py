@@ -7,8 +7,9 @@ import numpy as np
 from ops.cpu.array import array_of
 from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
-from ops.cpu.work import Work, attention_work, bytes_of
-from ops.modules import AttentionShape, LayerCache, Linear
+from ops.cpu.work import Work, attention_work, bytes_of, latent_attention_work
+from ops.modules import AttentionShape, LatentShape, LayerCache, Linear
+from ops.weight_format import BFLOAT16
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
 
@@ -42,3 +43,13 @@ def test_attention_counts_the_keys_that_are_seen() -> None:
     for window, num_seen, num_read in ((0, 1 + 2 + 3 + 71, 3 + 71), (2, 1 + 2 + 2 + 2, 3 + 2)):
         found = attention_work(queries, queries, step.inputs, AttentionShape(4, 1, 8, window), cache)
         assert found == Work(2 * 4 * 4 * 32 + num_read * 2 * 8 * 4, 4 * 4 * 8 * num_seen)
+
+
+def test_latents_are_keys_and_values_and_read_once() -> None:
+    step = HandMadeStep([(2, 0, 3), (4, 70, 1)], row_tile=1)
+    shape = LatentShape(4, 3, 8, 32, 1.0)
+    cache = LayerCache(np.zeros((40, 16 * 8 * 2), np.uint8), np.zeros((40, 16 * 32 * 2), np.uint8), 16, "bfloat16")
+    queries = array_of(np.zeros((4, 44), np.float32))
+    found = latent_attention_work((queries,), step.inputs, shape, cache)
+    num_seen, num_read = 1 + 2 + 3 + 71, 3 + 71
+    assert found == Work(4 * 4 * 44 + num_read * 2 * 40, 2 * 4 * (32 + 8 + 32) * num_seen, BFLOAT16)

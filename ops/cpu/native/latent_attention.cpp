@@ -32,7 +32,7 @@ struct Sums {
 
 struct Workspace {
     char *queries, *keys, *values;
-    float *scores, *factors, *next_factors;
+    float *whole_queries, *scores, *factors, *next_factors;
     Sums all;
     i32 *begins, *ends;
 };
@@ -108,7 +108,7 @@ private:
         const i64 floats = sizeof(float), most = round_up(max_queries_, PANEL);
         const i64 query_size = most * query_bytes(), key_size = SPLIT_PANELS * key_bytes();
         const i64 value_size = SPLIT_PANELS * value_bytes();
-        const i64 num_bytes = 64 + query_size + key_size + value_size + most * (SCORE_STRIDE + stride_ + 6) * floats;
+        const i64 num_bytes = 64 + query_size + key_size + value_size + most * (key_dim_ + SCORE_STRIDE + stride_ + 6) * floats;
         char *at = reinterpret_cast<char *>(engine_.scratch(thread, num_bytes / floats));
         at += -reinterpret_cast<std::uintptr_t>(at) % 64;
         const auto take = [&](i64 bytes) {
@@ -122,8 +122,9 @@ private:
         space.keys = take(key_size);
         space.values = take(value_size);
         if (rotary_dim_ + latent_dim_ != key_dim_ || dim_ != latent_dim_) {  // so what fills up is zero
-            std::fill(space.queries, at, char{0});
+            std::fill(space.keys, at, char{0});
         }
+        space.whole_queries = take_floats(most * key_dim_);
         space.scores = take_floats(most * SCORE_STRIDE);
         space.all.outputs = take_floats(most * stride_);
         space.all.largest = take_floats(most);
@@ -140,15 +141,14 @@ private:
         return (tile.row + query / tile.num_heads) * op_.heads + tile.head + query % tile.num_heads;
     }
 
+    // Rotary and absorbed part side by side, as keys have them.
     void take_queries(const Tile &tile, Workspace &space) const {
-        const KvType type = op_.latents.type;
         for (i64 query = 0; query < tile.num_queries(); ++query) {
-            const i64 place = place_of(tile, query);
-            const float *rotary = op_.queries + place * (op_.plain_dim + rotary_dim_) + op_.plain_dim;
-            char *to = space.queries + query * query_bytes();
-            kernels_.take_query(to, rotary, factor_, rotary_dim_, type);
-            kernels_.take_query(to + key_room_ * element_bytes(), op_.absorbed + place * latent_dim_, factor_, latent_dim_,
-                                type);
+            const i64 place = place_of(tile, query), stride = op_.plain_dim + rotary_dim_;
+            float *const whole = space.whole_queries + query * key_dim_, *const latent = whole + key_room_;
+            std::fill(std::copy_n(op_.queries + place * stride + op_.plain_dim, rotary_dim_, whole), latent, 0.0f);
+            std::fill(std::copy_n(op_.absorbed + place * latent_dim_, latent_dim_, latent), whole + key_dim_, 0.0f);
+            kernels_.take_query(space.queries + query * query_bytes(), whole, factor_, key_dim_, op_.latents.type);
         }
     }
 
