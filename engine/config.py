@@ -9,6 +9,17 @@ from __future__ import annotations
 import msgspec
 
 
+class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How experts are balanced among ranks; as `--eplb-config` names them."""
+
+    num_redundant_experts: int = 0  # of a layer: slots besides one for each expert
+    window_size: int = 1000  # steps of the gang that are looked back at, at most
+    step_interval: int = 3000  # steps of the gang between two rearrangements, at least
+    check_interval_s: float = 1.0  # between looks at the counts
+    statistics_interval_s: float = 10.0  # that are looked back at, at most
+    min_gain: float = 0.05  # by which a layer's max/mean must fall
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every option, resolved: nothing is None or "auto" any more when actors see it."""
 
