@@ -22,6 +22,7 @@ from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
+from workers.parallel.share import TensorShare
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
@@ -73,6 +74,7 @@ def load_model(
     random_seed: int | None = None,
     cache: WeightCache | None = None,
     contents: str = "",
+    share: TensorShare = TensorShare(),  # noqa: B008 - a frozen value
 ) -> LoadedModel:
     """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
     is used and the weights are random. Raises CheckpointError; ContentsError where the checkpoint was written over, so that
@@ -82,7 +84,7 @@ def load_model(
             f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
             "use --ops reference"
         )
-    model, weights = declare_model(config)
+    model, weights = declare_model(config, share)
     outcome: CacheOutcome = "off"
     found = ""
     if random_seed is not None:

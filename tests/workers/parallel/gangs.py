@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 from shm.gang import GangHeader, buffers_at
@@ -19,12 +20,13 @@ from workers.parallel.communicator import Communicator
 
 WATCHDOG_S = 60.0
 BUFFER_BYTES = 32 << 20
-_FORK = multiprocessing.get_context("fork")  # the arena is inherited
+_SERVER = multiprocessing.get_context("forkserver")  # a process without threads, which has imported what ranks need
+_SERVER.set_forkserver_preload([__name__, "tests.workers.parallel.serving"])
 
 
 @dataclass
 class Rank:
-    process: ForkProcess
+    process: ForkServerProcess
     answers: Connection
 
     def answer(self) -> Any:
@@ -52,8 +54,10 @@ class GangOfProcesses:
 
     def start(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Rank:
         """`function(communicator, ...)` in a process of its own; the communicator has joined the present epoch."""
-        answers, ours = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=self._run, args=(rank, ours, function, arguments), daemon=True)
+        answers, ours = _SERVER.Pipe(duplex=False)
+        memory = (DupFd(self.memory.fd), self.memory.num_bytes)
+        work = (rank, self.num_ranks, memory, self._settings, ours, function, arguments)
+        process = _SERVER.Process(target=_run, args=work, daemon=True)
         process.start()
         ours.close()
         self._ranks.append(Rank(process, answers))
@@ -63,20 +67,30 @@ class GangOfProcesses:
         """On all ranks; their answers."""
         return [rank.answer() for rank in [self.start(rank, function, *arguments) for rank in range(self.num_ranks)]]
 
-    def _run(self, rank: int, answers: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        try:
-            communicator = Communicator(self.memory.buffer, rank, 0, self.num_ranks, **self._settings)
-            assert communicator.join()
-            answers.send(function(communicator, *arguments))
-        except BaseException as error:
-            traceback.print_exc()
-            answers.send((type(error).__name__, *error.args))
-        os._exit(0)  # nothing of pytest's is ended here
-
     def close(self) -> None:
         for rank in self._ranks:
             if rank.process.is_alive():
                 rank.kill()
+
+
+def _run(
+    rank: int,
+    num_ranks: int,
+    memory: tuple[Any, int],
+    settings: dict[str, Any],
+    answers: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    descriptor, num_bytes = memory
+    try:
+        arena = MemoryFile.from_fd(descriptor.detach(), num_bytes)
+        communicator = Communicator(arena.buffer, rank, 0, num_ranks, **settings)
+        assert communicator.join()
+        answers.send(function(communicator, *arguments))
+    except Exception as error:
+        traceback.print_exc()
+        answers.send((type(error).__name__, *error.args))
 
 
 @contextlib.contextmanager
