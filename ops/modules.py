@@ -25,6 +25,7 @@ class Linear:
     has_bias: bool = False
     format: WeightFormat = FLOAT32
     columns: Columns = ()  # outputs that this rank computes
+    is_looked_up: bool = False  # an embedding reads any of its outputs
     weight: Tensor = None
     bias: Tensor = None
 

@@ -18,6 +18,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
+from engine.process.run_directory import Run
 from workers.devices.device import make_device
 from workers.parallel.communicator import Communicator
 from workers.parallel.sampling import exchanged
@@ -69,6 +70,16 @@ class _Rows:
         return ends
 
 
+def _weight_cache(config: EngineConfig) -> WeightCache | None:
+    """Several ranks share one packed file; what is not to be kept is in the directory of the run."""
+    is_shared = config.num_ranks > 1
+    if config.weight_cache_dir and config.load_format != "dummy":
+        return WeightCache(Path(config.weight_cache_dir), config.weight_cache_limit, is_shared)
+    if not is_shared:
+        return None
+    return WeightCache(Run(config.run_id, Path(config.run_dir)).packed_path, config.weight_cache_limit, is_shared, is_run=True)
+
+
 class ModelRunner:
     """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`). With a
     `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one of
@@ -90,9 +101,7 @@ class ModelRunner:
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(
-            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang
-        )
+        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang)
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
@@ -105,8 +114,7 @@ class ModelRunner:
             self._ops.row_tile,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
-        cache_directory = config.weight_cache_dir
-        self._weight_cache = WeightCache(Path(cache_directory), config.weight_cache_limit) if cache_directory else None
+        self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
         self._sample_ns = 0  # of the step so far
 

@@ -116,6 +116,11 @@ class Run:
         except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable manifest in {self.directory}: {error}; is it the directory of a run?") from error
 
+    @property
+    def packed_path(self) -> Path:
+        """The directory of packed weights that several ranks share and nobody keeps."""
+        return self.directory / "packed"
+
     def files(self) -> list[Path]:
         """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
         actors: tuple[ActorPlan, ...] = ()
@@ -125,6 +130,7 @@ class Run:
         return [
             *(self.log_path(actor.name) for actor in actors if "/" not in actor.name),
             *(self.directory / name for name in SOCKET_NAMES),
+            *self.packed_path.glob("*"),
             *map(_unfinished, documents),
             *documents,
             self.lock_path,

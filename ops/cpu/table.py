@@ -14,9 +14,9 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
-from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack
+from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack, panels_of
 from ops.cpu.work import Work, attention_work, gather_work, linear_work, rotation_work
-from ops.modules import AttentionShape, Columns, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
+from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
@@ -112,7 +112,7 @@ class CpuOps:
             module.num_inputs,
             module.width,
             weight.group_size,
-            panels_of(module.columns),
+            [panel for panels in panels_of(module.columns) for panel in panels],
             rows=y.rows,
             name=module.name,
             work=lambda: linear_work(y, x, module),
@@ -238,14 +238,6 @@ class CpuOps:
             work=lambda: Work(2 * 4 * (end - begin) * y.rows.count),
         )
         return y
-
-
-def panels_of(columns: Columns) -> list[int]:
-    """Pairs of begin and end: the panels that have these columns, each once."""
-    panels: list[int] = []
-    for begin, end in columns:
-        panels += [max(begin // _cpu.PANEL, panels[-1] if panels else 0), -(-end // _cpu.PANEL)]
-    return panels
 
 
 def make_table(executor: Executor) -> OpTable:

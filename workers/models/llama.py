@@ -54,6 +54,7 @@ class Llama:
         self.head = weights.linear([head], config.hidden_size, [config.vocab_size])
         if config.tie_word_embeddings:
             self.embedding.tied = self.head
+            self.head.is_looked_up = True
         self.rotary = weights.rotary(config.rope, config.head_dim)
 
     def forward(self, ops: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
