@@ -99,8 +99,8 @@ class HeadRange:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. The KV arena
-    holds all heads, whatever a rank computes of them."""
+    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. The KV
+    arena holds all heads, whatever a rank computes of them."""
 
     num_heads: int
     num_kv_heads: int

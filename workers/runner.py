@@ -82,8 +82,8 @@ def _weight_cache(config: EngineConfig) -> WeightCache | None:
 
 class ModelRunner:
     """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`). With a
-    `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one of
-    them is gone, and the step is to be run again on all."""
+    `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one
+    of them is gone, and the step is to be run again on all."""
 
     def __init__(
         self,

@@ -215,7 +215,7 @@ class CpuOps:
         self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, begin, end, rows=y.rows)
         return y
 
-    def gather(self, x: Tensor) -> Array:
+    def gather(self, x: Tensor) -> Tensor:
         gang = self._executor.gang
         if not isinstance(x, Array) or not x.columns:
             return x

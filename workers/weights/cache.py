@@ -1,11 +1,12 @@
-"""The directory of packed weights: one file for each contents of a checkpoint, precision and layout of the kernels, whatever the
-layout of the ranks.
+"""The directory of packed weights: one file for each contents of a checkpoint, precision and layout of the kernels, for any
+number of ranks.
 
 Used by the loader. Files are written under another name and renamed when they are complete; every writer and every user holds
 a lock (flock) on its file, which dies with the process. So a file without a lock is nobody's: a half-written one was left by a
 writer that died and is removed, a complete one may be removed to keep the directory within its limit, the least recently used
-first. Of two engines that want to write the same file one does, the other goes without. The ranks of one engine wait for the one
-that writes, and if it dies one of them writes in its place. What cannot be kept is no error; the loader then packs into memory.
+first. Of two engines that want to write the same file one does, the other goes without. The ranks of one engine wait for the
+one that writes, and if it dies one of them writes in its place. What cannot be kept is no error; the loader then packs into
+memory.
 
 There is no fsync: a file that a power failure cut short is found by its checksum.
 """
@@ -31,8 +32,8 @@ _SLICE_S = 0.1
 
 
 class WeightCache:
-    """`limit`: bytes of all files. `is_shared`: by several ranks, which wait for the one that writes. `is_run`: in the directory of
-    a run, which keeps no weights that are not in use."""
+    """`limit`: bytes of all files. `is_shared`: by several ranks, which wait for the one that writes. `is_run`: in the directory
+    of a run, which keeps no weights that are not in use."""
 
     def __init__(self, directory: Path, limit: int, is_shared: bool = False, is_run: bool = False) -> None:
         self.directory = directory
@@ -95,8 +96,8 @@ class WeightCache:
         return self.directory / f"{name}{suffix}"
 
     def _lock(self, path: Path, on_slice: Callable[[], None]) -> int | None:
-        """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it, or wrote the
-        file while this rank waited."""
+        """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it, or wrote
+        the file while this rank waited."""
         make_directory(self.directory)
         descriptor = _open_partial(path)
         try:
