@@ -14,7 +14,6 @@ COMM_LAYOUT: dict[str, int]  # of native/comm.h, as shm/gang.py has it
 COMM_KINDS: list[str]
 
 class Op: ...
-
 class GangBroken(RuntimeError): ...  # args: text, rank, epoch
 
 class Comm:
@@ -131,9 +130,7 @@ def attention(
     rows: int,  # the number of sequences
     count: int,
 ) -> Op: ...
-def activate_and_multiply(
-    y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int
-) -> Op: ...
+def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def gather(
     y: int,
     x: int,

@@ -137,7 +137,6 @@ class Recording:
         ops = [_make(op.make, op.arguments, op.rows) for op in self._ops]
         return Tape(_cpu.Tape(ops), num_bytes, self._ops)
 
-
     def _check_gathered(self) -> None:
         """Each is read before the next one's barrier: then two halves are enough."""
         for (_, array), (end, _) in zip(self._gathered, self._gathered[1:], strict=False):

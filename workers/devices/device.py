@@ -42,9 +42,7 @@ class HostDevice:
     """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
     variant of the kernels that `variants` has for each part. `gang`: the ranks that share a model's matrices."""
 
-    def __init__(
-        self, num_threads: int, cores: list[int], variants: Mapping[str, str], gang: Gang | None = None
-    ) -> None:
+    def __init__(self, num_threads: int, cores: list[int], variants: Mapping[str, str], gang: Gang | None = None) -> None:
         kernels.select(variants)
         _cpu.set_num_threads(num_threads, cores)
         self.ops = native.make_table(Immediate(gang))

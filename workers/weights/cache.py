@@ -32,8 +32,8 @@ _SLICE_S = 0.1
 
 
 class WeightCache:
-    """`limit`: bytes of all files. `is_shared`: by several ranks, which wait for the one that writes. `is_run`: in the directory
-    of a run, which keeps no weights that are not in use."""
+    """`limit`: bytes of all files. `is_shared`: by several ranks, which wait for the one that writes. `is_run`: in the
+    directory of a run, which keeps no weights that are not in use."""
 
     def __init__(self, directory: Path, limit: int, is_shared: bool = False, is_run: bool = False) -> None:
         self.directory = directory
