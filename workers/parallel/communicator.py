@@ -75,10 +75,10 @@ class Communicator:
         self.native.all_gather(y.ctypes.data, x.ctypes.data, x.nbytes)
         return y
 
-    def all_reduce(self, x: np.ndarray) -> np.ndarray:
+    def all_reduce(self, x: np.ndarray, in_place: bool = False) -> np.ndarray:
         """The sum of all ranks' float32 x, added up in the order of the ranks."""
         x = _floats(x)
-        y = np.empty_like(x)
+        y = x if in_place else np.empty_like(x)
         self.native.all_reduce(y.ctypes.data, x.ctypes.data, x.size)
         return y
 
