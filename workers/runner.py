@@ -240,7 +240,7 @@ class ModelRunner:
                 )
         return StepResult(
             step_id=step.step_id,
-            rank=self._rank,
+            rank=self._rank % self._config.tensor_parallel_size,
             weight_version=self.weights.version,
             token_ids=token_ids.tobytes(),
             logprobs=logprobs.tobytes(),

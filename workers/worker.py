@@ -77,7 +77,7 @@ class WorkerActor(Actor):
             self.context.counters.errors.record(self.context.name, str(error))
             self._load(*(path, version) if is_other else (config.model, 1))
         self._reader = BroadcastReader.attach(
-            self.context.run.run_id, self.context.scheduler, self.context.index, self.context.epoch
+            self.context.run.run_id, self.context.scheduler, self.context.tensor_rank, self.context.epoch
         )
         self._say_hello()
 
@@ -111,7 +111,7 @@ class WorkerActor(Actor):
             case Step():
                 self._send(self._run(message, received_ns) if self._runner.weights.version else self._refusal(message))
             case LoadWeights():
-                if not message.ranks or self.context.index in message.ranks:
+                if not message.ranks or self.context.tensor_rank in message.ranks:
                     self._send(self._change_weights(message))
             case ClearWeights():
                 self._runner.clear()
@@ -136,7 +136,7 @@ class WorkerActor(Actor):
     def _refusal(self, step: Step) -> StepResult:
         """The answer to a step after ClearWeights: the order of a scheduler that died may lie before a step of the next."""
         error = f"step {step.step_id} came while the weights are cleared"
-        return StepResult(step.step_id, self.context.index, 0, b"", b"", b"", error=error)
+        return StepResult(step.step_id, self.context.tensor_rank, 0, b"", b"", b"", error=error)
 
     def _change_weights(self, message: LoadWeights) -> WeightsChanged:
         before = self.context.row.state
@@ -152,7 +152,7 @@ class WorkerActor(Actor):
 
     def _weights_changed(self, command_id: str, error: str = "") -> WeightsChanged:
         weights = self._runner.weights
-        return WeightsChanged(command_id, self.context.index, weights.version, weights.path, error, weights.contents)
+        return WeightsChanged(command_id, self.context.tensor_rank, weights.version, weights.path, error, weights.contents)
 
     # ------------------------------------------------------------------------------------------------------- loading
 

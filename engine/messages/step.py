@@ -46,7 +46,7 @@ class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
     command_id: str
     path: str
     version: int
-    ranks: list[int]  # empty: all
+    ranks: list[int]  # tensor ranks; empty: all
     contents: str = ""  # what it must hold (LoadedWeights.contents); empty: whatever it does
 
 

@@ -43,6 +43,7 @@ _SAME = (
     "request_priority",
     "api_processes",
     "tokenizer_processes",
+    "data_parallel_size",
     "restart_limit",
     "host",
     "port",
@@ -91,6 +92,7 @@ def resolve(
     num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
+    num_ranks = values["data_parallel_size"]
     return EngineConfig(
         model=str(model_path),
         served_model_name=values["served_model_name"] or (_model_name(options, model_path),),
@@ -108,8 +110,7 @@ def resolve(
         ops=ops,
         plan=_plan(values["plan"], ops),
         cpu_kernels=_kernels(options, ops, kv_cache_dtype, choose_kernels),
-        threads=values["threads"] or available_cores(),
-        num_ranks=1,
+        threads=_threads(options, num_ranks),
         run_id=run_id,
         run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
         **{key: values[key] for key in _SAME},
@@ -193,7 +194,9 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
             )
         return int(num_blocks)
     wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])
-    affordable = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4) // block_bytes - 1
+    affordable: int = (
+        min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4 // values["data_parallel_size"]) // block_bytes - 1
+    )
     return max(1, min(wanted, affordable))
 
 
@@ -266,6 +269,17 @@ def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[s
             )
     if len(dict(priorities)) < len(priorities):
         raise OptionError("--api-key-priority: a key is given twice; give each one priority")
+
+
+def _threads(options: OptionValues, num_ranks: int) -> int:
+    """Threads of each rank: as asked for, else the cores shared out."""
+    cores = available_cores()
+    threads: int = options.values["threads"] or max(1, cores // num_ranks)
+    if num_ranks > 1 and num_ranks * threads > cores:
+        options.notes.append(
+            f"{num_ranks} ranks of {threads} threads share {cores} cores; fewer threads (--threads) or ranks are faster"
+        )
+    return threads
 
 
 def _has_build(device: str) -> bool:

@@ -17,7 +17,7 @@ from engine.errors import TokamakError
 from engine.messages import ActorState, Control, encode
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
-from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, index_of, partner_of, role_of
+from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
 from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
@@ -98,19 +98,38 @@ class ActorContext:
         return list(self._peer_rows)
 
     @cached_property
+    def schedulers(self) -> tuple[str, ...]:
+        """Those of all replicas, in order."""
+        return actors_of(SCHEDULER, self._names)
+
+    @cached_property
+    def ranks(self) -> tuple[str, ...]:
+        """The ranks of this actor's replica, tensor rank 0 first."""
+        return readers_of(self.scheduler, self._names)
+
+    @property
+    def tensor_rank(self) -> int:
+        """Of a rank: its place in its replica."""
+        return self.index % self.config.tensor_parallel_size
+
+    @cached_property
     def scheduler(self) -> str:
         """The scheduler of this actor's replica."""
-        return partner_of(self.name, SCHEDULER, (self.name, *self._peer_rows))
+        return partner_of(self.name, SCHEDULER, self._names)
 
     @cached_property
     def cache(self) -> str:
         """The cache messenger of this actor's replica."""
-        return partner_of(self.name, CACHE, (self.name, *self._peer_rows))
+        return partner_of(self.name, CACHE, self._names)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """All actors but the supervisor."""
+        return tuple(snapshot.name for snapshot in self.counters.actors() if snapshot.name != SUPERVISOR)
 
     @cached_property
     def _peer_rows(self) -> dict[str, ActorRow]:
-        names = [snapshot.name for snapshot in self.counters.actors()]
-        return {name: self.counters.actor(name) for name in names if name not in (self.name, SUPERVISOR)}
+        return {name: self.counters.actor(name) for name in self._names if name != self.name}
 
     def arena(self) -> MemoryFile:
         """The KV arena that the supervisor holds (cache messenger and workers only)."""
@@ -120,8 +139,8 @@ class ActorContext:
 
     def weights_in_use(self) -> tuple[str, int, str]:
         """Path, version and contents of the weights that this rank must load; no contents: nobody has loaded them yet."""
-        record = self.run.weights()
-        path, version = record.ranks[self.index]
+        record = self.run.weights(self.scheduler)
+        path, version = record.ranks[self.tensor_rank]
         return path, version, record.contents.get(version, "")
 
     def request_stop(self) -> None:

@@ -26,7 +26,7 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of the engine."""
+    """All ranks of the replica, by tensor rank."""
 
     def __init__(self, num_ranks: int) -> None:
         self._ranks = [Rank() for _ in range(num_ranks)]
