@@ -125,6 +125,14 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "processes": (
         Option("device", choice("auto", "cpu", "gpu", "xpu"), "auto", "where the model runs"),
         Option(
+            "tensor-parallel-size",
+            whole(1, MAX_RANKS),
+            1,
+            "ranks of a replica, which share its model: each computes some heads and columns of every matrix",
+            short="-tp",
+        ),
+        Option("pipeline-parallel-size", whole(1, MAX_RANKS), 1, "1: layers are not cut"),
+        Option(
             "data-parallel-size",
             whole(1, MAX_RANKS),
             1,

@@ -53,7 +53,7 @@ class EventSender:
 class ActorContext:
     """All that an actor shares with the engine: its configuration, rings, counters and the way to the supervisor."""
 
-    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1) -> None:
+    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1, comm_fd: int = -1) -> None:
         self.run = run
         self.config = config
         self.name = name
@@ -67,6 +67,7 @@ class ActorContext:
         self.mailbox = Mailbox.attach(run.run_id, name, epoch)
         self.events = EventSender(run.events_endpoint)
         self._arena_fd = arena_fd
+        self._comm_fd = comm_fd
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, receiver: str) -> Outbox:
@@ -136,6 +137,14 @@ class ActorContext:
         if self._arena_fd < 0:
             raise TokamakError(f"{self.name} was started without the KV arena; only the cache messenger and workers get it")
         return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
+
+    def comm_arena(self) -> MemoryFile | None:
+        """The memory through which a rank and its peers exchange tensors; None: it has no peers."""
+        if not self.config.comm_bytes:
+            return None
+        if self._comm_fd < 0:
+            raise TokamakError(f"{self.name} was started without the comm arena; only workers get it")
+        return MemoryFile.from_fd(self._comm_fd, self.config.comm_bytes)
 
     def weights_in_use(self) -> tuple[str, int, str]:
         """Path, version and contents of the weights that this rank must load; no contents: nobody has loaded them yet."""

@@ -4,6 +4,7 @@ counters.main          counters file
 mailbox.<receiver>     one per child
 broadcast.<scheduler>  one per replica: scheduler to its ranks
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
+memfd                  comm arena, one per replica of several ranks
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from engine.process.topology import (
 from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
+from shm.gang import GangHeader
 from shm.mailbox import Mailbox
 from shm.memory import available_memory_bytes
 from shm.segment import (
@@ -51,8 +53,9 @@ class RunSegments:
     """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
     that a name that was removed keeps no actor from coming back."""
 
-    def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, arena_bytes: int) -> None:
-        """`names`: the children; `arena_bytes`: of each replica's KV arena. StartError where there is no room."""
+    def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, arena_bytes: int, comm_bytes: int = 0) -> None:
+        """`names`: the children; `arena_bytes`, `comm_bytes`: of each replica's KV arena and comm arena. StartError where there
+        is no room."""
         require_room(required_bytes(names, sizes), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -73,12 +76,16 @@ class RunSegments:
         }
         hold_segments(self.descriptors)
         self.arenas = _create_arenas(len(self._readers), arena_bytes) if arena_bytes else []
+        self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._readers] if comm_bytes else []
+        self.gangs = [
+            GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._readers.values(), strict=False)
+        ]
 
     @classmethod
     def of(cls, config: EngineConfig, names: Sequence[str]) -> RunSegments:
         """The segments that `config` asks for."""
         sizes = ring_sizes(names, config.max_model_len)
-        return cls(config.run_id, names, sizes, config.kv_cache_bytes)
+        return cls(config.run_id, names, sizes, config.kv_cache_bytes, config.comm_bytes)
 
     def arena_of(self, name: str) -> MemoryFile | None:
         """The KV arena of the replica of a cache messenger or a rank; None: the actor gets none."""
@@ -86,13 +93,27 @@ class RunSegments:
             return None
         if role_of(name) == CACHE:
             return self.arenas[index_of(name)]
-        return next(arena for arena, readers in zip(self.arenas, self._readers.values(), strict=True) if name in readers)
+        return self.arenas[self._place_of(name)[0]]
+
+    def comm_of(self, name: str) -> MemoryFile | None:
+        """The comm arena of a rank's replica; None: the actor gets none."""
+        return self._comms[self._place_of(name)[0]] if self._comms and role_of(name) == "worker" else None
 
     def evict(self, worker: str) -> None:
-        """Let no scheduler wait for a rank that died."""
-        for scheduler, readers in self._readers.items():
-            if worker in readers:
-                self.broadcasts[scheduler].evict(readers.index(worker))
+        """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the gang's next epoch."""
+        replica, rank = self._place_of(worker)
+        list(self.broadcasts.values())[replica].evict(rank)
+        self.set_member(worker, False)
+
+    def set_member(self, worker: str, is_member: bool) -> None:
+        """Whether a rank takes part in its gang."""
+        replica, rank = self._place_of(worker)
+        if self.gangs:
+            self.gangs[replica].set_member(rank, is_member)
+
+    def _place_of(self, worker: str) -> tuple[int, int]:
+        """Replica and tensor rank."""
+        return next((k, ranks.index(worker)) for k, ranks in enumerate(self._readers.values()) if worker in ranks)
 
     def close(self) -> None:
         """Let go of the mappings; the segments stay."""
@@ -101,7 +122,7 @@ class RunSegments:
         for broadcast in self.broadcasts.values():
             broadcast.close()
         self.counters.close()
-        for arena in self.arenas:
+        for arena in (*self.arenas, *self._comms):
             arena.close()
         let_go_of_segments(self.descriptors)
         os.close(self._hold)

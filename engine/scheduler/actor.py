@@ -166,7 +166,7 @@ class SchedulerActor(Actor):
                     admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
         if output.rows:
-            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns())
+            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
         return bool(output.rows) or output.preempted is not None
 
@@ -226,9 +226,14 @@ class SchedulerActor(Actor):
             self.block_events.draw_anew()
             return
         rank = self.context.ranks.index(sender)
-        if hello.epoch >= self.context.peer_epoch(sender) and self.ranks.greet(rank, hello):
+        if hello.epoch < self.context.peer_epoch(sender):
+            return
+        is_back = self.ranks.greet(rank, hello)
+        has_joined = self.ranks.joined(rank, hello)
+        if is_back or (has_joined and self.dispatcher.num_in_flight):
             self._dispatched_again.add(self.dispatcher.give_up_flight())
             self.batch.rollback_in_flight()
+        if is_back:
             self.weight_updates.rank_came_back(rank)
 
 

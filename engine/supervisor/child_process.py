@@ -87,6 +87,10 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments:
     if arena is not None:
         command += ["--arena-fd", str(arena.fd)]
         pass_fds += (arena.fd,)
+    comm = segments.comm_of(plan.name)
+    if comm is not None:
+        command += ["--comm-fd", str(comm.fd)]
+        pass_fds += (comm.fd,)
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

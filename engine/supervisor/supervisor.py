@@ -343,6 +343,8 @@ class Supervisor:
             return  # of a life that is over
         if event.state == State.READY.name:
             child.ready_s = time.monotonic()
+            if role_of(child.name) == "worker":
+                self.segments.set_member(child.name, True)
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
             child.failure = event.text

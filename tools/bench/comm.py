@@ -63,16 +63,16 @@ def _measure(sizes: list[int], rounds: int) -> Times:
         header.set_member(rank, True)
     ours, theirs = context.Pipe(duplex=False)
     port = _free_port()
-    ranks = [
+    processes = [
         context.Process(target=_run, args=(rank, DupFd(arena.fd), arena.num_bytes, port, sizes, rounds, theirs), daemon=True)
         for rank in range(NUM_RANKS)
     ]
-    for rank in ranks:
-        rank.start()
+    for process in processes:
+        process.start()
     theirs.close()
     times: Times = ours.recv()  # EOFError: rank 0 ended without an answer, and said why
-    for rank in ranks:
-        rank.join()
+    for process in processes:
+        process.join()
     return times
 
 

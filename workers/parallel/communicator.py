@@ -48,6 +48,11 @@ class Communicator:
         """That it joined last."""
         return self.native.epoch
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """The gang is in another epoch than this rank."""
+        return self.header.epoch != self.epoch
+
     def join(self) -> bool:
         """Take the epoch there is now; whether this rank is a member in it."""
         epoch, is_member = self.header.membership(self.rank)
