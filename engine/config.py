@@ -55,7 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ops: str  # "native" | "reference"
     plan: str  # "tape" | "eager"
     cpu_kernels: dict[str, str]  # of native ops: variant of each part ("base": the rest); what is not here is as built
-    num_ranks: int
+    tensor_parallel_size: int = 1  # ranks of a replica
+    data_parallel_size: int = 1  # replicas: schedulers, each with its ranks, its cache messenger and its KV arena
+    comm_bytes: int = 0  # size of a replica's comm arena; 0: it has one rank
     api_processes: int
     tokenizer_processes: int
     restart_limit: int  # deaths of one actor within restart_window_s that end the engine
@@ -80,6 +82,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     kv_events_endpoint: str  # ZeroMQ endpoint of the KV events; empty: ipc:// in the run directory
     log_level: str
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all replicas together."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def max_positions(self) -> int:

@@ -6,7 +6,7 @@ is read only when its values are needed: a store that still has what was kept be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -46,19 +46,21 @@ class QuantizedWeight:
 Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bits of bfloat16
 Source = Callable[[], Values]
 Fill = Callable[[np.ndarray], None]
+Parts = Sequence[tuple[int, int]]  # [begin, end) along the first axis of an array
 
 
 class Store(Protocol):
     """Where packed weights are kept."""
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
-        """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before."""
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill, parts: Parts = ()) -> np.ndarray:
+        """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before. `parts`:
+        those that will be read; none: all."""
 
 
 class Memory:
     """A store that forgets: every array is new memory."""
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill, parts: Parts = ()) -> np.ndarray:
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT

@@ -18,7 +18,11 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
+from engine.process.run_directory import Run
 from workers.devices.device import make_device
+from workers.parallel.communicator import Communicator
+from workers.parallel.sampling import exchanged
+from workers.parallel.share import TensorShare
 from workers.sampling import sampler
 from workers.sampling.sampler import Scores
 from workers.step.execution import Plan, make_plan
@@ -66,8 +70,20 @@ class _Rows:
         return ends
 
 
+def _weight_cache(config: EngineConfig) -> WeightCache | None:
+    """Several ranks share one packed file; what is not to be kept is in the directory of the run."""
+    is_shared = config.num_ranks > 1
+    if config.weight_cache_dir and config.load_format != "dummy":
+        return WeightCache(Path(config.weight_cache_dir), config.weight_cache_limit, is_shared)
+    if not is_shared:
+        return None
+    return WeightCache(Run(config.run_id, Path(config.run_dir)).packed_path, config.weight_cache_limit, is_shared, is_run=True)
+
+
 class ModelRunner:
-    """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`)."""
+    """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`). With a
+    `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one
+    of them is gone, and the step is to be run again on all."""
 
     def __init__(
         self,
@@ -76,12 +92,16 @@ class ModelRunner:
         arena: memoryview,
         rank: int = 0,
         on_op: Callable[[], None] = lambda: None,
+        communicator: Communicator | None = None,
     ) -> None:
+        self._communicator = communicator
+        self._share = TensorShare(communicator.place, communicator.count) if communicator else TensorShare()
+        self._gang = communicator.gang if communicator else None
         self._config = config
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels)
+        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang)
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
@@ -94,8 +114,7 @@ class ModelRunner:
             self._ops.row_tile,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
-        cache_directory = config.weight_cache_dir
-        self._weight_cache = WeightCache(Path(cache_directory), config.weight_cache_limit) if cache_directory else None
+        self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
         self._sample_ns = 0  # of the step so far
 
@@ -123,11 +142,12 @@ class ModelRunner:
             random_seed=seed,
             cache=self._weight_cache,
             contents=contents,
+            share=self._share,
         )
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
-        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op)
+        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op, self._gang)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
 
     def clear(self) -> None:
@@ -142,6 +162,8 @@ class ModelRunner:
         assert plan is not None, f"step {step.step_id} came while the weights are cleared"
         begin_ns = time.monotonic_ns()
         self._sample_ns = 0
+        if self._communicator is not None:
+            self._communicator.begin_step(step.step_id)
         rows = self._take(step)
         prompt_rows = self._prompt_rows(rows)
         kept_counts = self._kept_counts(rows, prompt_rows)
@@ -206,7 +228,7 @@ class ModelRunner:
         for part, logits in self._logits(plan, kept_ends[sampling_rows] - 1):
             some_rows = sampling_rows[part]
             slots, positions = rows.slots[some_rows], rows.ends[some_rows]
-            drawn = sampler.sample(logits, self.slots, slots, positions)
+            drawn = self._draw(logits, slots, positions)
             self.slots.append(slots, positions, drawn.token_ids)
             token_ids[some_rows], logprobs[some_rows], ranks[some_rows] = drawn.token_ids, drawn.logprobs, drawn.ranks
             num_tops = self.slots.sampling["num_logprobs"][slots]
@@ -218,13 +240,34 @@ class ModelRunner:
                 )
         return StepResult(
             step_id=step.step_id,
-            rank=self._rank,
+            rank=self._rank % self._config.tensor_parallel_size,
             weight_version=self.weights.version,
             token_ids=token_ids.tobytes(),
             logprobs=logprobs.tobytes(),
             ranks=ranks.tobytes(),
             top_rows=top_rows,
             dispatch_ns=step.dispatch_ns,
+        )
+
+    def _draw(self, logits: np.ndarray, slots: np.ndarray, positions: np.ndarray) -> Scores:
+        """The next token of each slot; of several ranks each draws for some of them."""
+        if self._communicator is None:
+            return sampler.sample(logits, self.slots, slots, positions)
+        num_top = sampler.num_top(logits, self.slots, slots)
+        return exchanged(
+            self._communicator,
+            len(slots),
+            num_top,
+            lambda own: sampler.sample(logits[own], self.slots, slots[own], positions[own]),
+        )
+
+    def _score(self, logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
+        """The same of tokens that are known."""
+        if self._communicator is None:
+            return sampler.score(logits, token_ids, num_top)
+        num_top = min(num_top, logits.shape[1])
+        return exchanged(
+            self._communicator, len(token_ids), num_top, lambda own: sampler.score(logits[own], token_ids[own], num_top)
         )
 
     def _prompt_logprobs(self, rows: _Rows, row: int, kept_rows: np.ndarray, plan: Plan) -> PromptLogprobs:
@@ -234,7 +277,7 @@ class ModelRunner:
         num_top = int(self.slots.sampling["num_prompt_logprobs"][slot])
         found = Scores.of(token_ids, num_top)
         for part, logits in self._logits(plan, kept_rows):
-            scores = sampler.score(logits, token_ids[part], num_top)
+            scores = self._score(logits, token_ids[part], num_top)
             found.logprobs[part], found.ranks[part] = scores.logprobs, scores.ranks
             found.top_token_ids[part], found.top_logprobs[part] = scores.top_token_ids, scores.top_logprobs
         return PromptLogprobs(

@@ -30,7 +30,7 @@ from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.control import bind_again
 from engine.process.outbox import BackloggedOutbox, earliest
-from engine.process.topology import SUPERVISOR
+from engine.process.topology import CACHE, SUPERVISOR, index_of
 from shm.counters import State
 
 TOPIC = b"kv"
@@ -69,7 +69,8 @@ class CacheMessengerActor(Actor):
         self._arena = context.arena()
         self._reservation = ArenaReservation(self._arena, context.counter("kv_arena_reserved_bytes"), self._warn)
         self._supervisor = context.counters.actor(SUPERVISOR)
-        self._endpoint = context.config.kv_events_endpoint or context.run.kv_events_endpoint
+        given = context.config.kv_events_endpoint
+        self._endpoint = endpoint_of(context.name, given) if given else context.run.kv_events_endpoint(context.name)
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._zmq.socket(zmq.PUB)
         self._sequence = 0
@@ -146,6 +147,14 @@ class CacheMessengerActor(Actor):
             self._sequence += 1
             self._num_events.add(len(events))
         return len(events)
+
+
+def endpoint_of(cache: str, given: str) -> str:
+    """Where replica k publishes if the engine was `given` an endpoint: on the TCP port + k, or at a path that ends with k."""
+    address, _, port = given.rpartition(":")
+    if given.startswith("tcp:") and port.isdecimal():
+        return f"{address}:{int(port) + index_of(cache)}"
+    return f"{given}.{index_of(cache)}" if cache != CACHE else given
 
 
 def refusal(move: BlocksMove) -> str:

@@ -33,6 +33,7 @@ from engine.options.kinds import (
 )
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
+MAX_RANKS = 64
 TOOL_VARIABLES = (
     "TOKAMAK_BUILD_ALL",
     "TOKAMAK_EXTRA",
@@ -52,6 +53,7 @@ class Option:
     kind: Kind
     default: Any
     help: str
+    short: str = ""  # another spelling on the command line, such as -dp
 
     @property
     def key(self) -> str:
@@ -122,6 +124,21 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "processes": (
         Option("device", choice("auto", "cpu", "gpu", "xpu"), "auto", "where the model runs"),
+        Option(
+            "tensor-parallel-size",
+            whole(1, MAX_RANKS),
+            1,
+            "ranks of a replica, which share its model: each computes some heads and columns of every matrix",
+            short="-tp",
+        ),
+        Option("pipeline-parallel-size", whole(1, MAX_RANKS), 1, "1: layers are not cut"),
+        Option(
+            "data-parallel-size",
+            whole(1, MAX_RANKS),
+            1,
+            "replicas, each with a scheduler, ranks and a KV cache of its own; limits of batches and caches are for each",
+            short="-dp",
+        ),
         Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
         Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),
         Option(
@@ -229,7 +246,8 @@ def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
     if option.default not in (None, "", ()):
         shown += f" (default: {option.kind.show(option.default)})"
     action = "append" if option.kind.is_list else "store"
-    group.add_argument(f"--{option.name}", metavar=option.kind.metavar, action=action, help=shown)
+    names = (f"--{option.name}", *filter(None, [option.short]))
+    group.add_argument(*names, metavar=option.kind.metavar, action=action, help=shown)
 
 
 def _take_file(found: OptionValues, path: Path) -> None:

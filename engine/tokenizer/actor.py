@@ -43,8 +43,8 @@ from engine.tokenizer.lanes import Job, Lanes
 from engine.tokenizer.openings import Opening, Openings
 from engine.tokenizer.preparation import Answer, Preparation, Prepared, Refusal, is_light, refusal_of
 from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes
+from engine.tokenizer.replicas import UNKNOWN, Replicas
 from engine.tokenizer.sampling_rules import SamplingRules
-from engine.tokenizer.scheduler_channel import SchedulerChannel
 from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.text_stream import TextStream
 from engine.tokenizer.vocabulary import Vocabulary
@@ -62,7 +62,7 @@ class TokenizerActor(Actor):
         self._openings = Openings()
         self._gathering_since_ns = 0  # the first of the deltas that wait for the end of this turn; 0: none
         self._channels: dict[str, ApiChannel] = {}
-        self._to_scheduler = SchedulerChannel(context.outbox(context.scheduler))
+        self._replicas = Replicas(context)
         self._num_dropped = context.counter("messages_dropped_total")
         self._num_tokenized = context.counter("tokenized_tokens_total")
         self._num_detokenized = context.counter("detokenized_tokens_total")
@@ -124,19 +124,19 @@ class TokenizerActor(Actor):
 
     def step(self) -> int:
         """Send what has gathered, take what helpers have done, open samples for a while."""
-        num_done = self._flush_channels() + self._to_scheduler.flush()
+        num_done = self._flush_channels() + self._replicas.flush()
         for job, answer in self._lanes.finished():
             num_done += 1
             if job.is_wanted:
                 self._take_answer(job, answer)
         num_done += self._open_samples()
         self._num_waiting_jobs.set(self._lanes.num_waiting)
-        return num_done + self._flush_channels() + self._to_scheduler.flush()
+        return num_done + self._flush_channels() + self._replicas.flush()
 
     def deadline_ns(self) -> int:
         if self._openings:
             return time.monotonic_ns()
-        is_waiting = self._to_scheduler.is_waiting or any(channel.is_waiting for channel in self._channels.values())
+        is_waiting = self._replicas.is_waiting or any(channel.is_waiting for channel in self._channels.values())
         retry_ns = time.monotonic_ns() + RETRY_INTERVAL_NS if is_waiting else 0
         look_ns = self._lanes.deadline_ns
         return min(retry_ns, look_ns) if retry_ns and look_ns else retry_ns or look_ns
@@ -168,9 +168,9 @@ class TokenizerActor(Actor):
     def _check_backlog(self) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
         limit = self.context.config.max_waiting
-        if self._to_scheduler.num_waiting >= limit:
+        if self._replicas.num_waiting >= limit:
             raise RequestError(
-                f"{self._to_scheduler.num_waiting} samples wait for the scheduler, the limit is {limit}; try again later",
+                f"{self._replicas.num_waiting} samples wait for the scheduler, the limit is {limit}; try again later",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,
@@ -207,7 +207,7 @@ class TokenizerActor(Actor):
         if attempt is not None and attempt <= abort.attempt:
             self._forget(abort.request_id)
         if not is_call:
-            self._to_scheduler.abort(key, abort)
+            self._replicas.abort(stream.replica if stream else UNKNOWN, key, abort)
 
     # -------------------------------------------------------------------------------------------------- prepared, opened
 
@@ -251,7 +251,9 @@ class TokenizerActor(Actor):
             self._channel(stream.api).add(stream.already_stopped())
             return
         try:
-            self._to_scheduler.request(opening.key, opening.request(self.context.name))
+            request = opening.request(self.context.name)
+            stream.replica = self._replicas.choose(request)
+            self._replicas.request(stream.replica, opening.key, request)
         except RequestError as error:
             self._reject(submit.request_id, submit.attempt, submit.api, refusal_of(error))
             return
@@ -281,7 +283,7 @@ class TokenizerActor(Actor):
         if stream.has_stopped:
             self._num_stop_strings.add(1)
             if not output.finish_reason:
-                self._to_scheduler.abort(stream.key, Abort(stream.request_id, stream.attempt, finish_reason))
+                self._replicas.abort(stream.replica, stream.key, Abort(stream.request_id, stream.attempt, finish_reason))
 
     def _take_rejected(self, rejected: Rejected) -> None:
         stream = self._streams.get(rejected.request_id)
@@ -326,7 +328,7 @@ class TokenizerActor(Actor):
     def _abort(self, stream: TextStream) -> None:
         """End an open sample that nobody reads any more."""
         self._forget(stream.request_id)
-        self._to_scheduler.abort(stream.key, Abort(stream.request_id, stream.attempt))
+        self._replicas.abort(stream.replica, stream.key, Abort(stream.request_id, stream.attempt))
 
     # ------------------------------------------------------------------------------------------------------- what is known
 

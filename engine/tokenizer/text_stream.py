@@ -26,6 +26,7 @@ class TextStream:
         "api",
         "attempt",
         "key",
+        "replica",
         "request_id",
     )
 
@@ -36,6 +37,7 @@ class TextStream:
         self.request_id = submit.request_id
         self.attempt = submit.attempt
         self.api = submit.api
+        self.replica = 0  # whose scheduler has it
         self._vocabulary = vocabulary
         self._prompt_token_ids = prompt_token_ids
         self._returns_prompt = submit.text.return_prompt_token_ids and not self._resumed

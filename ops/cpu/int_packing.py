@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ops import _cpu
-from ops.weight_format import Fill, QuantizedWeight, Source, Store, WeightFormat, float32
+from ops.weight_format import Fill, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
 KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
 
@@ -34,17 +34,19 @@ class IntPacking:
         assert not format.is_folded or (format.kind, format.has_offsets) == ("int4", False), f"{name}: {format}"
         assert not format.is_folded or format.group_size in _cpu.FOLDED_GROUPS, f"{name}: {format}"
 
-    def keep(self, store: Store) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Values uint8 [panels, lines, LINE]; scales, multipliers and offsets, as far as the format has them."""
+    def keep(self, store: Store, panels: Parts = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Values uint8 [panels, lines, LINE]; scales, multipliers and offsets, as far as the format has them. `panels`: those
+        that will be read; none: all."""
         num_panels = -(-self._num_outputs // _cpu.PANEL)
         num_lines = -(-self._num_inputs // (4 if self._is_int8 else 8))
-        values = store.keep(f"{self._name}.weight", (num_panels, num_lines, 4 * _cpu.PANEL), _BYTE, self._fill_values)
-        scales = store.keep(f"{self._name}.scales", self._scales_shape(), _FLOAT, self._fill("scales"))
+        values = store.keep(f"{self._name}.weight", (num_panels, num_lines, 4 * _cpu.PANEL), _BYTE, self._fill_values, panels)
+        scales = store.keep(f"{self._name}.scales", self._scales_shape(), _FLOAT, self._fill("scales"), panels)
         multipliers = offsets = None
         if self._format.is_folded:
-            multipliers = store.keep(f"{self._name}.multipliers", self._grouped(), _SIGNED, self._fill("multipliers"))
+            fill = self._fill("multipliers")
+            multipliers = store.keep(f"{self._name}.multipliers", self._grouped(), _SIGNED, fill, panels)
         if self._format.has_offsets:
-            offsets = store.keep(f"{self._name}.offsets", self._grouped(), _FLOAT, self._fill("offsets"))
+            offsets = store.keep(f"{self._name}.offsets", self._grouped(), _FLOAT, self._fill("offsets"), panels)
         self._made.clear()
         return values, scales, multipliers, offsets
 

@@ -17,7 +17,7 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
-from ops.modules import Embedding, HeadNorm, Linear, Module, Norm, Rotary
+from ops.modules import Columns, Embedding, HeadNorm, Linear, Module, Norm, Rotary
 from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
@@ -49,6 +49,14 @@ def layout() -> str:
     sources = b"".join(Path(file).read_bytes() for file in (__file__, int_packing.__file__))
     digest = hashlib.sha256(sources + f"{native.st_size} {native.st_mtime_ns}".encode())
     return f"{_cpu.variant()} {digest.hexdigest()[:16]}"
+
+
+def panels_of(columns: Columns) -> list[tuple[int, int]]:
+    """The panels that have these columns, each once."""
+    panels: list[tuple[int, int]] = []
+    for begin, end in columns:
+        panels.append((max(begin // _cpu.PANEL, panels[-1][1] if panels else 0), -(-end // _cpu.PANEL)))
+    return panels
 
 
 def _float32(source: Source) -> np.ndarray:
@@ -129,7 +137,8 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
 
 def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeight:
     packing = IntPacking(module.name, module.format, module.num_inputs, module.width, source)
-    found = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store))
+    panels = panels_of(() if module.is_looked_up else module.columns)
+    found = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store, panels))
     values, scales, multipliers, offsets = found
     assert values is not None
     return PackedWeight(KINDS[module.format.kind], values, scales, multipliers, offsets, module.format.group_size)
@@ -139,8 +148,11 @@ def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int
     """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
     kind = module.format.kind if module.format.kind in _SIDE else "float32"  # integers come next
     side = _SIDE[kind]
-    size = num_panels * -(-module.num_inputs // side) * _cpu.PANEL * side
-    values = store.keep(
-        f"{module.name}.weight", (size,), _DTYPES[kind], lambda packed: _fill_floats(packed, kind, source(), True)
-    )
+    panel = -(-module.num_inputs // side) * _cpu.PANEL * side
+    parts = [(begin * panel, end * panel) for begin, end in panels_of(() if module.is_looked_up else module.columns)]
+
+    def fill(packed: np.ndarray) -> None:
+        _fill_floats(packed, kind, source(), True)
+
+    values = store.keep(f"{module.name}.weight", (num_panels * panel,), _DTYPES[kind], fill, parts)
     return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))

@@ -73,8 +73,7 @@ class Engine:
 
     def worker(self, epoch: int = 1) -> WorkerActor:
         """A started worker; an earlier one is as good as dead."""
-        assert self.segments.arena is not None
-        context = ActorContext(self.run, self.config, "worker0", epoch, self.segments.arena.fd)
+        context = ActorContext(self.run, self.config, "worker0", epoch, self.segments.arenas[0].fd)
         worker = WorkerActor(context)
         self.workers.append(worker)
         worker.on_start()
@@ -89,7 +88,7 @@ class Engine:
         self.config = msgspec.structs.replace(self.config, weight_cache_dir=str(directory))
 
     def send(self, message: Message) -> None:
-        assert self.segments.broadcast.try_send(encode(message))
+        assert self.segments.broadcasts["scheduler"].try_send(encode(message))
 
     def received(self) -> list[Message]:
         messages = []
@@ -375,7 +374,7 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
     worker = engine.worker()
     engine.send(ClearWeights("c"))
     ActorLoop(worker).turn()
-    assert engine.segments.broadcast.active_readers() == [0]
+    assert engine.segments.broadcasts["scheduler"].active_readers() == [0]
     worker.on_stop()
-    assert engine.segments.broadcast.active_readers() == []
+    assert engine.segments.broadcasts["scheduler"].active_readers() == []
     assert worker.context.row.state != State.FAILED

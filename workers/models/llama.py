@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, Tensor
 from ops.table import Inputs, OpTable
+from workers.parallel.share import head_columns
 from workers.weights.declaration import Weights
 
 
@@ -18,8 +19,8 @@ class LlamaLayer:
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
         prefix = f"model.layers.{index}"
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.shape = AttentionShape(
-            config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index]
+        self.shape = weights.share.heads(
+            AttentionShape(config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index])
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width
         self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.rms_norm_eps)
@@ -28,6 +29,7 @@ class LlamaLayer:
             hidden,
             [queries, keys, keys],
             config.has_qkv_bias,
+            head_columns(self.shape),
         )
         self.head_norm: HeadNorm | None = None
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
@@ -52,6 +54,7 @@ class Llama:
         self.head = weights.linear([head], config.hidden_size, [config.vocab_size])
         if config.tie_word_embeddings:
             self.embedding.tied = self.head
+            self.head.is_looked_up = True
         self.rotary = weights.rotary(config.rope, config.head_dim)
 
     def forward(self, ops: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
@@ -68,11 +71,13 @@ class Llama:
             queries = ops.rotate_and_store(inputs, qkv, angles, layer.head_norm, layer.shape, layer_cache)
             if layer is self.layers[-1]:
                 step, queries, residual = ops.keep_rows(step, queries, residual)
-            h = ops.linear(ops.attention(step, queries, layer.shape, layer_cache), layer.output)
+            h = ops.gather(ops.attention(step, queries, layer.shape, layer_cache))
+            h = ops.gather(ops.linear(h, layer.output))
             h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
-            h = ops.linear(ops.activate_and_multiply(ops.linear(h, layer.gate_up), self.config.activation), layer.down)
+            h = ops.gather(ops.activate_and_multiply(ops.linear(h, layer.gate_up), self.config.activation))
+            h = ops.gather(ops.linear(h, layer.down))
         return ops.add_rms_norm(h, residual, self.norm)[0]
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab]."""
-        return ops.linear(ops.take_rows(hidden, row_ids), self.head)
+        return ops.gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))

@@ -22,6 +22,7 @@ from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
+from workers.parallel.share import TensorShare
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
@@ -73,6 +74,7 @@ def load_model(
     random_seed: int | None = None,
     cache: WeightCache | None = None,
     contents: str = "",
+    share: TensorShare = TensorShare(),  # noqa: B008 - a frozen value
 ) -> LoadedModel:
     """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
     is used and the weights are random. Raises CheckpointError; ContentsError where the checkpoint was written over, so that
@@ -82,21 +84,24 @@ def load_model(
             f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
             "use --ops reference"
         )
-    model, weights = declare_model(config)
+    model, weights = declare_model(config, share)
     outcome: CacheOutcome = "off"
     found = ""
+    directory = cache if ops.layout is not None else None
+    description = {"config": repr(config), "layout": ops.layout and ops.layout()} | asdict(precision)
+
+    def name_of(contents: str) -> str:
+        return f"{path.name}-{digest_of([contents, description])}"
+
     if random_seed is not None:
         is_narrow = precision != Precision() and ops.layout is not None
         loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
-        loading.pack_into_memory()
+        if directory is not None and directory.is_shared:
+            loading.pack_with(directory, name_of(f"random {random_seed}"), description)
+        else:
+            loading.pack_into_memory()
     else:
         loading = _Loading(weights, None, ops, precision, on_progress)
-        directory = cache if ops.layout is not None else None
-        description = {"config": repr(config), "layout": ops.layout and ops.layout(), "ranks": 1, "rank": 0} | asdict(precision)
-
-        def name_of(contents: str) -> str:
-            return f"{path.name}-{digest_of([contents, description])}"
-
         if contents and directory and loading.map_from(directory, name_of(contents)) == "hit":
             outcome, found = "hit", contents
         else:
@@ -150,8 +155,10 @@ class _Loading:
             return outcome
         self._choose_formats()
         file = self._write(cache, name, description)
+        if file is None and cache.is_shared and self.map_from(cache, name) == "hit":
+            return outcome  # another rank wrote it
         self._pack(file or Memory(), self._sizes(Layout()))
-        if file is not None:
+        if file is not None and not cache.is_shared:
             file.map_all()  # only now that nothing maps it for writing: it should not count twice
         return outcome
 
@@ -173,7 +180,8 @@ class _Loading:
         layout = Layout()
         sizes = self._sizes(layout)
         try:
-            with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
+            formats = {"formats": self._formats()}
+            with cache.writer(name, layout, description | formats, self._say_alive) as writer:
                 if writer is None:
                     return None
                 self._pack(writer, sizes, is_kept=False)
@@ -181,6 +189,9 @@ class _Loading:
             _LOG.warning("packed weights %s are not kept in %s: %s", name, cache.directory, error)
             return None
         return cache.written(name)
+
+    def _say_alive(self) -> None:
+        self._on_progress(self._num_done, self.num_bytes)
 
     # ------------------------------------------------------------------------------------------------------ formats
 

@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "comm.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -31,9 +32,15 @@ struct Embed {
     Rows rows;
 };
 
+// Of the panels [begin, end) of the outputs.
+struct PanelRange {
+    i64 begin, end;
+};
+
 struct LinearOp {
     WeightKind kind;
     LinearShape shape;
+    std::vector<PanelRange> panels;  // those that this rank computes; the other columns of y stay as they are
     Rows rows;
 };
 
@@ -74,10 +81,32 @@ struct Activate {
     const float *x;
     Activation activation;
     i64 width;
+    i64 begin, end;  // the columns that this rank computes
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate>;
+// Columns [begin, begin + count) of y are this rank's: those of x from `from` on; the other ranks write theirs. y is theirs as
+// well: when the op ends it is whole.
+struct Gather {
+    Comm *comm;
+    float *y;  // [rows, y_width]
+    const float *x;
+    i64 y_width, x_width, begin, from, count;
+    Rows rows;
+};
+
+// What ranks do together besides: `kind` of x, `row_bytes` of each row, to y. Nobody waits where there are no rows.
+struct Collective {
+    Comm *comm;
+    CommKind kind;
+    void *y;
+    const void *x;
+    i64 row_bytes;
+    int root;  // of a broadcast
+    Rows rows;
+};
+
+using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective>;
 
 // What ops run on, one for the process.
 class Engine {

@@ -344,8 +344,8 @@ def test_where_there_are_no_weights_at_all_any_more(simulation: Simulation) -> N
 def test_an_order_that_cannot_be_written_down(simulation: Simulation, order: Order) -> None:
     """It is refused, or given up where it was begun; nothing has changed."""
     streams = running_streams(simulation)
-    simulation.run.weights_path.unlink()
-    simulation.run.weights_path.mkdir()
+    simulation.run.weights_path().unlink()
+    simulation.run.weights_path().mkdir()
     reply = simulation.ask(order)
     assert (reply.status, "weights.json: Is a directory" in reply.message) == (503, True)
     assert reply.details.get("state", "NORMAL") == "NORMAL"

@@ -95,7 +95,7 @@ class Bench:
         fields |= {"trust_request_chat_template": True, "num_kv_blocks": 64, "run_id": self.run_id, "run_dir": str(directory)}
         self.config = engine_config(**(fields | options))
         sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
-        self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 1, 0)
+        self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 0)
         for name in NAMES:
             self.begin_epoch(name, 1)
         self.context = ActorContext(Run(self.run_id, directory), self.config, "tokenizer0", 1)
