@@ -7,7 +7,7 @@ inside (a Paddle tensor, a packed buffer) is the business of the op table that p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ops.weight_format import FLOAT32, WeightFormat
 
@@ -84,7 +84,67 @@ class Rotary:
     partners: Tensor = None
 
 
-Module = Linear | Embedding | Norm | HeadNorm | Rotary
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """How a row's scores become its experts and their weights. Scores are the softmax of the logits, or the sigmoid of each.
+    Experts lie in `num_groups` equal groups of neighbours; a group is as good as its two best experts together, and those of
+    `num_chosen_groups` groups alone are chosen. Of equal ones the first is the better. Weights are scores; where they are
+    normalized, divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
+
+    num_chosen: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    is_normalized: bool = False
+    added_to_sum: float = 0.0
+    smallest_sum: float = 0.0
+    factor: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+
+
+@dataclass(slots=True)
+class Router:
+    """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores where
+    experts are chosen, not where they are weighed."""
+
+    linear: Linear  # [hidden] -> [experts]
+    rule: RoutingRule
+    correction_name: str = ""  # of the tensor; empty: there is none
+    correction_shape: tuple[int, ...] = ()  # as it is stored
+    correction: Tensor = None
+
+    @property
+    def num_experts(self) -> int:
+        return self.linear.width
+
+
+@dataclass(slots=True)
+class Experts:
+    """down(activation(gate) * up) for any of many experts, all of one shape and format; none has a bias. Their matrices are
+    kept one after another, as one array for each part of what the format has."""
+
+    name: str
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+    weight: Tensor = None
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.gate_up[0].num_inputs
+
+    @property
+    def inner(self) -> int:
+        return self.down[0].num_inputs
+
+    @property
+    def parts(self) -> dict[str, tuple[Linear, ...]]:
+        return {"gate_up": self.gate_up, "down": self.down}
+
+
+Module = Linear | Embedding | Norm | HeadNorm | Rotary | Router | Experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary, Tensor
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    Experts,
+    HeadNorm,
+    KvCache,
+    LayerCache,
+    Linear,
+    Module,
+    Norm,
+    Rotary,
+    Router,
+    Tensor,
+)
 from ops.weight_format import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
@@ -64,6 +77,14 @@ class Inputs(AttentionMetadata, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each row, the best first, and what their results weigh."""
+
+    ids: Tensor  # int32 [R, chosen]
+    weights: Tensor  # float32 [R, chosen]
+
+
+@dataclass(frozen=True, slots=True)
 class OpTable:
     """The ops of one backend."""
 
@@ -73,7 +94,8 @@ class OpTable:
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
     # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width] or Norm; "queries", "keys" of
-    # a HeadNorm; "cosines", "sines", "partners" of a Rotary
+    # a HeadNorm; "cosines", "sines", "partners" of a Rotary; "weight" and "correction" of a Router; "gate_up.0", "down.0",
+    # "gate_up.1", ... of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
@@ -103,3 +125,7 @@ class OpTable:
     # of several ranks each has some columns of a linear's, attention's or activation's result: x with those of all of them. May
     # be read until the next gather. Where this rank has all columns it is x
     gather: Callable[[Tensor], Tensor]
+    route: Callable[[Tensor, Router], Routing]  # [R, hidden] -> each row's experts
+    # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
+    # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
+    experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]

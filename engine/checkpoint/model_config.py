@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.checkpoint.families import CLASS_NAMES, FAMILIES
+from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.quantization_config import QuantizationConfig
@@ -88,6 +89,7 @@ class ModelConfig:
     dtype: str  # of the stored weights, as far as the file says
     is_transformers: bool  # written by Hugging Face transformers, as far as the file says
     quantization: QuantizationConfig | None = None  # of the stored weights
+    experts: ExpertsConfig | None = None  # of layers that have some
 
     @staticmethod
     def read(path: str | Path) -> ModelConfig:
@@ -148,6 +150,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         dtype=dtype,
         is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
         quantization=_quantization(options),
+        experts=family.experts(options, num_layers),
     )
 
 

@@ -44,6 +44,7 @@ class Array:
     owner: np.ndarray | None = None
     columns: Columns = ()
     whole_width: int = 0  # 0: its own
+    dtype: np.dtype | None = None  # where it is not the owner's
 
     @property
     def shape(self) -> list[int]:
@@ -53,7 +54,7 @@ class Array:
         """The values, in place: what runs next may overwrite them."""
         assert self.owner is not None, "this array was recorded and has no memory yet"
         values: np.ndarray = self.owner.reshape(-1)[: self.rows.count * self.width].reshape(self.shape)
-        return values
+        return values if self.dtype is None else values.view(self.dtype)
 
 
 def array_of(values: np.ndarray) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,8 @@ from ops import _cpu
 from ops.cpu.array import ALIGNMENT, Array, Rows, address_of, empty
 from ops.cpu.gang import Gang
 from ops.cpu.work import Work, bytes_of
+
+_INT = np.dtype(np.int32)
 
 OpMaker = Callable[..., _cpu.Op]
 Estimate = Callable[[], Work]  # of the step that the inputs hold when it is called
@@ -31,7 +33,10 @@ class Executor(Protocol):
     gang: Gang | None  # the ranks that matrices are cut for
 
     def allocate(self, rows: Rows, width: int) -> Array:
-        """Memory for an op's result."""
+        """Memory for an op's result, float32."""
+
+    def allocate_kept(self, rows: Rows, width: int) -> Array:
+        """Likewise, int32; what it holds is there until the next replay."""
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
         """The same in the gang's buffers, for a gather that follows: nobody reads there any more what was before."""
@@ -66,6 +71,9 @@ class Immediate:
         memory = self.gang.half(0, rows.count * width * 4)
         return Array(rows, width, int(memory.ctypes.data), memory)
 
+    def allocate_kept(self, rows: Rows, width: int) -> Array:
+        return replace(self.allocate(rows, width), dtype=_INT)
+
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         _cpu.run(_make(make, arguments, rows))
 
@@ -94,6 +102,7 @@ class Recording:
         self._ops: list[_Recorded] = []
         self._results: list[Array] = []
         self._gathered: list[tuple[int, Array]] = []  # the op that makes it
+        self._kept: list[Array] = []
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         return Rows(limit, counts[index : index + 1])
@@ -112,6 +121,12 @@ class Recording:
         self._gathered.append((len(self._ops), array))
         return array
 
+    def allocate_kept(self, rows: Rows, width: int) -> Array:
+        array = self.allocate(rows, width)
+        array.dtype = _INT
+        self._kept.append(array)
+        return array
+
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         self._ops.append(_Recorded(make, arguments, rows, name, work))
 
@@ -123,8 +138,9 @@ class Recording:
                 if id(array) in lives:
                     life = lives[id(array)]
                     life[0], life[1] = min(life[0], index), max(life[1], index)
-        if id(output) in lives:
-            lives[id(output)][1] = len(self._ops)
+        for array in (output, *self._kept):
+            if id(array) in lives:
+                lives[id(array)][1] = len(self._ops)
         self._check_gathered()
         sizes = [-(-array.rows.limit * array.width * 4 // ALIGNMENT) * ALIGNMENT for array in self._results]
         offsets, num_bytes = place(

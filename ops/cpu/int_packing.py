@@ -8,10 +8,13 @@ for zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
 from ops import _cpu
-from ops.weight_format import Fill, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
+from ops.weight_format import Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
 KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
 
@@ -19,34 +22,37 @@ _FLOAT, _BYTE, _SIGNED = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.i
 
 
 class IntPacking:
-    """One matrix [num_outputs, num_inputs] on its way from its source to a store. Values are filled first: that reads the
-    source, and makes the scales on the way."""
+    """Matrices [num_outputs, num_inputs] on their way from their sources to a store, one after another. Values are filled
+    first: that reads the sources, and makes the scales on the way."""
 
-    def __init__(self, name: str, format: WeightFormat, num_inputs: int, num_outputs: int, source: Source) -> None:
+    def __init__(self, name: str, format: WeightFormat, num_inputs: int, num_outputs: int, sources: Sequence[Source]) -> None:
         self._name = name
         self._format = format
         self._kind = KINDS[format.kind]
         self._is_int8 = format.kind == "int8"
         self._num_inputs = num_inputs
         self._num_outputs = num_outputs
-        self._source = source
-        self._made: dict[str, np.ndarray] = {}
+        self._sources = sources
+        self._made: dict[tuple[str, int], np.ndarray] = {}
         assert not format.is_folded or (format.kind, format.has_offsets) == ("int4", False), f"{name}: {format}"
         assert not format.is_folded or format.group_size in _cpu.FOLDED_GROUPS, f"{name}: {format}"
 
     def keep(self, store: Store, panels: Parts = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Values uint8 [panels, lines, LINE]; scales, multipliers and offsets, as far as the format has them. `panels`: those
         that will be read; none: all."""
+        num_matrices = len(self._sources)
+
+        def keep(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+            fill = self._fill_values if name == "weight" else partial(self._fill, name)
+            fills = [partial(fill, index) for index in range(num_matrices)]
+            return store.keep(f"{self._name}.{name}", (num_matrices * shape[0], *shape[1:]), dtype, fills, panels)
+
         num_panels = -(-self._num_outputs // _cpu.PANEL)
         num_lines = -(-self._num_inputs // (4 if self._is_int8 else 8))
-        values = store.keep(f"{self._name}.weight", (num_panels, num_lines, 4 * _cpu.PANEL), _BYTE, self._fill_values, panels)
-        scales = store.keep(f"{self._name}.scales", self._scales_shape(), _FLOAT, self._fill("scales"), panels)
-        multipliers = offsets = None
-        if self._format.is_folded:
-            fill = self._fill("multipliers")
-            multipliers = store.keep(f"{self._name}.multipliers", self._grouped(), _SIGNED, fill, panels)
-        if self._format.has_offsets:
-            offsets = store.keep(f"{self._name}.offsets", self._grouped(), _FLOAT, self._fill("offsets"), panels)
+        values = keep("weight", (num_panels, num_lines, 4 * _cpu.PANEL), _BYTE)
+        scales = keep("scales", self._scales_shape(), _FLOAT)
+        multipliers = keep("multipliers", self._grouped(), _SIGNED) if self._format.is_folded else None
+        offsets = keep("offsets", self._grouped(), _FLOAT) if self._format.has_offsets else None
         self._made.clear()
         return values, scales, multipliers, offsets
 
@@ -58,17 +64,17 @@ class IntPacking:
         num_panels, num_groups, panel = self._grouped()
         return num_panels, 1 if self._format.is_folded else num_groups, panel
 
-    def _fill(self, name: str) -> Fill:
-        return lambda kept: np.copyto(kept, self._made[name])
+    def _fill(self, name: str, index: int, kept: np.ndarray) -> None:
+        np.copyto(kept, self._made[name, index])
 
-    def _fill_values(self, packed: np.ndarray) -> None:
-        values = self._source()
+    def _fill_values(self, index: int, packed: np.ndarray) -> None:
+        values = self._sources[index]()
         if isinstance(values, QuantizedWeight) and values.format == self._format:
-            self._lay(packed, values)
+            self._lay(index, packed, values)
         else:
-            self._quantize(packed, float32(values) if isinstance(values, QuantizedWeight) else values)
+            self._quantize(index, packed, float32(values) if isinstance(values, QuantizedWeight) else values)
 
-    def _lay(self, packed: np.ndarray, weight: QuantizedWeight) -> None:
+    def _lay(self, index: int, packed: np.ndarray, weight: QuantizedWeight) -> None:
         integers = weight.values
         zero = 128 if self._is_int8 else 0 if self._format.has_offsets else 8
         output_stride, input_stride = integers.strides
@@ -76,16 +82,16 @@ class IntPacking:
         _cpu.lay_integers(packed.ctypes.data, self._kind, integers.ctypes.data, *shape, zero)
         for name, values in (("scales", weight.scales), ("multipliers", weight.multipliers), ("offsets", weight.offsets)):
             if values is not None:
-                self._made[name] = _in_panels(values)
+                self._made[name, index] = _in_panels(values)
 
-    def _quantize(self, packed: np.ndarray, floats: np.ndarray) -> None:
+    def _quantize(self, index: int, packed: np.ndarray, floats: np.ndarray) -> None:
         """float32, or the bits of bfloat16, with any strides."""
         assert not self._format.has_offsets, f"{self._name}: floats are quantized without offsets"
         assert self._is_int8 or self._format.is_folded, f"{self._name}: floats become int4 with folded scales alone"
-        scales = self._made["scales"] = np.empty(self._scales_shape(), _FLOAT)
+        scales = self._made["scales", index] = np.empty(self._scales_shape(), _FLOAT)
         address = 0
         if self._format.is_folded:
-            multipliers = self._made["multipliers"] = np.empty(self._grouped(), _SIGNED)
+            multipliers = self._made["multipliers", index] = np.empty(self._grouped(), _SIGNED)
             address = multipliers.ctypes.data
         output_stride, input_stride = (stride // floats.itemsize for stride in floats.strides)
         source = (floats.ctypes.data, floats.dtype == np.uint16, output_stride, input_stride)

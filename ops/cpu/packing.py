@@ -7,8 +7,9 @@ holds it in the layout that the kernels read; a source is read only where the st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
-from ops.modules import Columns, Embedding, HeadNorm, Linear, Module, Norm, Rotary
+from ops.modules import Columns, Embedding, Experts, HeadNorm, Linear, Module, Norm, Rotary, Router
 from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
@@ -40,6 +41,12 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Rotary():
             module.cosines, module.sines = (array_of(_float32(sources[name])) for name in ("cosines", "sines"))
             module.partners = array_of(np.ascontiguousarray(sources["partners"](), np.int32))
+        case Router():
+            _pack_linear(module.linear, sources, store)
+            if module.correction_name:
+                module.correction = _kept(module.correction_name, sources["correction"], (module.num_experts,), store)
+        case Experts():
+            _pack_experts(module, sources, store)
 
 
 def layout() -> str:
@@ -67,7 +74,7 @@ def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Ar
     """The values as float32."""
 
     def fill(kept: np.ndarray) -> None:
-        kept[...] = float32(source())
+        kept[...] = float32(source()).reshape(shape)
 
     return array_of(store.keep(name, shape, _FLOAT, fill))
 
@@ -90,6 +97,15 @@ class PackedWeight:
     offsets: Array | None = None
     group_size: int = 0
     is_in_panels: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """The matrices of many experts, those of slot after slot. Ops read `slots`, where each expert's are, whenever they run."""
+
+    gate_up: PackedWeight
+    down: PackedWeight
+    slots: Array  # int32 [experts]
 
 
 def _floats(values: Values) -> np.ndarray:
@@ -120,11 +136,7 @@ def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
 
 
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
-    num_panels = -(-module.width // _cpu.PANEL)
-    if module.format.kind in KINDS:
-        module.weight = _packed_integers(module, sources["weight"], store)
-    else:
-        module.weight = _packed_floats(module, sources["weight"], store, num_panels)
+    module.weight = _packed(module.name, module, [sources["weight"]], store)
     module.bias = None
     if module.has_bias:
 
@@ -132,27 +144,45 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
             kept[: module.width] = float32(sources["bias"]())
             kept[module.width :] = 0
 
-        module.bias = array_of(store.keep(f"{module.name}.bias", (num_panels * _cpu.PANEL,), _FLOAT, fill_bias))
+        num_outputs = -(-module.width // _cpu.PANEL) * _cpu.PANEL
+        module.bias = array_of(store.keep(f"{module.name}.bias", (num_outputs,), _FLOAT, fill_bias))
 
 
-def _packed_integers(module: Linear, source: Source, store: Store) -> PackedWeight:
-    packing = IntPacking(module.name, module.format, module.num_inputs, module.width, source)
-    panels = panels_of(() if module.is_looked_up else module.columns)
-    found = (None if kept is None else array_of(kept.reshape(-1)) for kept in packing.keep(store, panels))
-    values, scales, multipliers, offsets = found
+def _pack_experts(module: Experts, sources: Mapping[str, Source], store: Store) -> None:
+    gate_up, down = (
+        _packed(f"{module.name}.{part}", linears[0], [sources[f"{part}.{index}"] for index in range(len(linears))], store)
+        for part, linears in module.parts.items()
+    )
+    module.weight = PackedExperts(gate_up, down, array_of(np.arange(module.num_experts, dtype=np.int32)))
+
+
+def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
+    """Matrices of the shape and format of `module`, one after another. A source is read when it is packed."""
+    format = module.format
+    if format.kind not in KINDS:
+        return _packed_floats(name, module, sources, store)
+    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store, _panels_read(module))
+    values, scales, multipliers, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in found)
     assert values is not None
-    return PackedWeight(KINDS[module.format.kind], values, scales, multipliers, offsets, module.format.group_size)
+    return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, format.group_size)
 
 
-def _packed_floats(module: Linear, source: Source, store: Store, num_panels: int) -> PackedWeight:
+def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
     """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
-    kind = module.format.kind if module.format.kind in _SIDE else "float32"  # integers come next
+    kind = module.format.kind
     side = _SIDE[kind]
     panel = -(-module.num_inputs // side) * _cpu.PANEL * side
-    parts = [(begin * panel, end * panel) for begin, end in panels_of(() if module.is_looked_up else module.columns)]
-
-    def fill(packed: np.ndarray) -> None:
-        _fill_floats(packed, kind, source(), True)
-
-    values = store.keep(f"{module.name}.weight", (num_panels * panel,), _DTYPES[kind], fill, parts)
+    size = -(-module.width // _cpu.PANEL) * panel
+    parts = [(begin * panel, end * panel) for begin, end in _panels_read(module)]
+    fills = [partial(_fill_panels, kind, source) for source in sources]
+    values = store.keep(f"{name}.weight", (len(sources) * size,), _DTYPES[kind], fills, parts)
     return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))
+
+
+def _panels_read(module: Linear) -> list[tuple[int, int]]:
+    """Those of the panels that this rank reads; none: all."""
+    return panels_of(() if module.is_looked_up else module.columns)
+
+
+def _fill_panels(kind: str, source: Source, packed: np.ndarray) -> None:
+    _fill_floats(packed, kind, source(), True)

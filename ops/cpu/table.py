@@ -14,10 +14,22 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
-from ops.cpu.packing import WEIGHT_KINDS, PackedWeight, layout, pack, panels_of
-from ops.cpu.work import Work, attention_work, gather_work, linear_work, rotation_work
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
-from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable
+from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack, panels_of
+from ops.cpu.work import Work, attention_work, experts_work, gather_work, linear_work, rotation_work
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    Experts,
+    HeadNorm,
+    KvCache,
+    LayerCache,
+    Linear,
+    Norm,
+    Rotary,
+    Router,
+    Tensor,
+)
+from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable, Routing
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")  # as `Activation` in native/kernels.h
@@ -239,6 +251,60 @@ class CpuOps:
         )
         return y
 
+    def route(self, x: Tensor, module: Router) -> Routing:
+        logits = self.linear(x, module.linear)
+        rule = module.rule
+        ids = self._executor.allocate_kept(logits.rows, rule.num_chosen)
+        weights = self._executor.allocate(logits.rows, rule.num_chosen)
+        self._executor.emit(
+            _cpu.route,
+            ids,
+            weights,
+            logits,
+            module.correction,
+            module.num_experts,
+            rule.num_chosen,
+            rule.num_groups,
+            rule.num_chosen_groups,
+            rule.scoring == "softmax",
+            rule.is_normalized,
+            rule.added_to_sum,
+            rule.smallest_sum,
+            rule.factor,
+            rows=logits.rows,
+        )
+        return Routing(ids, weights)
+
+    def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
+        rows, num_chosen = rows_of(x), routing.ids.shape[1]
+        y = self._executor.allocate(rows, module.num_inputs)
+        results = self._executor.allocate(rows, num_chosen * module.num_inputs)
+        packed: PackedExperts = module.weight
+        self._executor.emit(
+            _cpu.experts,
+            y,
+            results,
+            x,
+            routing.ids,
+            routing.weights,
+            shared,
+            packed.slots,
+            *(value for part in (packed.gate_up, packed.down) for value in _matrices(part)),
+            ACTIVATIONS.index(activation),
+            module.num_inputs,
+            module.inner,
+            module.num_experts,
+            num_chosen,
+            rows=rows,
+            name=module.name,
+            work=lambda: experts_work(y, x, routing, module),
+        )
+        return y
+
+
+def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
+    return weight.kind, weight.values, weight.scales, weight.multipliers, weight.offsets, weight.group_size
+
 
 def make_table(executor: Executor) -> OpTable:
     """The table whose ops go to `executor`, and gather with its gang."""
@@ -263,6 +329,8 @@ def make_table(executor: Executor) -> OpTable:
         activate_and_multiply=ops.activate_and_multiply,
         take_rows=ops.take_rows,
         gather=ops.gather,
+        route=ops.route,
+        experts=ops.experts,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ops.cpu.array import Array
-from ops.modules import AttentionShape, LayerCache, Linear
-from ops.table import NUM_SEQUENCES, AttentionMetadata
+from ops.modules import AttentionShape, Experts, LayerCache, Linear
+from ops.table import NUM_SEQUENCES, AttentionMetadata, Routing
 from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 
 
@@ -50,6 +50,14 @@ def gather_work(y: Array) -> Work:
 def linear_work(y: Array, x: Array, module: Linear) -> Work:
     num_operations = 2 * y.rows.count * module.num_inputs * module.width
     return Work(bytes_of(y, x, module.weight, module.bias), num_operations, module.format)
+
+
+def experts_work(y: Array, x: Array, routing: Routing, module: Experts) -> Work:
+    """The matrices of the experts that some row has, as the last replay chose them."""
+    num_chosen, num_met = routing.ids.numpy().size, len(np.unique(routing.ids.numpy()))
+    num_bytes = bytes_of(module.weight.gate_up, module.weight.down) // module.num_experts * num_met
+    num_operations = 2 * num_chosen * 3 * module.num_inputs * module.inner
+    return Work(bytes_of(y, x, routing) + num_bytes, num_operations, module.gate_up[0].format)
 
 
 def rotation_work(queries: Array, qkv: Array, cache: LayerCache) -> Work:

@@ -28,8 +28,21 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from ops.modules import AttentionShape, Embedding, HeadNorm, KvCache, LayerCache, Linear, Module, Norm, Rotary
-from ops.table import KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable
+from ops.modules import (
+    AttentionShape,
+    Embedding,
+    Experts,
+    HeadNorm,
+    KvCache,
+    LayerCache,
+    Linear,
+    Module,
+    Norm,
+    Rotary,
+    Router,
+    RoutingRule,
+)
+from ops.table import KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
 from ops.weight_format import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -55,6 +68,14 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Rotary():
             module.cosines, module.sines = paddle.to_tensor(values["cosines"]), paddle.to_tensor(values["sines"])
             module.partners = paddle.to_tensor(values["partners"].astype(np.int32))
+        case Router():
+            module.linear.weight = paddle.to_tensor(_chunks(values["weight"]))
+            module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
+        case Experts():
+            module.weight = {
+                part: [paddle.to_tensor(_chunks(values[f"{part}.{index}"])) for index in range(module.num_experts)]
+                for part in module.parts
+            }
 
 
 def _chunks(weight: np.ndarray) -> np.ndarray:
@@ -165,11 +186,15 @@ def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
 
 
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
-    rows = x.shape[0]
-    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), module.weight)
-    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
-    y = y if y.shape[1] == module.width else y[:, : module.width]
+    y = _product(x, module.weight, module.width)
     return y if module.bias is None else y + module.bias
+
+
+def _product(x: paddle.Tensor, weight: paddle.Tensor, width: int) -> paddle.Tensor:
+    rows = x.shape[0]
+    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), weight)
+    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
+    return y if y.shape[1] == width else y[:, :width]
 
 
 def rms_norm(x: paddle.Tensor, module: Norm) -> paddle.Tensor:
@@ -276,6 +301,68 @@ def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
     return paddle.gather(x, row_ids)
 
 
+def route(x: paddle.Tensor, module: Router) -> Routing:
+    logits, rule = linear(x, module.linear), module.rule
+    if rule.scoring == "softmax":
+        weights = paddle.exp(logits - _expand(paddle.max(logits, axis=-1, keepdim=True), logits.shape))
+        scores = weights / _expand(paddle.sum(weights, axis=-1, keepdim=True), logits.shape)
+    else:
+        scores = functional.sigmoid(logits)
+    left = scores if module.correction is None else scores + _expand(module.correction, scores.shape)
+    ids = _largest(_in_best_groups(left, rule), rule.num_chosen)
+    chosen = paddle.take_along_axis(scores, ids, axis=1)
+    if rule.is_normalized:
+        total = paddle.add_n(paddle.unbind(chosen, axis=1)).unsqueeze(1) + rule.added_to_sum
+        chosen = chosen / _expand(paddle.clip(total, min=rule.smallest_sum), chosen.shape)
+    return Routing(ids, chosen * rule.factor)
+
+
+def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
+    """The scores, -inf for experts of other groups."""
+    if rule.num_groups == 1:
+        return scores
+    rows, size = scores.shape[0], scores.shape[1] // rule.num_groups
+    grouped = scores.reshape([rows, rule.num_groups, size])
+    best = _largest(paddle.topk(grouped, min(2, size))[0].sum(axis=-1), rule.num_chosen_groups)
+    groups = paddle.arange(rule.num_groups, dtype="int32").reshape([1, 1, -1]) == best.unsqueeze(-1)
+    is_kept = _expand(paddle.any(groups, axis=1).unsqueeze(-1), grouped.shape)
+    return paddle.where(is_kept, grouped, paddle.full_like(grouped, -math.inf)).reshape(scores.shape)
+
+
+def _largest(values: paddle.Tensor, count: int) -> paddle.Tensor:
+    """int32 [R, count]: where the largest of [R, n] are, the largest first; of equal ones the first."""
+    places = _expand(paddle.arange(values.shape[1], dtype="int32"), values.shape)
+    found = []
+    for _ in range(count):
+        is_largest = values == _expand(paddle.max(values, axis=-1, keepdim=True), values.shape)
+        place = paddle.min(
+            paddle.where(is_largest, places, paddle.full_like(places, values.shape[1] - 1)), axis=-1, keepdim=True
+        )
+        values = paddle.where(places == place, paddle.full_like(values, -math.inf), values)
+        found.append(place)
+    return paddle.concat(found, axis=1)
+
+
+def experts(
+    x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Expert by expert, the rows of each filled up to whole tiles with its first."""
+    rows, num_chosen = routing.ids.shape
+    ids = routing.ids.numpy().reshape(-1)
+    results = paddle.zeros([rows * num_chosen, module.num_inputs])
+    for expert in np.unique(ids):
+        own = np.flatnonzero(ids == expert)
+        places = paddle.to_tensor(np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE)))
+        gate_up = _product(paddle.gather(x, places // num_chosen), module.weight["gate_up"][expert], 2 * module.inner)
+        inner = activate_and_multiply(gate_up, activation)
+        paddle.scatter_(results, places, _product(inner, module.weight["down"][expert], module.num_inputs))
+    weighed = results.reshape([rows, num_chosen, -1]) * _expand(
+        routing.weights.unsqueeze(-1), [rows, num_chosen, module.num_inputs]
+    )
+    parts = paddle.unbind(weighed, axis=1)
+    return paddle.add_n([*parts, *([] if shared is None else [shared])])
+
+
 _ACTIVATIONS = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -305,4 +392,6 @@ TABLE = OpTable(
     activate_and_multiply=activate_and_multiply,
     take_rows=take_rows,
     gather=lambda x: x,  # there is one rank
+    route=route,
+    experts=experts,
 )

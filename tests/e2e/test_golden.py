@@ -23,11 +23,16 @@ CONDITIONS = {
 }
 
 
+# An engine each; what an engine does the same with experts as without is asked of one of them.
+SERVED = [(architecture, condition) for architecture in ARCHITECTURES for condition in CONDITIONS]
+SERVED += [("qwen3_moe", "plain"), ("ernie4_5_moe", "preempted")]
+
+
 def golden_cases(architecture: str) -> list[dict[str, Any]]:
     return list(json.loads((GOLDEN / architecture / "golden.json").read_text())["cases"])
 
 
-@pytest.fixture(scope="module", params=[(a, c) for a in ARCHITECTURES for c in CONDITIONS], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(scope="module", params=SERVED, ids=lambda p: f"{p[0]}-{p[1]}")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, EngineProcess]]:
     architecture, condition = request.param
     options = ("--dtype", "float32", "--max-model-len", "400", *CONDITIONS[condition])

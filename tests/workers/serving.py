@@ -18,7 +18,7 @@ from tests.paths import GOLDEN
 from workers.parallel.communicator import Communicator
 from workers.runner import ModelRunner
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe")
 
 
 def int32(values: Iterable[int]) -> bytes:

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): the decoder that the other dense architectures vary.
 
 Made by the loader, run by a plan. `k` is the op table, R the padded number of rows of the step (`ops/table.py`). Which
-projections have biases, the window of each layer and the rotary variant are the config's.
+projections have biases, the window of each layer, which layers have experts and the rotary variant are the config's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, Tensor
 from ops.table import Inputs, OpTable
+from workers.models.mlp import feed_forward
 from workers.parallel.share import head_columns
 from workers.weights.declaration import Weights
 
@@ -18,7 +19,7 @@ class LlamaLayer:
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
         prefix = f"model.layers.{index}"
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         self.shape = weights.share.heads(
             AttentionShape(config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index])
         )
@@ -34,10 +35,7 @@ class LlamaLayer:
         self.head_norm: HeadNorm | None = None
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
-        self.gate_up = weights.linear(
-            [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], hidden, [inner, inner], config.has_mlp_bias
-        )
-        self.down = weights.linear([f"{prefix}.mlp.down_proj"], inner, [hidden], config.has_mlp_bias)
+        self.mlp = feed_forward(config, index, weights)
 
 
 class Llama:
@@ -74,8 +72,7 @@ class Llama:
             h = ops.gather(ops.attention(step, queries, layer.shape, layer_cache))
             h = ops.gather(ops.linear(h, layer.output))
             h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
-            h = ops.gather(ops.activate_and_multiply(ops.linear(h, layer.gate_up), self.config.activation))
-            h = ops.gather(ops.linear(h, layer.down))
+            h = layer.mlp.forward(ops, h)
         return ops.add_rms_norm(h, residual, self.norm)[0]
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:

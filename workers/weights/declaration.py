@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.checkpoint.model_config import RopeConfig
-from ops.modules import Columns, Embedding, HeadNorm, Linear, Norm, Rotary
+from ops.modules import Columns, Embedding, Experts, HeadNorm, Linear, Norm, Rotary, Router, RoutingRule
 from workers.parallel.share import TensorShare
 
 
@@ -23,6 +23,8 @@ class Weights:
     embeddings: list[Embedding] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     head_norms: list[HeadNorm] = field(default_factory=list)
+    routers: list[Router] = field(default_factory=list)
+    mixtures: list[Experts] = field(default_factory=list)
     rotaries: list[tuple[RopeConfig, Rotary]] = field(default_factory=list)
 
     def linear(
@@ -57,11 +59,41 @@ class Weights:
         self.head_norms.append(module)
         return module
 
+    def router(
+        self,
+        name: str,
+        num_inputs: int,
+        num_experts: int,
+        rule: RoutingRule,
+        correction_name: str,
+        correction_shape: tuple[int, ...],
+    ) -> Router:
+        module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
+        self.routers.append(module)
+        return module
+
+    def experts(self, name: str, num_experts: int, num_inputs: int, inner: int) -> Experts:
+        gate_up, down = [], []
+        for index in range(num_experts):
+            gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
+            gate_up.append(Linear((gate, up), num_inputs, (inner, inner)))
+            down.append(Linear((last,), inner, (num_inputs,)))
+        module = Experts(name, tuple(gate_up), tuple(down))
+        self.mixtures.append(module)
+        return module
+
     def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
         """Not in any checkpoint: computed for as many positions as the engine serves."""
         module = Rotary(head_dim)
         self.rotaries.append((rope, module))
         return module
+
+    def formatted(self) -> list[Sequence[Linear]]:
+        """The linears that are kept in one format each: one by one, those of a mixture's experts together."""
+        return [*([linear] for linear in self.linears), *(part for mixture in self.mixtures for part in mixture.parts.values())]
+
+    def all_linears(self) -> list[Linear]:
+        return [*(router.linear for router in self.routers), *(linear for group in self.formatted() for linear in group)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that a checkpoint must hold, by its Hugging Face name and shape."""
@@ -72,7 +104,8 @@ class Weights:
             shapes[f"{norm.name}.weight"] = (norm.width,)
         for head_norm in self.head_norms:
             shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
-        for linear in self.linears:
+        shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}
+        for linear in self.all_linears():
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
                 shapes[f"{name}.weight"] = (num_outputs, linear.num_inputs)
                 if linear.has_bias:

@@ -7,7 +7,8 @@ Called by the runner at start and at each reload. Weights are packed for the op 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, ContentsError
-from ops.modules import Embedding, HeadNorm, Linear, Module, Norm
+from ops.modules import Embedding, Experts, HeadNorm, Linear, Module, Norm, Router
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
@@ -132,6 +133,9 @@ class _Loading:
         self._precision = precision
         self._on_progress = on_progress
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
+        self._modules += [*weights.routers, *weights.mixtures]
+        # those of one format each
+        self._matrices: list[Sequence[Linear | Embedding]] = [*weights.formatted(), *([each] for each in weights.embeddings)]
         self._num_done = 0
         self.num_bytes = 0
 
@@ -204,12 +208,12 @@ class _Loading:
 
     def _formats(self) -> list[tuple[Any, ...]]:
         """Of every matrix; another load of the same file need not look for them."""
-        return [astuple(module.format) for module in self._modules if isinstance(module, (Linear, Embedding))]
+        return [astuple(matrices[0].format) for matrices in self._matrices]
 
     def _set_formats(self, formats: list[tuple[Any, ...]]) -> None:
-        matrices = [module for module in self._modules if isinstance(module, (Linear, Embedding))]
-        for module, format in zip(matrices, formats, strict=True):
-            module.format = WeightFormat(*format)
+        for matrices, format in zip(self._matrices, formats, strict=True):
+            for module in matrices:
+                module.format = WeightFormat(*format)
 
     # ------------------------------------------------------------------------------------------------------ packing
 
@@ -245,10 +249,24 @@ class _Loading:
             case HeadNorm():
                 names = {"queries": module.query_name, "keys": module.key_name}
                 return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
+            case Router():
+                names = {"weight": f"{module.linear.name}.weight", "correction": module.correction_name}
+                return {part: partial(self._values, module, [name]) for part, name in names.items() if name}
+            case Experts():
+                return {
+                    f"{part}.{index}": partial(self._values_of_expert, linear)
+                    for part, linears in module.parts.items()
+                    for index, linear in enumerate(linears)
+                }
             case Embedding() | Norm():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values_of_expert(self, linear: Linear) -> Values:
+        """What was read of those before is not needed any more."""
+        self._stored.let_go()
+        return self._values(linear, [f"{name}.weight" for name in linear.names])
 
     def _values(self, module: Module, names: list[str]) -> Values:
         """The tensors of a checkpoint, one after another along the outputs."""
@@ -266,6 +284,10 @@ def _num_values(module: Module) -> int:
             return module.num_rows * module.width
         case HeadNorm():
             return 2 * module.width
+        case Router():
+            return _num_values(module.linear) + math.prod(module.correction_shape or (0,))
+        case Experts():
+            return sum(_num_values(linear) for linears in module.parts.values() for linear in linears)
         case Norm():
             return module.width
         case _:

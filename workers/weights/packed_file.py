@@ -21,6 +21,7 @@ import mmap
 import os
 import struct
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 
 from engine.checkpoint.files import open_file
 from ops import _cpu
-from ops.weight_format import ALIGNMENT, Fill, Parts
+from ops.weight_format import ALIGNMENT, Fills, Parts
 
 _MAGIC = b"TKPACKED"
 _VERSION = 2
@@ -52,7 +53,7 @@ class Layout:
         self.arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name: dtype, shape, offset from the first array
         self.num_bytes = 0
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill, parts: Parts = ()) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         assert name not in self.arrays, f"{name} is kept twice"
         self.arrays[name] = (dtype.str, shape, self.num_bytes)
         num_bytes = int(np.prod(shape)) * dtype.itemsize
@@ -82,16 +83,18 @@ class FileWriter:
         self._thread = ThreadPoolExecutor(1, "packed-weights")
         self._append(np.zeros(self._begin, np.uint8))
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill, parts: Parts = ()) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         kept, expected, offset = self._layout.arrays[name]
         assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
         padding = self._begin + offset - (self._num_given + self._num_gathered)
         assert 0 <= padding < ALIGNMENT, f"{name} comes out of order"
-        array = np.empty(shape, dtype)
-        fill(array)
         self._append(np.zeros(padding, np.uint8))
-        self._append(array.reshape(-1).view(np.uint8))
-        return array
+        fills = fill if isinstance(fill, Sequence) else [fill]
+        for fill_part in fills:  # each in memory of its own, which lives until it is written
+            part = np.empty((shape[0] // len(fills), *shape[1:]), dtype)
+            fill_part(part)
+            self._append(part.reshape(-1).view(np.uint8))
+        return part if len(fills) == 1 else np.empty(shape, dtype)  # never touched
 
     def finish(self) -> None:
         """Make the file valid."""
@@ -185,7 +188,7 @@ class PackedFile:
         index: dict[str, Any] = json.loads(self._memory[_HEAD.size : _HEAD.size + index_bytes])
         return index
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill, parts: Parts = ()) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         kept, expected, offset = self._arrays.get(name, ("", [], 0))
         if (kept, tuple(expected)) != (dtype.str, shape):
             raise DamagedFileError(f"{name} should be {dtype.str} {list(shape)}, it holds {kept} {expected}")

@@ -1,11 +1,12 @@
 """In which format each matrix is kept: what the options ask for, and what the checkpoint stores. A pure decision, called by the
 loader before it packs.
 
-- A linear that is stored as integers keeps them. Parts that lie in one matrix (q, k, v; gate, up) and are stored differently
-  get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not in the order
+- A linear that is stored as integers keeps them. Parts that lie in one array (q, k, v; gate, up; experts) and are stored
+  differently get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not in the order
   of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
   inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
+- What scores experts is float32.
 - Embeddings are floats of the dtype; those that are the head too are kept as the head is.
 """
 
@@ -44,20 +45,23 @@ def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str],
     embeddings = {embedding.name for embedding in weights.embeddings}
     outcomes: Counter[str] = Counter()
     formats = {}
-    for linear in weights.linears:
-        stored = [kept(f"{name}.weight") for name in linear.names]
+    for group in weights.formatted():
+        linear = group[0]
+        stored = [kept(f"{name}.weight") for each in group for name in each.names]
         is_head = linear.name == "lm_head" or linear.name in embeddings
         if all(part is None for part in stored):
-            linear.format = _rounded(linear, is_head, precision)
+            format = _rounded(linear, is_head, precision)
         elif precision.quantization != "none":
             raise CheckpointError(
                 f"{linear.name} is quantized already and is kept as it is: start without --quantization "
                 f"{precision.quantization} for such a checkpoint"
             )
         else:
-            linear.format, outcome = _stored(stored, precision)
+            format, outcome = _stored(stored, precision)
             outcomes[outcome] += 1
-        formats[linear.name] = linear.format
+        for each in group:
+            each.format = format
+        formats[linear.name] = format
     for embedding in weights.embeddings:
         embedding.format = formats.get(embedding.name, precision.float_format)
     return "; ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())

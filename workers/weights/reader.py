@@ -68,9 +68,9 @@ class Checkpoint:
         self._files = [] if self._gguf else list(_open_files(path))
         self._has_paddle_names = False
         self._parts = dict(self._name_parts(config))
-        self._is_linear = {f"{name}.weight" for linear in weights.linears for name in linear.names}
+        self._is_linear = {f"{name}.weight" for linear in weights.all_linears() for name in linear.names}
         self._is_linear -= {f"{embedding.name}.weight" for embedding in weights.embeddings}  # tied: stored as an embedding
-        self.is_paddle_layout = self._find_layout(config, weights.linears)
+        self.is_paddle_layout = self._find_layout(config, weights.all_linears())
         self._check(weights.shapes(), config)
 
     def read(self, name: str) -> np.ndarray:

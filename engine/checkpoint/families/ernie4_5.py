@@ -8,7 +8,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Ernie4_5(Family):
     name = "ernie4_5"
-    class_names = ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")  # the second is Paddle's spelling
+    class_names: tuple[str, ...] = ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")  # the second is Paddle's spelling
     is_rotary_interleaved = True
     rms_norm_eps = 1e-5
     rope_theta = 500_000.0

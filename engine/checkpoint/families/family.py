@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -19,7 +20,8 @@ class Biases:
 class Family:
     """The common conventions of config.json; a family overrides what it does otherwise."""
 
-    name: str  # `model_type` in config.json, `general.architecture` in GGUF files
+    name: str  # `model_type` in config.json
+    gguf_name: str = ""  # `general.architecture` in GGUF files; empty: the same
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is the one that we write
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
@@ -38,3 +40,7 @@ class Family:
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Of each layer the keys that a query sees, itself included; 0: all before it."""
         return (0,) * num_layers
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        """None: every layer has an MLP."""
+        return None

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.families import GGUF_NAMES
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
 from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
@@ -81,8 +81,9 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
 
 def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
     name = options.text("general.architecture", None)
-    if name not in FAMILIES:
-        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(FAMILIES)}")
+    if name not in GGUF_NAMES:
+        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(GGUF_NAMES)}")
+    family = GGUF_NAMES[name]
     for key in _CHANGING:
         if options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
@@ -93,8 +94,8 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
         raise options.error(f"{name}.attention.value_length", f"differs from the length of keys, {head_dim}")
     has_bias = "blk.0.attn_q.bias" in file.tensors
     return {
-        "architectures": [FAMILIES[name].class_names[0]],
-        "model_type": name,
+        "architectures": [family.class_names[0]],
+        "model_type": family.name,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": options.count(f"{name}.feed_forward_length"),

@@ -45,6 +45,11 @@ struct LinearShape {
     i64 inputs, outputs;
     i64 group_size;  // inputs of a scale or multiplier, 0: all
     i64 rows;        // of the op
+    // Of experts, whose rows are some of x's: which of them each row is, or null: those of x in their order
+    const i32 *row_ids = nullptr;
+    void *quantized = nullptr;  // all of x's rows as `quantize` makes them, or null: `prepare` reads x
+
+    i64 x_row(i64 row) const { return row_ids == nullptr ? row : row_ids[row]; }
 };
 
 // y = x W + b for one kind of weights. Integers stand for scale * (q - zero) - offset: without offsets the zero of stored int4
@@ -58,6 +63,10 @@ struct LinearKernels {
     void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
     // Rows are cut where n tiles of this size at most, as even as can be, begin: tile i of n at rows * i / n.
     i64 tile_rows = 1;
+    // Where activations become integers: what `prepare` would do for each op that takes a row, done once for all of them. Bytes
+    // of a row; null: there is no such thing
+    i64 (*quantized_bytes)(const LinearShape &shape) = nullptr;
+    void (*quantize)(const LinearShape &shape, i64 row_begin, i64 row_end) = nullptr;  // rows of x
 };
 
 // Numbers where a checkpoint has them: [rows, columns] with any strides, counted in numbers.
@@ -197,6 +206,10 @@ struct Kernels {
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
     // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
     void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
+    // logits of one row's experts -> their softmax, or the sigmoid of each
+    void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
+    // y = the sum of `count` results, each times its weight, in their order, and then `shared` where there is one
+    void (*combine)(float *y, const float *const *results, const float *weights, i64 count, const float *shared, i64 width);
     SamplingKernels sampling;
     void (*quantize_panel)(const PanelRounding &panel);
 };

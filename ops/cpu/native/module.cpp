@@ -124,6 +124,27 @@ void bind_ops(nb::module_ &module) {
                    return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
                                         rows_of(rows, count)}};
                });
+    module.def("route", [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen,
+                           i64 groups, i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum,
+                           float smallest_sum, float factor, Address rows, i64 count) {
+        return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups, chosen_groups,
+                        is_softmax, is_normalized, added_to_sum, smallest_sum, factor, rows_of(rows, count)}};
+    });
+    module.def("experts", [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
+                             i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers,
+                             Address gate_up_offsets, i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales,
+                             Address down_multipliers, Address down_offsets, i64 down_group_size, i32 activation, i64 hidden,
+                             i64 inner, i64 experts, i64 chosen, Address rows, i64 count) {
+        const ExpertMatrices first{
+            static_cast<WeightKind>(gate_up_kind),
+            {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
+             floats(gate_up_offsets), nullptr, hidden, 2 * inner, gate_up_group_size, 0}};
+        const ExpertMatrices second{static_cast<WeightKind>(down_kind),
+                                    {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
+                                     floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
+        return Op{ApplyExperts{floats(y), floats(results), floats(x), ints(ids), floats(weights), floats(shared), ints(slots),
+                               first, second, static_cast<Activation>(activation), experts, chosen, rows_of(rows, count)}};
+    });
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }
 

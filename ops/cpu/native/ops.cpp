@@ -13,29 +13,10 @@
 #include "clock.h"
 #include "processor.h"
 #include "progress.h"
+#include "tasks.h"
 
 namespace tokamak::cpu {
 namespace {
-
-constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it wakes others
-constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
-constexpr i64 MANY_PRODUCTS = 1 << 30;  // of a task: seconds even on a slow core; a heartbeat comes with the end of each
-constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
-constexpr i64 PANEL_GROUP = 4;          // of tasks, as the micro-kernels for few rows like them; fewer for many threads
-
-i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
-
-// function(begin, end) over [0, rows), in one piece where it is little.
-template <class Function>
-void for_rows(Engine &engine, i64 rows, i64 width, const Function &function) {
-    if (rows * width <= SMALL_COUNT) {
-        if (rows > 0) function(i64{0}, rows);
-        return;
-    }
-    const i64 most = engine.pool().num_threads() * TASKS_PER_THREAD;
-    const i64 num_tasks = std::min({rows, most, divide_up(rows * width, SMALL_COUNT / 4)});
-    engine.pool().run(num_tasks, [&](i64 task, int) { function(rows * task / num_tasks, rows * (task + 1) / num_tasks); });
-}
 
 void run_op(Engine &engine, const Embed &op) {
     for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
@@ -148,6 +129,10 @@ void run_op(Engine &engine, const RotateAndStore &op) {
 }
 
 void run_op(Engine &engine, const Attend &op) { attend(engine, op); }
+
+void run_op(Engine &engine, const Route &op) { route(engine, op); }
+
+void run_op(Engine &engine, const ApplyExperts &op) { apply_experts(engine, op); }
 
 void run_op(Engine &engine, const Activate &op) {
     const i64 columns = op.end - op.begin, parts = divide_up(columns, SMALL_COUNT / 4), rows = op.rows.get();
@@ -318,10 +303,13 @@ float *Engine::scratch(int thread, i64 num_floats) {
     return floats.data();
 }
 
-void *Engine::prepared(i64 num_bytes) {
+void *Memory::get(i64 num_bytes) {
     constexpr std::uintptr_t alignment = 64;
-    if (prepared_.size() < num_bytes + alignment) prepared_.resize(num_bytes + alignment);
-    const auto address = reinterpret_cast<std::uintptr_t>(prepared_.data());
+    if (bytes_.size() < num_bytes + alignment) {
+        bytes_.clear();
+        bytes_.resize(num_bytes + alignment);
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
     return reinterpret_cast<void *>((address + alignment - 1) / alignment * alignment);
 }
 

@@ -106,7 +106,59 @@ struct Collective {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective>;
+// Scores of the experts for each row: `chosen` of them, the best first, and what their results weigh.
+struct Route {
+    i32 *ids;                          // [rows, chosen]
+    float *weights;                    // likewise
+    const float *logits;               // [rows, experts]
+    const float *correction;           // [experts], added to scores to choose by, or null
+    i64 experts, chosen;               // `chosen` of the experts in the
+    i64 groups, chosen_groups;         // best of equal groups of neighbours
+    bool is_softmax, is_normalized;    // scores are the softmax, or sigmoids; weights are divided by
+    float added_to_sum, smallest_sum;  // max(their sum + added, smallest)
+    float factor;                      // and multiplied by this
+    Rows rows;
+};
+
+// One matrix of each expert, packed one after another.
+struct ExpertMatrices {
+    WeightKind kind;
+    LinearShape first;  // that of slot 0, without rows
+};
+
+// y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`.
+struct ApplyExperts {
+    float *y;        // [rows, hidden]
+    float *results;  // [rows * chosen, hidden], of each expert's rows one after another
+    const float *x;  // [rows, hidden]
+    const i32 *ids;  // [rows, chosen]
+    const float *weights;
+    const float *shared;  // [rows, hidden] or null
+    const i32 *slots;     // [experts]: where each one's matrices are among those that are packed
+    ExpertMatrices gate_up, down;
+    Activation activation;
+    i64 experts, chosen;
+    Rows rows;
+};
+
+using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route,
+                        ApplyExperts>;
+
+// Memory that grows as it is asked for more; what was in it is then lost.
+class Memory {
+public:
+    void *get(i64 num_bytes);  // at a cache line
+
+private:
+    std::vector<char> bytes_;
+};
+
+// What applying experts keeps meanwhile.
+struct ExpertsMemory {
+    Memory quantized, prepared, inner, activated;
+    std::vector<i64> begins;           // [experts + 1]: of each one's rows among all
+    std::vector<i32> row_ids, places;  // of x, in the order of the experts; where each (row, choice) is among these
+};
 
 // What ops run on, one for the process.
 class Engine {
@@ -120,9 +172,10 @@ public:
     bool select(const char *variant);                  // all from this one; false: this processor has no such variant
     bool select_part(Part part, const char *variant);  // likewise one part, the rest stays
     float *scratch(int thread, i64 num_floats);        // contents do not outlast a task
-    void *prepared(i64 num_bytes);                     // contents do not outlast an op
+    void *prepared(i64 num_bytes) { return prepared_.get(num_bytes); }  // contents do not outlast an op
 
     std::vector<float> partial;  // what attention keeps of splits that are done in parallel
+    ExpertsMemory experts;
 
 private:
     Engine();
@@ -130,7 +183,7 @@ private:
     Kernels kernels_;               // of the variant `name`, but for the parts that were taken from others
     const char *parts_[NUM_PARTS];  // whose each is
     std::vector<std::vector<float>> scratch_;
-    std::vector<char> prepared_;
+    Memory prepared_;
 };
 
 std::vector<const Kernels *> built_variants();  // in the order of `VARIANTS` (processor.h)
@@ -138,6 +191,8 @@ std::vector<const Kernels *> variants();        // those that this processor run
 const Kernels *find_variant(const char *name);  // of these; null: there is none
 void run(Engine &engine, const Op &op);
 void attend(Engine &engine, const Attend &op);
+void route(Engine &engine, const Route &op);
+void apply_experts(Engine &engine, const ApplyExperts &op);
 void look_up(const Embed &op, i64 row);
 CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim);
 

@@ -54,7 +54,7 @@ def load(path: Path, directory: Path | None, *, limit: int = LIMIT, precision: P
 
 def weights_of(loaded: LoadedModel) -> list[bytes]:
     layers: Any = loaded.model.layers
-    modules = [module for layer in layers for module in (layer.qkv, layer.gate_up, layer.down, layer.input_norm)]
+    modules = [module for layer in layers for module in (layer.qkv, layer.mlp.gate_up, layer.mlp.down, layer.input_norm)]
     return [_bytes(module.weight) for module in (*modules, loaded.model.embedding, loaded.model.head)]
 
 

@@ -108,7 +108,7 @@ def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
     weight = np.concatenate([checkpoint.read(f"{name}.weight") for name in qkv.names])
     found, expected = TABLE.linear(array_of(x), qkv).numpy(), x @ weight.T
     assert np.abs(found - expected).mean() < 0.02 * np.abs(expected).mean()
-    assert model.layers[0].gate_up.format == WeightFormat("int4", 32, True)
+    assert model.layers[0].mlp.gate_up.format == WeightFormat("int4", 32, True)
 
 
 def test_same_answers(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""ERNIE 4.5 with experts (Baidu 2025): ERNIE 4.5 whose upper layers have experts, chosen by corrected scores, beside an MLP
+that all tokens share."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.ernie4_5 import Ernie4_5
+from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
+from engine.checkpoint.json_fields import JsonOptions
+
+# Options of Paddle's config.json that change what is computed, and the values that are followed here.
+_FOLLOWED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_hard_gate": False, "moe_group_experts": False}
+
+
+class Ernie4_5Moe(Ernie4_5):
+    name = "ernie4_5_moe"
+    gguf_name = "ernie4_5-moe"
+    class_names = ("Ernie4_5_MoeForCausalLM",)
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        for name, followed in _FOLLOWED.items():
+            if options.values.get(name) not in (None, followed):
+                raise options.error(name, f"{options.values[name]!r} is not supported; supported: {followed!r}")
+        if options.flag("use_bias", False):
+            raise options.error("use_bias", "true is not supported where there are experts")
+        count = num_experts(options, "moe_num_experts", default=64)
+        start, interval = options.count("moe_layer_start_index", 1, least=0), options.count("moe_layer_interval", 1)
+        end = options.count("moe_layer_end_index", -1, least=-1)
+        last = num_layers - 1 if end == -1 else end
+        sparse = tuple(index for index in range(num_layers) if start <= index <= last and (index + 1) % interval == 0)
+        if not count or not sparse:
+            return None
+        intermediate_size = options.count("moe_intermediate_size", 1536)
+        is_corrected = options.flag("moe_use_aux_free", True)
+        return ExpertsConfig(
+            sparse,
+            count,
+            num_chosen(options, "moe_k", 6, count),
+            intermediate_size,
+            options.count("moe_num_shared_experts", 2, least=0) * intermediate_size,
+            correction="mlp.moe_statics.e_score_correction_bias" if is_corrected else "",
+            correction_shape=(1, count),
+            is_normalized=True,
+            smallest_sum=options.number("moe_norm_min", 1e-12),
+        )

@@ -1,0 +1,36 @@
+"""Qwen3 with experts (Yang et al. 2025): Qwen3 whose MLPs are mixtures, in all layers or some."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.experts import ExpertsConfig, layer_indexes, num_chosen, num_experts
+from engine.checkpoint.families.family import Family
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Qwen3Moe(Family):
+    name = "qwen3_moe"
+    gguf_name = "qwen3moe"
+    class_names = ("Qwen3MoeForCausalLM",)
+    model = "workers.models.qwen3:Qwen3"
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        """In all layers or none."""
+        if not options.flag("use_sliding_window", False):
+            return (0,) * num_layers
+        window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
+        return (window,) * num_layers
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        count = num_experts(options, "num_experts", "num_local_experts", default=128)
+        step = options.count("decoder_sparse_step", 1)
+        dense = layer_indexes(options, "mlp_only_layers", num_layers)
+        sparse = tuple(index for index in range(num_layers) if index not in dense and (index + 1) % step == 0)
+        if not count or not sparse:
+            return None
+        return ExpertsConfig(
+            sparse,
+            count,
+            num_chosen(options, "num_experts_per_tok", 8, count),
+            options.count("moe_intermediate_size", 768),
+            is_normalized=options.flag("norm_topk_prob", False),
+        )

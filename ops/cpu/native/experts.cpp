@@ -1,0 +1,278 @@
+// Mixtures of experts: the choice of each row's experts, and what they make of it.
+//
+// Rows are sorted by expert, stably. Then all experts go through the same few phases together, each of them cut into tasks of
+// (expert, some panels): a step that meets many experts with a row or two each waits for its threads a few times a layer, not a
+// few times an expert. An expert's weights are read once, those of an expert without rows never.
+//
+// An expert's rows are the rows of a linear over its matrix, done by that linear's kernels: what holds for a row there (its bits
+// do not depend on its company) holds here. A row's results are added up in the order of its own choices.
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "tasks.h"
+
+namespace tokamak::cpu {
+namespace {
+
+// Experts are done in waves with so many rows or little more, which bounds what is kept between phases. Never one in two waves.
+constexpr i64 WAVE_ROWS = 4096;
+constexpr i64 READING = 6;  // rows whose products take as long as reading the weights, about: for even tasks
+
+// The first of the largest of `count` values; NaN is none.
+i64 largest_of(const float *values, i64 count) {
+    i64 best = 0;
+    for (i64 i = 1; i < count; ++i) {
+        if (values[i] > values[best] || (values[best] != values[best] && values[i] == values[i])) best = i;
+    }
+    return best;
+}
+
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// All but the experts of the best groups become NEVER. A group is as good as its two best experts together.
+void keep_groups(float *scores, float *groups, const Route &op) {
+    const i64 size = op.experts / op.groups;
+    for (i64 group = 0; group < op.groups; ++group) {
+        float first = NEVER, second = NEVER;
+        for (i64 i = group * size; i < (group + 1) * size; ++i) {
+            second = scores[i] > first ? first : std::max(second, scores[i]);
+            first = std::max(first, scores[i]);
+        }
+        groups[group] = size == 1 ? first : first + second;
+    }
+    for (i64 kept = 0; kept < op.chosen_groups; ++kept) groups[largest_of(groups, op.groups)] = NEVER;
+    for (i64 group = 0; group < op.groups; ++group) {
+        if (groups[group] != NEVER) std::fill(scores + group * size, scores + (group + 1) * size, NEVER);
+    }
+}
+
+// `scratch`: three times as many floats as there are experts.
+void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch) {
+    float *scores = scratch, *left = scratch + op.experts, *weights = op.weights + row * op.chosen;
+    kernels.score(scores, op.logits + row * op.experts, op.is_softmax, op.experts);
+    for (i64 i = 0; i < op.experts; ++i) left[i] = op.correction == nullptr ? scores[i] : scores[i] + op.correction[i];
+    if (op.groups > 1) keep_groups(left, scratch + 2 * op.experts, op);
+    float sum = 0.0f;
+    for (i64 choice = 0; choice < op.chosen; ++choice) {
+        const i64 best = largest_of(left, op.experts);
+        left[best] = NEVER;
+        op.ids[row * op.chosen + choice] = static_cast<i32>(best);
+        weights[choice] = scores[best];
+        sum += scores[best];
+    }
+    const float divisor = op.is_normalized ? std::max(sum + op.added_to_sum, op.smallest_sum) : 1.0f;
+    for (i64 choice = 0; choice < op.chosen; ++choice) weights[choice] = weights[choice] / divisor * op.factor;
+}
+
+// Where the rows of each expert begin among all, which row of x each of them is, and where those of each row are.
+void sort_rows(ExpertsMemory &memory, const ApplyExperts &op, i64 rows) {
+    const i64 count = rows * op.chosen;
+    memory.begins.assign(op.experts + 1, 0);
+    memory.row_ids.resize(count);
+    memory.places.resize(count);
+    for (i64 i = 0; i < count; ++i) ++memory.begins[op.ids[i] + 1];
+    std::partial_sum(memory.begins.begin(), memory.begins.end(), memory.begins.begin());
+    for (i64 i = 0; i < count; ++i) {
+        const i64 place = memory.begins[op.ids[i]]++;
+        memory.row_ids[place] = static_cast<i32>(i / op.chosen);
+        memory.places[i] = static_cast<i32>(place);
+    }
+    for (i64 expert = op.experts; expert > 0; --expert) memory.begins[expert] = memory.begins[expert - 1];
+    memory.begins[0] = 0;
+}
+
+i64 inputs_per_line(WeightKind kind) {
+    switch (kind) {
+        case WeightKind::FLOAT32: return 1;
+        case WeightKind::BFLOAT16: return 2;
+        case WeightKind::INT8: return 4;
+        default: return 8;
+    }
+}
+
+template <class T>
+const T *moved(const T *values, i64 count) {
+    return values == nullptr ? nullptr : values + count;
+}
+
+// The linear of one expert: that of the matrices packed at `slot`.
+LinearShape shape_of(const ExpertMatrices &matrices, i64 slot) {
+    LinearShape shape = matrices.first;
+    const i64 panels = divide_up(shape.outputs, PANEL) * slot, lines = divide_up(shape.inputs, inputs_per_line(matrices.kind));
+    const i64 groups = shape.group_size == 0 ? 1 : divide_up(shape.inputs, shape.group_size);
+    shape.weight = static_cast<const char *>(shape.weight) + panels * lines * LINE;
+    shape.scales = moved(shape.scales, panels * PANEL * (shape.multipliers == nullptr ? groups : 1));
+    shape.multipliers = moved(shape.multipliers, panels * PANEL * groups);
+    shape.offsets = moved(shape.offsets, panels * PANEL * groups);
+    return shape;
+}
+
+// Rows and panels of one of a wave's linears.
+struct Task {
+    i32 linear;
+    i64 row_begin, row_end, panel_begin, panel_end;
+};
+
+// The same part of all experts of a wave.
+struct Wave {
+    Wave(Engine &engine, const ExpertMatrices &matrices)
+        : engine(engine), kernels(engine.kernels().linears[static_cast<int>(matrices.kind)]) {}
+
+    // What the kernels read instead of the rows, where they do.
+    void prepare() {
+        place_prepared();
+        tasks.clear();
+        i64 num_elements = 0;
+        for (std::size_t i = 0; i < linears.size(); ++i) {
+            const i64 rows = linears[i].rows, elements = rows * linears[i].inputs;
+            const i64 tiles = divide_up(rows, kernels.tile_rows), parts = std::min(tiles, divide_up(elements, SMALL_COUNT));
+            if (kernels.prepared_bytes(linears[i]) == 0) continue;
+            num_elements += elements;
+            for (i64 part = 0; part < parts; ++part) {
+                const auto row_at = [&](i64 part) { return rows * (tiles * part / parts) / tiles; };
+                tasks.push_back({static_cast<i32>(i), row_at(part), row_at(part + 1), 0, 0});
+            }
+        }
+        run(num_elements <= SMALL_COUNT,
+            [&](const Task &task) { kernels.prepare(linears[task.linear], task.row_begin, task.row_end); });
+    }
+
+    // Tasks take about as long each. The last experts are cut finer, so that threads end together.
+    void multiply() {
+        tasks.clear();
+        i64 num_products = 0, cost = 0;
+        for (const LinearShape &shape : linears) {
+            num_products += shape.rows * shape.inputs * shape.outputs;
+            cost += shape.rows + READING;
+        }
+        const i64 threads = engine.pool().num_threads(), num_linears = static_cast<i64>(linears.size());
+        for (i64 i = 0; i < num_linears; ++i) cut(i, threads, cost, num_linears - i <= threads);
+        run(num_products <= SMALL_PRODUCT, [&](const Task &task) {
+            kernels.linear(linears[task.linear], task.row_begin, task.row_end, task.panel_begin, task.panel_end);
+        });
+    }
+
+    Engine &engine;
+    const LinearKernels &kernels;
+    std::vector<LinearShape> linears;
+    std::vector<Task> tasks;
+
+private:
+    void place_prepared() {
+        i64 num_bytes = 0;
+        std::vector<i64> begins;
+        for (const LinearShape &shape : linears) {
+            begins.push_back(num_bytes);
+            num_bytes += divide_up(shape.rows * kernels.prepared_bytes(shape), LINE) * LINE;
+        }
+        char *memory = static_cast<char *>(engine.experts.prepared.get(num_bytes));
+        for (std::size_t i = 0; i < linears.size(); ++i) linears[i].prepared = memory + begins[i];
+    }
+
+    void cut(i64 index, i64 threads, i64 cost, bool is_last) {
+        const LinearShape &shape = linears[index];
+        const i64 rows = shape.rows, tiles = divide_up(rows, kernels.tile_rows);
+        const i64 row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
+        const i64 panels = divide_up(shape.outputs, PANEL), groups = divide_up(panels, PANEL_GROUP);
+        i64 parts = divide_up((rows + READING) * threads * TASKS_PER_THREAD, cost * row_parts);
+        parts = std::max(parts, divide_up(rows * shape.inputs * shape.outputs, row_parts * MANY_PRODUCTS));
+        if (is_last) parts = std::max(parts, TASKS_PER_THREAD);
+        parts = std::min(parts, groups);
+        const auto row_at = [&](i64 part) { return rows * (tiles * part / row_parts) / tiles; };
+        const auto panel_at = [&](i64 part) { return std::min(panels, groups * part / parts * PANEL_GROUP); };
+        for (i64 task = 0; task < row_parts * parts; ++task) {
+            const i64 row_part = task % row_parts, part = task / row_parts;  // neighbours in time share their weights
+            tasks.push_back(
+                {static_cast<i32>(index), row_at(row_part), row_at(row_part + 1), panel_at(part), panel_at(part + 1)});
+        }
+    }
+
+    template <class Function>
+    void run(bool is_little, const Function &function) {
+        if (is_little) {
+            for (const Task &task : tasks) function(task);
+        } else {
+            engine.pool().run(static_cast<i64>(tasks.size()), [&](i64 task, int) { function(tasks[task]); });
+        }
+    }
+};
+
+// Results of the experts [begin, end).
+void run_wave(Engine &engine, const ApplyExperts &op, const LinearShape &given, i64 begin, i64 end) {
+    ExpertsMemory &memory = engine.experts;
+    const i64 inner = op.down.first.inputs, first_row = memory.begins[begin], rows = memory.begins[end] - first_row;
+    float *gate_up = static_cast<float *>(memory.inner.get(rows * 2 * inner * sizeof(float)));
+    float *activated = static_cast<float *>(memory.activated.get(rows * inner * sizeof(float)));
+    Wave up(engine, op.gate_up), down(engine, op.down);
+    for (i64 expert = begin; expert < end; ++expert) {
+        const i64 place = memory.begins[expert], count = memory.begins[expert + 1] - place;
+        if (count == 0) continue;
+        LinearShape of_up = shape_of(op.gate_up, op.slots[expert]), of_down = shape_of(op.down, op.slots[expert]);
+        of_up.rows = of_down.rows = count;
+        of_up.x = op.x;
+        of_up.row_ids = memory.row_ids.data() + place;
+        of_up.quantized = given.quantized;
+        of_up.y = gate_up + (place - first_row) * 2 * inner;
+        of_down.x = activated + (place - first_row) * inner;
+        of_down.y = op.results + place * of_down.outputs;
+        up.linears.push_back(of_up);
+        down.linears.push_back(of_down);
+    }
+    up.prepare();
+    up.multiply();
+    for_rows(engine, rows, inner, [&](i64 row_begin, i64 row_end) {
+        for (i64 row = row_begin; row < row_end; ++row) {
+            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, inner, 0, inner);
+        }
+    });
+    down.prepare();
+    down.multiply();
+}
+
+// Every row of x as integers, where the experts' kernels take such.
+LinearShape quantized(Engine &engine, const ApplyExperts &op, i64 rows) {
+    const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.gate_up.kind)];
+    LinearShape shape = op.gate_up.first;
+    if (kernels.quantized_bytes == nullptr) return shape;
+    shape.x = op.x;
+    shape.rows = rows;
+    shape.quantized = engine.experts.quantized.get(rows * kernels.quantized_bytes(shape));
+    for_rows(engine, rows, shape.inputs, [&](i64 begin, i64 end) { kernels.quantize(shape, begin, end); });
+    return shape;
+}
+
+}  // namespace
+
+void route(Engine &engine, const Route &op) {
+    for_rows(engine, op.rows.get(), op.experts * op.chosen, [&](i64 begin, i64 end) {
+        std::vector<float> scratch(3 * op.experts);
+        for (i64 row = begin; row < end; ++row) route_row(engine.kernels(), op, row, scratch.data());
+    });
+}
+
+void apply_experts(Engine &engine, const ApplyExperts &op) {
+    const i64 rows = op.rows.get(), hidden = op.down.first.outputs;
+    if (rows == 0) return;
+    ExpertsMemory &memory = engine.experts;
+    sort_rows(memory, op, rows);
+    const LinearShape given = quantized(engine, op, rows);
+    for (i64 begin = 0, end; begin < op.experts; begin = end) {
+        for (end = begin + 1; end < op.experts && memory.begins[end + 1] - memory.begins[begin] <= WAVE_ROWS;) ++end;
+        if (memory.begins[end] > memory.begins[begin]) run_wave(engine, op, given, begin, end);
+    }
+    for_rows(engine, rows, op.chosen * hidden, [&](i64 begin, i64 end) {
+        std::vector<const float *> results(op.chosen);
+        for (i64 row = begin; row < end; ++row) {
+            for (i64 choice = 0; choice < op.chosen; ++choice) {
+                results[choice] = op.results + memory.places[row * op.chosen + choice] * hidden;
+            }
+            const float *shared = op.shared == nullptr ? nullptr : op.shared + row * hidden;
+            engine.kernels().combine(op.y + row * hidden, results.data(), op.weights + row * op.chosen, op.chosen, shared,
+                                     hidden);
+        }
+    });
+}
+
+}  // namespace tokamak::cpu

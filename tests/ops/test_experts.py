@@ -1,0 +1,269 @@
+"""Mixtures of experts: who is chosen and weighs what, and that a row's experts give it what linears of their shape give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import paddle
+import pytest
+
+from ops import _cpu
+from ops.cpu import table as native
+from ops.cpu.executors import Recording
+from ops.cpu.table import make_table
+from ops.modules import Experts, Linear, Router, RoutingRule
+from ops.table import OpTable, Routing
+from ops.weight_format import BFLOAT16, FLOAT32, QuantizedWeight, WeightFormat
+from tests.ops import integers
+from tests.ops.packing import pack
+from tests.ops.tables import table
+from tests.ops.test_int_linear import named
+from tests.ops.test_invariance import NUM_ROWS, assert_row_alone
+
+Weight = np.ndarray | QuantizedWeight
+FORMATS = [
+    *(FLOAT32, BFLOAT16, WeightFormat("int8"), WeightFormat("int8", 16), WeightFormat("int8", 128)),
+    *(WeightFormat("int4", 32), WeightFormat("int4", 128, True), WeightFormat("int4", 64, is_folded=True)),
+]
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def router_of(k: OpTable, weight: np.ndarray, rule: RoutingRule, correction: np.ndarray | None = None) -> Router:
+    linear = Linear(("gate",), weight.shape[1], (len(weight),))
+    module = Router(linear, rule, "" if correction is None else "gate.bias")
+    pack(k, module, weight=weight, correction=correction)
+    return module
+
+
+def weights_of(num_experts: int, shape: tuple[int, int], format: WeightFormat, seed: int) -> list[Weight]:
+    if format.kind in ("int8", "int4"):
+        return [integers.random_weight(*shape, format, seed + index) for index in range(num_experts)]
+    return list(random(num_experts, *shape, seed=seed) / 8)
+
+
+def experts_of(k: OpTable, gate_up: list[Weight], down: list[Weight], format: WeightFormat = FLOAT32) -> Experts:
+    shapes = [(each[0].values if isinstance(each[0], QuantizedWeight) else each[0]).shape for each in (gate_up, down)]
+    parts = [
+        tuple(Linear((str(index),), shape[1], (shape[0],), format=format) for index in range(len(gate_up))) for shape in shapes
+    ]
+    module = Experts("experts", *parts)
+    named_weights = {
+        f"{part}.{index}": each
+        for part, weights in (("gate_up", gate_up), ("down", down))
+        for index, each in enumerate(weights)
+    }
+    pack(k, module, **named_weights)
+    return module
+
+
+def routing_of(ids: np.ndarray, weights: np.ndarray) -> Routing:
+    return Routing(paddle.to_tensor(ids.astype(np.int32)), paddle.to_tensor(weights))
+
+
+# ------------------------------------------------------------------------------------------------------------- routing
+
+
+def chosen(scores: np.ndarray, rule: RoutingRule, correction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of one row, as the issue of the models says it."""
+    left = scores + correction
+    if rule.num_groups > 1:
+        groups = left.reshape(rule.num_groups, -1)
+        best = np.argsort(-np.sort(groups)[:, -2:].sum(1), kind="stable")[: rule.num_chosen_groups]
+        left = np.where(np.isin(np.arange(rule.num_groups), best)[:, None], groups, -np.inf).reshape(-1)
+    ids = np.argsort(-left, kind="stable")[: rule.num_chosen]
+    weights = scores[ids]
+    if rule.is_normalized:
+        weights = weights / max(weights.sum() + rule.added_to_sum, rule.smallest_sum)
+    return ids, weights * rule.factor
+
+
+RULES = [
+    RoutingRule(2),
+    RoutingRule(8, is_normalized=True),
+    RoutingRule(3, is_normalized=True, smallest_sum=0.9),
+    RoutingRule(1, "sigmoid", factor=2.5),
+    RoutingRule(4, "sigmoid", True, 1e-20, 0.0, 2.5, 4, 2),
+    RoutingRule(3, "softmax", True, num_groups=12, num_chosen_groups=5),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("has_correction", [False, True])
+def test_routing(k: OpTable, rule: RoutingRule, has_correction: bool) -> None:
+    weight, correction, x = random(12, 20, seed=1), random(12, seed=2), random(48, 20)
+    routing = k.route(paddle.to_tensor(x), router_of(k, weight, rule, correction if has_correction else None))
+    logits = x.astype(np.float64) @ weight.T
+    scores = 1 / (1 + np.exp(-logits))
+    if rule.scoring == "softmax":
+        scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = [chosen(row, rule, correction if has_correction else np.zeros(12)) for row in scores]
+    np.testing.assert_array_equal(routing.ids.numpy(), [ids for ids, _ in expected])
+    np.testing.assert_allclose(routing.weights.numpy(), [weights for _, weights in expected], rtol=2e-5)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_of_equal_experts_the_first_is_chosen(k: OpTable, scoring: str) -> None:
+    """Also of equal groups; and a row of NaN gets experts, whichever, and leaves the others alone."""
+    weight = np.zeros((40, 20), np.float32)
+    weight[[7, 30, 31]] = 1
+    x = np.ones((16, 20), np.float32)
+    x[3] = np.nan
+    rule = RoutingRule(5, scoring)  # type: ignore[arg-type]
+    routing = k.route(paddle.to_tensor(x), router_of(k, weight, rule))
+    others = np.delete(np.arange(16), 3)
+    np.testing.assert_array_equal(routing.ids.numpy()[others], [[7, 30, 31, 0, 1]] * 15)
+    grouped = replace(rule, num_groups=10, num_chosen_groups=3)
+    routing = k.route(paddle.to_tensor(x), router_of(k, weight, grouped))
+    np.testing.assert_array_equal(routing.ids.numpy()[others], [[7, 30, 31, 0, 1]] * 15)
+    ids = routing.ids.numpy()[3]
+    assert ((ids >= 0) & (ids < 40)).all()
+
+
+def test_a_row_is_routed_the_same_in_any_company(k: OpTable) -> None:
+    weight = random(37, 64, seed=1)
+    for rule in (RoutingRule(4, is_normalized=True), RoutingRule(4, "sigmoid", True, 1e-20)):
+        router = router_of(k, weight, rule, random(37, seed=2))
+        assert_row_alone(lambda x, router=router: k.route(x, router).weights, random(NUM_ROWS, 64), k.row_tile)
+
+
+# ------------------------------------------------------------------------------------------------------------- experts
+
+
+def expected_of(x: np.ndarray, ids: np.ndarray, weights: np.ndarray, gate_up: list[Weight], down: list[Weight]) -> np.ndarray:
+    """float64, silu."""
+    results = np.zeros(x.shape)
+    for row, (own, own_weights) in enumerate(zip(ids, weights, strict=True)):
+        for expert, weight in zip(own, own_weights, strict=True):
+            gate, up = np.split(gate_up[expert] @ x[row].astype(np.float64), 2)
+            results[row] += weight * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+    return results
+
+
+@pytest.mark.parametrize(("hidden", "inner", "num_experts", "num_chosen"), [(20, 37, 12, 3), (64, 48, 8, 2), (100, 16, 40, 6)])
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_experts(k: OpTable, hidden: int, inner: int, num_experts: int, num_chosen: int, has_shared: bool) -> None:
+    """Gate and up do not end where a panel does; some experts have no row, one has all; no expert comes twice in a row."""
+    generator = np.random.default_rng(5)
+    gate_up, down = random(num_experts, 2 * inner, hidden, seed=1) / 8, random(num_experts, hidden, inner, seed=2) / 8
+    x, shared = random(48, hidden), random(48, hidden, seed=3)
+    ids = np.array([generator.permutation(num_experts - 2)[:num_chosen] for _ in x])
+    ids[:, 0] = num_experts - 1
+    weights = random(48, num_chosen, seed=4)
+    module = experts_of(k, list(gate_up), list(down))
+    other = paddle.to_tensor(shared) if has_shared else None
+    found = k.experts(paddle.to_tensor(x), routing_of(ids, weights), module, "silu", other).numpy()
+    expected = expected_of(x, ids, weights, list(gate_up), list(down)) + (shared if has_shared else 0)
+    np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize("format", FORMATS, ids=named)
+@pytest.mark.parametrize(("hidden", "inner"), [(128, 192), (100, 37)])
+def test_an_expert_gives_a_row_what_linears_give(variant: str, format: WeightFormat, hidden: int, inner: int) -> None:
+    """Bit for bit, however many rows share it: one, a few, hundreds; with one thread and with three."""
+    num_experts = 5
+    gate_up = weights_of(num_experts, (2 * inner, hidden), format, 10)
+    down = weights_of(num_experts, (hidden, inner), format, 20)
+    x = random(260, hidden)
+    shares = np.array([0.8, 0.1, 0.05, 0.0, 0.05])
+    ids = np.random.default_rng(6).choice(num_experts, 260, p=shares)
+    with table(f"{variant}-1") as k:
+        expected = np.empty((260, hidden), np.float32)
+        for expert in range(num_experts):
+            first, second = (
+                Linear(("w",), width, (height,), format=format) for width, height in ((hidden, 2 * inner), (inner, hidden))
+            )
+            pack(k, first, weight=gate_up[expert])
+            pack(k, second, weight=down[expert])
+            rows = ids == expert
+            if rows.any():
+                expected[rows] = k.linear(k.activate_and_multiply(k.linear(x[rows], first), "gelu"), second).numpy()
+        module = experts_of(k, gate_up, down, format)
+    ones = np.ones((260, 1), np.float32)
+    for threads in (1, 3):
+        with table(f"{variant}-{threads}") as k:
+            for rows in (slice(0, 1), slice(3, 6), slice(5, 25), slice(0, 260)):
+                found = k.experts(x[rows], routing_of(ids[rows, None], ones[rows]), module, "gelu", None)
+                np.testing.assert_array_equal(found.numpy(), expected[rows])
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+@pytest.mark.parametrize("format", FORMATS, ids=named)
+def test_a_row_is_the_same_in_any_company(variant: str, format: WeightFormat) -> None:
+    weights = weights_of(6, (96, 64), format, 1), weights_of(6, (64, 48), format, 8)
+    with table(f"{variant}-2") as k:
+        router, module = (
+            router_of(k, random(6, 64, seed=1), RoutingRule(3, is_normalized=True)),
+            experts_of(k, *weights, format),
+        )
+        assert_row_alone(lambda x: k.experts(x, k.route(x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
+
+
+def test_the_reference_gives_a_row_the_same_in_any_company() -> None:
+    with table("reference") as k:
+        router = router_of(k, random(6, 64, seed=1), RoutingRule(3, is_normalized=True))
+        module = experts_of(k, weights_of(6, (96, 64), FLOAT32, 1), weights_of(6, (64, 48), FLOAT32, 8))
+        assert_row_alone(lambda x: k.experts(x, k.route(x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
+
+
+@pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)
+def test_values_that_are_no_numbers_stay_in_their_row(format: WeightFormat) -> None:
+    k = native.TABLE
+    module = experts_of(k, weights_of(4, (32, 64), format, 1), weights_of(4, (64, 16), format, 8), format)
+    x = random(20, 64)
+    routing = routing_of(np.arange(40).reshape(20, 2) % 4, np.ones((20, 2), np.float32))
+    before = k.experts(x, routing, module, "silu", None).numpy().copy()
+    x[4], x[7, 3] = np.nan, np.inf
+    after = k.experts(x, routing, module, "silu", None).numpy()
+    others = np.delete(np.arange(20), [4, 7])
+    np.testing.assert_array_equal(after[others], before[others])
+    assert np.isnan(after[[4, 7]]).all()
+
+
+def test_more_rows_than_are_done_at_once() -> None:
+    """Waves of experts: each has some of them whole."""
+    k = native.TABLE
+    gate_up, down = weights_of(7, (32, 16), FLOAT32, 1), weights_of(7, (16, 16), FLOAT32, 8)
+    module = experts_of(k, gate_up, down)
+    x, ids = random(3000, 16), np.arange(9000).reshape(3000, 3) % 7
+    weights = random(3000, 3, seed=3)
+    found = k.experts(x, routing_of(ids, weights), module, "silu", None).numpy()
+    np.testing.assert_allclose(found[::100], expected_of(x[::100], ids[::100], weights[::100], gate_up, down), atol=1e-5)
+
+
+def test_a_tape_follows_the_rows_and_the_slots() -> None:
+    """Where an expert's matrices lie is read when the tape runs: they can be moved without recording it anew. What a profile
+    says is of the experts that were met."""
+    counts = np.array([9], np.int32)
+    gate_up, down = weights_of(5, (32, 16), FLOAT32, 1), weights_of(5, (16, 16), FLOAT32, 8)
+    recording = Recording()
+    k = make_table(recording)
+    router, module = router_of(k, random(5, 16, seed=1), RoutingRule(1)), experts_of(k, gate_up, down)
+    x = recording.allocate(recording.rows(counts, 0, 40), 16)
+    y = k.experts(x, k.route(x, router), module, "silu", None)
+    tape = recording.finish(y)
+    assert x.owner is not None
+    values = random(40, 16)
+    x.owner[: values.size] = values.reshape(-1)
+    for rows in (9, 40):
+        counts[0] = rows
+        tape.replay()
+        routing = native.TABLE.route(values[:rows], router)
+        expected = native.TABLE.experts(values[:rows], routing, module, "silu", None).numpy()
+        np.testing.assert_array_equal(y.numpy(), expected)
+        work = tape.profile()[-1].work
+        num_met = len(np.unique(routing.ids.numpy()))
+        assert work.num_bytes == 4 * (num_met * 3 * 16 * 16 + rows * (16 + 16 + 2))
+        assert work.num_operations == 2 * rows * 3 * 16 * 16
+        assert tape.profile()[-1].title == "experts experts"
+    moved = experts_of(k, gate_up[::-1], down[::-1])
+    for part in ("gate_up", "down"):
+        to, moving = (getattr(each.weight, part).values.owner for each in (module, moved))
+        to[:] = moving
+    module.weight.slots.owner[:] = module.weight.slots.owner[::-1].copy()
+    tape.replay()
+    np.testing.assert_array_equal(y.numpy(), expected)

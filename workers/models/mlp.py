@@ -1,0 +1,59 @@
+"""What follows attention in a layer: an MLP, or a mixture of experts. Used by the models."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.experts import ExpertsConfig
+from engine.checkpoint.model_config import ModelConfig
+from ops.modules import RoutingRule, Tensor
+from ops.table import OpTable
+from workers.weights.declaration import Weights
+
+
+class Mlp:
+    """down(activation(gate) * up), of all rows alike."""
+
+    def __init__(self, config: ModelConfig, prefix: str, inner: int, weights: Weights) -> None:
+        hidden = config.hidden_size
+        self.activation = config.activation
+        self.gate_up = weights.linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden, [inner, inner], config.has_mlp_bias)
+        self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
+
+    def forward(self, ops: OpTable, h: Tensor) -> Tensor:
+        return ops.linear(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation), self.down)
+
+
+class Mixture:
+    """The same, by a few of many experts for each row, and by an MLP for all where the model has that."""
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig, layer: str, weights: Weights) -> None:
+        rule = RoutingRule(
+            experts.num_chosen,
+            experts.scoring,
+            experts.is_normalized,
+            experts.added_to_sum,
+            experts.smallest_sum,
+            experts.factor,
+            experts.num_groups,
+            experts.num_chosen_groups,
+        )
+        prefix, correction = f"{layer}.mlp", f"{layer}.{experts.correction}" if experts.correction else ""
+        self.activation = config.activation
+        self.router = weights.router(
+            f"{prefix}.gate", config.hidden_size, experts.num_experts, rule, correction, experts.correction_shape
+        )
+        self.experts = weights.experts(f"{prefix}.experts", experts.num_experts, config.hidden_size, experts.intermediate_size)
+        self.shared: Mlp | None = None
+        if experts.shared_intermediate_size:
+            self.shared = Mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
+
+    def forward(self, ops: OpTable, h: Tensor) -> Tensor:
+        shared = None if self.shared is None else self.shared.forward(ops, h)
+        return ops.experts(h, ops.route(h, self.router), self.experts, self.activation, shared)
+
+
+def feed_forward(config: ModelConfig, index: int, weights: Weights) -> Mlp | Mixture:
+    """That of layer `index`."""
+    layer, experts = f"model.layers.{index}", config.experts
+    if experts is not None and index in experts.sparse_layers:
+        return Mixture(config, experts, layer, weights)
+    return Mlp(config, f"{layer}.mlp", config.intermediate_size, weights)
