@@ -126,6 +126,8 @@ class Experts:
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     weight: Tensor = None
+    owners: Tensor = None  # of several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: there is one
+    counts: Tensor = None  # uint64 [experts]: rows of this rank that asked for each, in all; None: they are not counted
 
     @property
     def num_experts(self) -> int:

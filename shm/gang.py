@@ -3,11 +3,11 @@
 A memfd that the supervisor holds and passes to the ranks. Its layout is `ops/cpu/native/comm.h`'s; `workers/parallel` says that
 this page agrees. The supervisor alone writes the header.
 
-    0          LINE                        WINDOWS_AT
-    +--------+---------------------------+---------------------------+---------------------------+
-    | header | LINE_BYTES of each rank   | 2 windows of each rank    | buffers of gathers        |
-    +--------+---------------------------+---------------------------+---------------------------+
-      u64 epoch, members (a bit for each rank), clock, num_ranks
+    0          LINE                            WINDOWS_AT
+    +--------+-------------------------------+---------------------------+----------------------------------+
+    | header | LINE_BYTES of each rank, twice| 2 windows of each rank    | buffers of gathers, of experts   |
+    +--------+-------------------------------+---------------------------+----------------------------------+
+      u64 epoch, members (a bit for each rank), clock (epoch << 40 | steps of the whole gang that were begun in it), num_ranks
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ MAX_RANKS = 64
 LINE_BYTES = 2 * LINE
 BELL = LINE  # of a rank's line: the word that it sleeps on
 WINDOW_BYTES = 256 << 10
-WINDOWS_AT = LINE + MAX_RANKS * LINE_BYTES
+NUM_GROUPS = 2  # that a rank may be in: with who shares its matrices, and with all who share the experts
+WINDOWS_AT = LINE + NUM_GROUPS * MAX_RANKS * LINE_BYTES
 
 _EPOCH, _MEMBERS, _CLOCK, _NUM_RANKS = 0, 8, 16, 24
 _EVERYBODY = 2**31 - 1
+_EPOCH_SHIFT = 40
 
 
 def buffers_at(num_ranks: int) -> int:
@@ -70,13 +72,25 @@ class GangHeader:
         mask = _native.load_u64(self._memory, _MEMBERS)
         return tuple(rank for rank in range(MAX_RANKS) if mask >> rank & 1)
 
-    def membership(self, rank: int) -> tuple[int, bool]:
-        """The epoch, and whether `rank` is a member in it."""
+    def membership(self) -> tuple[int, tuple[int, ...]]:
+        """The epoch, and who is a member in it."""
         while True:
             epoch = self.epoch
-            is_member = rank in self.members
+            members = self.members
             if self.epoch == epoch:
-                return epoch, is_member
+                return epoch, members
+
+    def num_begun(self, epoch: int) -> int:
+        """Steps of the whole gang that were begun in this epoch."""
+        clock = _native.load_u64(self._memory, _CLOCK)
+        return clock & (1 << _EPOCH_SHIFT) - 1 if clock >> _EPOCH_SHIFT == epoch else 0
+
+    def begin_next(self, epoch: int, num_done: int) -> bool:
+        """Begin the step after the first `num_done` of the epoch. False: another rank did, or the epoch is over."""
+        before = _native.load_u64(self._memory, _CLOCK)
+        if before >> _EPOCH_SHIFT > epoch or self.num_begun(epoch) != num_done:
+            return False
+        return _native.compare_exchange_u64(self._memory, _CLOCK, before, epoch << _EPOCH_SHIFT | num_done + 1)
 
     def set_member(self, rank: int, is_member: bool) -> None:
         """A new epoch, with or without `rank`, and everybody woken; nothing where that is so already."""
@@ -86,14 +100,14 @@ class GangHeader:
             return
         _native.store_u64(self._memory, _MEMBERS, changed)
         _native.fetch_add_u64(self._memory, _EPOCH, 1)
-        for other in range(self.num_ranks):
+        for other in (group * MAX_RANKS + rank for group in range(NUM_GROUPS) for rank in range(self.num_ranks)):
             bell = LINE + other * LINE_BYTES + BELL
             _native.fetch_add_u64(self._memory, bell, 1)
             _native.futex_wake(self._memory, bell, _EVERYBODY)
 
-    def last_call(self, rank: int) -> CallSnapshot:
+    def last_call(self, rank: int, group: int = 0) -> CallSnapshot:
         """May be torn while the rank goes on."""
-        line = LINE + rank * LINE_BYTES
+        line = LINE + (group * MAX_RANKS + rank) * LINE_BYTES
         arrived = _native.load_u64(self._memory, line)
         sequence = arrived & (1 << 40) - 1
         call = line + 16 + 32 * (sequence % 2)

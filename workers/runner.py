@@ -21,6 +21,7 @@ from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
 from workers.devices.device import make_device
 from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
 from workers.parallel.sampling import exchanged
 from workers.parallel.share import TensorShare
 from workers.sampling import sampler
@@ -32,6 +33,8 @@ from workers.step.slots import Slots
 from workers.weights.cache import WeightCache
 from workers.weights.loader import CacheOutcome, Progress, load_model
 from workers.weights.precision import Precision
+
+_NONE = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def _weight_cache(config: EngineConfig) -> WeightCache | None:
 class ModelRunner:
     """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`). With a
     `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one
-    of them is gone, and the step is to be run again on all."""
+    of them is gone, and the step is to be run again on all. With `experts` all ranks of the gang make each call of `run` or
+    `run_without_rows` together."""
 
     def __init__(
         self,
@@ -93,10 +97,12 @@ class ModelRunner:
         rank: int = 0,
         on_op: Callable[[], None] = lambda: None,
         communicator: Communicator | None = None,
+        experts: ExpertRank | None = None,
     ) -> None:
-        self._communicator = communicator
+        self._communicator = communicator if communicator is not None and communicator.count > 1 else None
+        self._experts = experts
         self._share = TensorShare(communicator.place, communicator.count) if communicator else TensorShare()
-        self._gang = communicator.gang if communicator else None
+        self._gang = communicator.gang(experts.gang if experts else None) if communicator else None
         self._config = config
         self._on_op = on_op
         self._model_config = model_config
@@ -144,6 +150,9 @@ class ModelRunner:
             contents=contents,
             share=self._share,
         )
+        if self._experts is not None:
+            for mixture, table in zip(loaded.mixtures, self._experts.owners, strict=True):
+                mixture.owners = table
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
@@ -168,7 +177,7 @@ class ModelRunner:
         prompt_rows = self._prompt_rows(rows)
         kept_counts = self._kept_counts(rows, prompt_rows)
         self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids)
-        if self.inputs.num_tokens:
+        if self.inputs.num_tokens or self._experts is not None:
             plan.replay()
         kept_ends = np.cumsum(kept_counts)
         result = self._sample(step, rows, kept_ends, plan)
@@ -179,6 +188,13 @@ class ModelRunner:
         result.sample_ns = self._sample_ns
         result.run_ns = time.monotonic_ns() - begin_ns - self._sample_ns
         return result
+
+    def run_without_rows(self) -> None:
+        """This rank's part in a step of the gang in which its own replica has nothing to do: experts for the others' rows."""
+        plan = self.weights.plan
+        assert plan is not None, "a rank without weights serves nobody"
+        self.inputs.set_rows(_NONE, _NONE, _NONE, _NONE, self.slots.token_ids)
+        plan.replay()
 
     def _take(self, step: Step) -> _Rows:
         """Put the step's new sequences and block-table growth into the slots."""

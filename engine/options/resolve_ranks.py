@@ -37,12 +37,26 @@ def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
             "--data-parallel-size for more processes"
         )
     num_ranks: int = size * values["data_parallel_size"]
+    if values["enable_expert_parallel"]:
+        _check_experts(model, ops, num_ranks)
     if num_ranks > MAX_RANKS:
         raise OptionError(
             f"--tensor-parallel-size {size} times --data-parallel-size {values['data_parallel_size']} are {num_ranks} ranks, "
             f"the limit is {MAX_RANKS}; lower one of them"
         )
     return num_ranks
+
+
+def _check_experts(model: ModelConfig, ops: str, num_ranks: int) -> None:
+    if model.experts is None:
+        raise OptionError(f"--enable-expert-parallel: the model is {model.architecture} and has no experts; leave it out")
+    if num_ranks == 1:
+        raise OptionError(
+            "--enable-expert-parallel: there is 1 rank, and experts are shared by 2 at least; add --data-parallel-size or "
+            "--tensor-parallel-size"
+        )
+    if ops != "native":
+        raise OptionError(f"--enable-expert-parallel: {ops} ops compute all experts on each rank; use --ops native")
 
 
 def resolve_threads(options: OptionValues, num_ranks: int) -> int:

@@ -139,6 +139,18 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "replicas, each with a scheduler, ranks and a KV cache of its own; limits of batches and caches are for each",
             short="-dp",
         ),
+        Option(
+            "enable-expert-parallel",
+            flag(),
+            False,
+            "all ranks share the experts of all replicas: each computes some of them, for the rows of all",
+        ),
+        Option(
+            "expert-placement-strategy",
+            choice("linear", "round_robin"),
+            "linear",
+            "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
+        ),
         Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
         Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),
         Option(

@@ -14,6 +14,7 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
+from ops.cpu.gang import ExpertGang
 from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack, panels_of
 from ops.cpu.work import Work, attention_work, experts_work, gather_work, linear_work, rotation_work
 from ops.modules import (
@@ -278,7 +279,8 @@ class CpuOps:
     def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
         rows, num_chosen = rows_of(x), routing.ids.shape[1]
         y = self._executor.allocate(rows, module.num_inputs)
-        results = self._executor.allocate(rows, num_chosen * module.num_inputs)
+        gang = None if module.owners is None or self._executor.gang is None else self._executor.gang.experts
+        results = None if gang else self._executor.allocate(rows, num_chosen * module.num_inputs)
         packed: PackedExperts = module.weight
         self._executor.emit(
             _cpu.experts,
@@ -295,11 +297,18 @@ class CpuOps:
             module.inner,
             module.num_experts,
             num_chosen,
+            *(_windows(gang) if gang else (0, None, 0, 0, 1)),
+            module.owners,
+            module.counts,
             rows=rows,
             name=module.name,
             work=lambda: experts_work(y, x, routing, module),
         )
         return y
+
+
+def _windows(gang: ExpertGang) -> tuple[Any, ...]:
+    return gang.comm.address, gang.windows, gang.max_rows, gang.first_rank, gang.num_ranks
 
 
 def _matrices(weight: PackedWeight) -> tuple[Any, ...]:

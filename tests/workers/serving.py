@@ -16,6 +16,7 @@ from engine.messages import SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
 from workers.runner import ModelRunner
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe")
@@ -31,6 +32,7 @@ def make_runner(
     load: bool = True,
     communicator: Communicator | None = None,
     arena: memoryview | None = None,
+    experts: ExpertRank | None = None,
     **options: Any,
 ) -> ModelRunner:
     """A runner over an arena, by default of its own, with the weights of `path`."""
@@ -40,7 +42,7 @@ def make_runner(
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
-    runner = ModelRunner(config, model, memory, communicator=communicator)
+    runner = ModelRunner(config, model, memory, communicator=communicator, experts=experts)
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner

@@ -10,12 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from ops import _cpu
-from ops.cpu.gang import Gang
+from ops.cpu.gang import ExpertGang, Gang
 from shm import gang as arena
 from shm.gang import GangHeader
 
 GangBroken = _cpu.GangBroken  # args: text, the rank that is gone or came back, the epoch now
 SPIN_NS = 40_000
+_ALL = (1 << arena.MAX_RANKS) - 1
 
 _OURS = {
     "line": arena.LINE,
@@ -30,18 +31,29 @@ assert _cpu.COMM_LAYOUT == _OURS, "shm/gang.py and ops/cpu/native/comm.h lay the
 
 class Communicator:
     """Of rank `rank` in the group of `count` ranks from `first` on. `spin_ns`: how long a wait looks before it sleeps; 0 where
-    ranks have no cores of their own. RuntimeError: a peer did not come within `timeout_s`, or made another call."""
+    ranks have no cores of their own. `shares_experts`: it is the group of all ranks, and goes on without those that are
+    missing. RuntimeError: a peer did not come within `timeout_s`, or made another call."""
 
     def __init__(
-        self, memory: memoryview, rank: int, first: int, count: int, *, timeout_s: float, spin_ns: int = SPIN_NS
+        self,
+        memory: memoryview,
+        rank: int,
+        first: int,
+        count: int,
+        *,
+        timeout_s: float,
+        spin_ns: int = SPIN_NS,
+        shares_experts: bool = False,
     ) -> None:
         self.header = GangHeader(memory)
         self.rank = rank
         self.place = rank - first
         self.count = count
-        self._memory = np.frombuffer(memory, np.uint8)
-        self.native = _cpu.Comm(self._memory.ctypes.data, rank, first, count, spin_ns, int(timeout_s * 1e9))
-        self.native.join(0)  # no epoch: nobody meets in it
+        self.memory = np.frombuffer(memory, np.uint8)
+        self.members: tuple[int, ...] = ()
+        self._shares_experts = shares_experts
+        self.native = _cpu.Comm(self.memory.ctypes.data, rank, first, count, spin_ns, int(timeout_s * 1e9), int(shares_experts))
+        self.native.join(0, _ALL)  # no epoch: nobody meets in it
 
     @property
     def epoch(self) -> int:
@@ -55,18 +67,21 @@ class Communicator:
 
     def join(self) -> bool:
         """Take the epoch there is now; whether this rank is a member in it."""
-        epoch, is_member = self.header.membership(self.rank)
-        self.native.join(epoch)
-        return is_member
+        epoch, self.members = self.header.membership()
+        self.native.join(epoch, sum(1 << member for member in self.members) if self._shares_experts else _ALL)
+        return self.rank in self.members
 
-    def begin_step(self, step: int) -> None:
-        """Calls say that they are of this step."""
-        self.native.begin_step(step)
+    def begin_step(self, step: int, versions: int = 0) -> None:
+        """Calls say that they are of this step, and with these versions of what all must have alike."""
+        self.native.begin_step(step, versions)
 
-    @property
-    def gang(self) -> Gang:
-        """For the ops of a tape. Groups of a gang that gather at the same time must have buffers of their own."""
-        return Gang(self.native, self._memory[arena.buffers_at(self.header.num_ranks) :])
+    def gang(self, experts: ExpertGang | None = None) -> Gang:
+        """For the ops of a tape. The rest of the arena is shared out among the gang's groups, which gather at the same time."""
+        end = len(self.memory) - (len(experts.windows) if experts else 0)
+        buffers = self.memory[arena.buffers_at(self.header.num_ranks) : end]
+        size = len(buffers) * self.count // self.header.num_ranks // arena.LINE * arena.LINE
+        begin = size * ((self.rank - self.place) // self.count)
+        return Gang(self.native, buffers[begin : begin + size], experts)
 
     # --------------------------------------------------------------------------------------------------- collectives
 

@@ -59,6 +59,7 @@ class LoadedModel:
     where they are random."""
 
     model: Model
+    mixtures: list[Experts]  # of its sparse layers, in their order
     num_bytes: int
     cache: CacheOutcome
     contents: str
@@ -118,7 +119,7 @@ def load_model(
         tables = rotary_tables(rope, rotary.head_dim, num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
-    return LoadedModel(model, loading.num_bytes, outcome, found)
+    return LoadedModel(model, weights.mixtures, loading.num_bytes, outcome, found)
 
 
 class _Loading:

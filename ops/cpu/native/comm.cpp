@@ -27,21 +27,23 @@ std::uint32_t *low_half(std::atomic<std::uint64_t> &word) {
 
 std::string text_of(const CommCall &call) {
     return std::string(COMM_NAMES[std::min<std::size_t>(call.kind, std::size(COMM_NAMES) - 1)]) + " " +
-           std::to_string(call.sequence) + " of " + std::to_string(call.bytes) + " bytes in step " + std::to_string(call.step);
+           std::to_string(call.sequence) + " of " + std::to_string(call.bytes) + " bytes in step " + std::to_string(call.step) +
+           (call.versions == 0 ? "" : " with versions " + std::to_string(call.versions));
 }
 
 }  // namespace
 
-Comm::Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t spin_ns, std::int64_t timeout_ns)
-    : arena_(arena), rank_(rank), first_(first), count_(count), spin_ns_(spin_ns), timeout_ns_(timeout_ns) {
+Comm::Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t spin_ns, std::int64_t timeout_ns, int lines)
+    : arena_(arena), rank_(rank), first_(first), count_(count), lines_(lines), spin_ns_(spin_ns), timeout_ns_(timeout_ns) {
     if (first < 0 || count < 1 || first + count > MAX_RANKS || rank < first || rank >= first + count) {
         throw std::invalid_argument("rank " + std::to_string(rank) + " is none of the " + std::to_string(count) +
                                     " ranks from " + std::to_string(first) + " on, of " + std::to_string(MAX_RANKS));
     }
 }
 
-void Comm::join(std::uint64_t epoch) {
+void Comm::join(std::uint64_t epoch, std::uint64_t members) {
     epoch_ = epoch;
+    members_ = members;
     sequence_ = 0;
 }
 
@@ -60,7 +62,7 @@ char *Comm::window(int place, std::uint64_t sequence) const {
 void Comm::meet(CommKind kind, std::int64_t bytes) {
     arrive(kind, bytes);
     for (int peer = first_; peer < first_ + count_; ++peer) {
-        if (peer == rank_) continue;
+        if (peer == rank_ || !is_member(peer)) continue;
         await(peer);
         compare(peer);
     }
@@ -69,7 +71,7 @@ void Comm::meet(CommKind kind, std::int64_t bytes) {
 void Comm::arrive(CommKind kind, std::int64_t bytes) {
     ++sequence_;
     ++num_calls_;
-    own_call() = {step_, sequence_, static_cast<std::uint64_t>(bytes), static_cast<std::uint32_t>(kind), 0};
+    own_call() = {step_, sequence_, static_cast<std::uint64_t>(bytes), static_cast<std::uint32_t>(kind), versions_};
     // SYNC: publishes the call, and what the rank wrote for the others; pairs with is_there(). Sequentially consistent, as are
     // is_asleep and a sleeper's last look: either it sees this, or it is seen asleep.
     line(rank_).arrived.store(epoch_ << SEQUENCE_BITS | sequence_);
@@ -118,7 +120,10 @@ void Comm::sleep_until_there(int peer) {
 
 void Comm::compare(int peer) const {
     const CommCall &own = own_call(), &other = line(peer).calls[sequence_ % 2];
-    if (own.step == other.step && own.sequence == other.sequence && own.kind == other.kind && own.bytes == other.bytes) return;
+    if (own.step == other.step && own.sequence == other.sequence && own.kind == other.kind && own.bytes == other.bytes &&
+        own.versions == other.versions) {
+        return;
+    }
     throw std::runtime_error("comm: rank " + std::to_string(rank_) + " is at " + text_of(own) + ", rank " +
                              std::to_string(peer) + " at " + text_of(other) + ": they do not run the same step");
 }

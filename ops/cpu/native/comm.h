@@ -1,13 +1,14 @@
 // What the ranks of a gang exchange tensors with: one piece of memory that all of them map, and rules of who writes where.
 //
-//     0          128 * rank of 64, two lines each       WINDOWS_AT                             buffers_at
-//     +--------+-----------------------------------+---+-------------------------------------+-------------------------+
-//     | header | line of each rank | where it sleeps | | two windows of WINDOW bytes a rank   | buffers of gathers      |
-//     +--------+-----------------------------------+---+-------------------------------------+-------------------------+
+//     0          128 * rank of 64, two lines each, twice   WINDOWS_AT                          buffers_at
+//     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
+//     | header | line of each rank | where it sleeps | x2 | two windows of WINDOW bytes a rank | gathers, and experts    |
+//     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
 //
 // The supervisor alone writes the header: who is a member, and the epoch, one more with each death and each return. Before a rank
 // waits it says on its line which call it has come to (step, sequence, op, bytes); who waits compares it with his own. A call's
-// place on the line is used again by the next but one, and by then all have left it. Sequences start anew with each epoch.
+// place on the line is used again by the next but one, and by then all have left it. Sequences start anew with each epoch. A rank
+// has two lines, as it may be in two groups: with the ranks that share its matrices, and with all that share the experts.
 //
 // A wait looks for a short while and then sleeps, in slices that each say that the step gets on. It ends when all have come, when
 // the epoch changes (GangBroken), or after the limit.
@@ -25,16 +26,26 @@ constexpr std::int64_t COMM_LINE = 128;
 constexpr std::int64_t COMM_WINDOW = 256 << 10;  // stays in the second cache
 
 struct CommHeader {
-    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank
+    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/parallel/clock.py
 };
 
-enum class CommKind : std::uint32_t { BARRIER, GATHER, ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL, COUNT };
-inline constexpr const char *COMM_NAMES[] = {"barrier",        "gather",    "all_gather", "all_reduce",
-                                             "reduce_scatter", "broadcast", "all_to_all"};
+enum class CommKind : std::uint32_t {
+    BARRIER,
+    GATHER,
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    BROADCAST,
+    ALL_TO_ALL,
+    DISPATCH,
+    COMBINE
+};
+inline constexpr const char *COMM_NAMES[] = {"barrier",   "gather",     "all_gather", "all_reduce", "reduce_scatter",
+                                             "broadcast", "all_to_all", "dispatch",   "combine"};
 
 struct CommCall {
     std::uint64_t step, sequence, bytes;
-    std::uint32_t kind, unused;
+    std::uint32_t kind, versions;
 };
 
 struct alignas(COMM_LINE) CommLine {
@@ -46,7 +57,7 @@ struct alignas(COMM_LINE) CommLine {
 };
 static_assert(sizeof(CommHeader) <= COMM_LINE && sizeof(CommLine) == 2 * COMM_LINE);
 
-constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + MAX_RANKS * static_cast<std::int64_t>(sizeof(CommLine));
+constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + 2 * MAX_RANKS * static_cast<std::int64_t>(sizeof(CommLine));
 static_assert(COMM_WINDOWS_AT % 64 == 0);
 
 // The epoch is not the one any more in which the rank joined: `rank` is gone, or came back.
@@ -56,17 +67,21 @@ struct GangBroken : std::runtime_error {
     std::uint64_t epoch;
 };
 
-// A rank's part in a group of `count` ranks from `first` on. One thread at a time calls it.
+// A rank's part in a group of `count` ranks from `first` on, of those of them that were there in the epoch that it joined. One
+// thread at a time calls it. `lines`: 0 or 1, those that the group uses.
 class Comm {
 public:
-    Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t spin_ns, std::int64_t timeout_ns);
+    Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t spin_ns, std::int64_t timeout_ns, int lines);
 
     int rank() const { return rank_; }
     int first() const { return first_; }
     int count() const { return count_; }
     std::uint64_t epoch() const { return epoch_; }
-    void join(std::uint64_t epoch);  // calls are those of this epoch from now on
-    void begin_step(std::uint64_t step) { step_ = step; }
+    // Calls are those of this epoch from now on, of these members.
+    void join(std::uint64_t epoch, std::uint64_t members = ~std::uint64_t{0});
+    bool is_member(int rank) const { return (members_ >> rank & 1) != 0; }
+    // `versions`: of what all must have alike, whatever it is
+    void begin_step(std::uint64_t step, std::uint32_t versions = 0) { step_ = step, versions_ = versions; }
     std::int64_t waited_ns() const { return waited_ns_; }  // in all
     std::int64_t num_calls() const { return num_calls_; }
     void check_epoch() const;  // GangBroken where it is another than that of `join`
@@ -85,7 +100,9 @@ public:
 
 private:
     CommHeader &header() const { return *reinterpret_cast<CommHeader *>(arena_); }
-    CommLine &line(int rank) const { return *reinterpret_cast<CommLine *>(arena_ + COMM_LINE + rank * sizeof(CommLine)); }
+    CommLine &line(int rank) const {
+        return *reinterpret_cast<CommLine *>(arena_ + COMM_LINE + (lines_ * MAX_RANKS + rank) * sizeof(CommLine));
+    }
     char *window(int place, std::uint64_t sequence) const;  // of the rank at this place in the group, for a call
     template <class Fill, class Take>
     void in_rounds(CommKind kind, std::int64_t bytes, std::int64_t length, std::int64_t most, const Fill &fill,
@@ -102,9 +119,10 @@ private:
     CommCall &own_call() const { return line(rank_).calls[sequence_ % 2]; }
 
     std::uintptr_t arena_;
-    int rank_, first_, count_;
+    int rank_, first_, count_, lines_;
     std::int64_t spin_ns_, timeout_ns_, waited_ns_ = 0, num_calls_ = 0;
-    std::uint64_t epoch_ = 0, sequence_ = 0, step_ = 0;
+    std::uint64_t epoch_ = 0, members_ = ~std::uint64_t{0}, sequence_ = 0, step_ = 0;
+    std::uint32_t versions_ = 0;
 };
 
 }  // namespace tokamak::cpu

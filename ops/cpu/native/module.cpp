@@ -134,7 +134,8 @@ void bind_ops(nb::module_ &module) {
                              i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers,
                              Address gate_up_offsets, i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales,
                              Address down_multipliers, Address down_offsets, i64 down_group_size, i32 activation, i64 hidden,
-                             i64 inner, i64 experts, i64 chosen, Address rows, i64 count) {
+                             i64 inner, i64 experts, i64 chosen, Address comm, Address windows, i64 max_rows, int first_rank,
+                             int num_ranks, Address owners, Address counts, Address rows, i64 count) {
         const ExpertMatrices first{
             static_cast<WeightKind>(gate_up_kind),
             {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
@@ -142,8 +143,21 @@ void bind_ops(nb::module_ &module) {
         const ExpertMatrices second{static_cast<WeightKind>(down_kind),
                                     {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
                                      floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
-        return Op{ApplyExperts{floats(y), floats(results), floats(x), ints(ids), floats(weights), floats(shared), ints(slots),
-                               first, second, static_cast<Activation>(activation), experts, chosen, rows_of(rows, count)}};
+        return Op{ApplyExperts{floats(y),
+                               floats(results),
+                               floats(x),
+                               ints(ids),
+                               floats(weights),
+                               floats(shared),
+                               ints(slots),
+                               first,
+                               second,
+                               static_cast<Activation>(activation),
+                               experts,
+                               chosen,
+                               {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),
+                                reinterpret_cast<std::uint64_t *>(counts)},
+                               rows_of(rows, count)}};
     });
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }
@@ -333,7 +347,7 @@ void bind_comm(nb::module_ &module) {
     module.attr("COMM_LAYOUT") = layout;
     module.attr("COMM_KINDS") = nb::cast(std::vector<std::string>(std::begin(COMM_NAMES), std::end(COMM_NAMES)));
     nb::class_<Comm>(module, "Comm")
-        .def(nb::init<Address, int, int, int, i64, i64>())
+        .def(nb::init<Address, int, int, int, i64, i64, int>())
         .def("join", &Comm::join)
         .def("begin_step", &Comm::begin_step)
         .def("check_epoch", &Comm::check_epoch)

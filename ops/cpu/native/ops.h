@@ -126,6 +126,17 @@ struct ExpertMatrices {
     LinearShape first;  // that of slot 0, without rows
 };
 
+// Where the ranks of a gang give each other rows and results: of each of them a line with the number of its rows, then of all
+// the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
+struct ExpertWindows {
+    Comm *comm;  // of the whole gang; null: this rank has all experts
+    char *memory;
+    i64 max_rows;               // of a rank
+    int first_rank, num_ranks;  // who have the same rows as this one, and share them out
+    const i32 *owners;          // [experts, 1 + ranks]: engine/parallel/placement.py
+    std::uint64_t *counts;      // [experts]: rows of this rank that asked for each, in all; or null
+};
+
 // y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`.
 struct ApplyExperts {
     float *y;        // [rows, hidden]
@@ -138,11 +149,12 @@ struct ApplyExperts {
     ExpertMatrices gate_up, down;
     Activation activation;
     i64 experts, chosen;
+    ExpertWindows windows;
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route,
-                        ApplyExperts>;
+using Op =
+    std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route, ApplyExperts>;
 
 // Memory that grows as it is asked for more; what was in it is then lost.
 class Memory {
@@ -155,9 +167,11 @@ private:
 
 // What applying experts keeps meanwhile.
 struct ExpertsMemory {
-    Memory quantized, prepared, inner, activated;
-    std::vector<i64> begins;           // [experts + 1]: of each one's rows among all
-    std::vector<i32> row_ids, places;  // of x, in the order of the experts; where each (row, choice) is among these
+    Memory quantized, prepared, inner, activated, gathered, results;
+    std::vector<i64> begins;                   // [experts + 1]: of each one's rows among all
+    std::vector<i32> row_ids, places;          // of x, in the order of the experts; where each (row, choice) is among these
+    std::vector<i32> pair_experts, pair_rows;  // of the (row, choice) pairs that this rank computes
+    std::vector<i64> row_places, pair_places;  // of those rows and pairs among all of the gang's
 };
 
 // What ops run on, one for the process.

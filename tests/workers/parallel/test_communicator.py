@@ -80,7 +80,7 @@ def on_a_tape(communicator: Communicator) -> Any:
     x = np.arange(8 * width, dtype=np.float32).reshape(8, width) + 100 * me
     total = np.zeros_like(x)
     kind = _cpu.COMM_KINDS.index("all_reduce")
-    gang = communicator.gang
+    gang = communicator.gang()
     whole = gang.half(0, 8 * 2 * width * 4).reshape(8, 2 * width)
     counter = rows.ctypes.data
     to, of = address_of(total), address_of(x)
