@@ -130,6 +130,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("worker_tokens_total", "counter", "tokens", "Tokens computed."),
         Metric("worker_busy_seconds_total", "counter", "seconds", "Time in steps."),
         Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests ran."),
+        Metric("collectives_total", "counter", "calls", "Collectives that this rank came to, gathers of its steps included."),
+        Metric("collective_wait_seconds_total", "counter", "seconds", "Time in which it waited for its peers there."),
         Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use, as they are kept."),
         Metric("weights_version", "gauge", "version", "Version of the weights this rank holds; 0 while cleared."),
         Metric("weights_load_seconds", "gauge", "seconds", "Time the last load took."),

@@ -42,6 +42,7 @@ class Communicator:
         self._memory = np.frombuffer(memory, np.uint8)
         self.native = _cpu.Comm(self._memory.ctypes.data, rank, first, count, spin_ns, int(timeout_s * 1e9))
         self.native.join(0)  # no epoch: nobody meets in it
+        self._figures = 0, 0
 
     @property
     def epoch(self) -> int:
@@ -62,6 +63,12 @@ class Communicator:
     def begin_step(self, step: int) -> None:
         """Calls say that they are of this step."""
         self.native.begin_step(step)
+
+    def take_figures(self) -> tuple[int, int]:
+        """Calls, and nanoseconds waited in them, since it was asked last."""
+        now = self.native.num_calls, self.native.waited_ns
+        before, self._figures = self._figures, now
+        return now[0] - before[0], now[1] - before[1]
 
     @property
     def gang(self) -> Gang:

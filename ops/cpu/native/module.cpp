@@ -119,11 +119,11 @@ void bind_ops(nb::module_ &module) {
                             Address rows, i64 count) {
         return Op{Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
     });
-    module.def("collective",
-               [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address rows, i64 count) {
-                   return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
-                                        rows_of(rows, count)}};
-               });
+    module.def("collective", [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address received,
+                                Address sent, Address rows, i64 count) {
+        return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
+                             reinterpret_cast<i64 *>(received), reinterpret_cast<const i64 *>(sent), rows_of(rows, count)}};
+    });
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }
 
