@@ -130,6 +130,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("worker_tokens_total", "counter", "tokens", "Tokens computed."),
         Metric("worker_busy_seconds_total", "counter", "seconds", "Time in steps."),
         Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests ran."),
+        Metric("gang_epoch", "gauge", "epoch", "Epoch of its gang that this rank joined last; 0: it has no peers."),
         Metric("collectives_total", "counter", "calls", "Collectives that this rank came to, gathers of its steps included."),
         Metric("collective_wait_seconds_total", "counter", "seconds", "Time in which it waited for its peers there."),
         Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use, as they are kept."),
