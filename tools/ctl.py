@@ -1,8 +1,8 @@
 """`tokamak ctl`: look at an engine, and give it orders, from the shell.
 
-`ps`, `counters`, `errors` and `gangs` map the engine's shared memory read-only, so they work on an engine that runs, hangs or is dead.
-All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not done, 2 bad
-arguments.
+`ps`, `counters`, `errors` and `gangs` map the engine's shared memory read-only, so they work on an engine that runs, hangs or
+is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not
+done, 2 bad arguments.
 """
 
 from __future__ import annotations
