@@ -148,8 +148,10 @@ def collective(
     x: int,
     comm: int,
     kind: int,  # index in COMM_KINDS
-    row_bytes: int,
+    row_bytes: int,  # of an all_to_all: what y has room for
     root: int,
+    received: int,  # of an all_to_all: int64, bytes from each rank and to each
+    sent: int,
     rows: int,
     count: int,
 ) -> Op: ...

@@ -1,8 +1,8 @@
 """`tokamak ctl`: look at an engine, and give it orders, from the shell.
 
-`ps`, `counters` and `errors` map the engine's shared memory read-only, so they work on an engine that runs, hangs or is dead.
-All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not done, 2 bad
-arguments.
+`ps`, `counters`, `errors` and `gangs` map the engine's shared memory read-only, so they work on an engine that runs, hangs or
+is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not
+done, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from engine.messages import (
 from engine.messages.control import WEIGHT_MODES
 from engine.process.control import DEFAULT_TIMEOUT_S, ControlClient
 from engine.process.run_directory import Run, choose_run
+from engine.process.topology import index_of, role_of
 from shm.counters import Counters
 from tools import units
 from tools.top.observer import Observer
@@ -38,6 +39,7 @@ from tools.top.snapshot import Actor, Row
 
 _MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
 _STOP_POLL_S = 0.02
+_GANG_FIGURES = ("gang_epoch", "collectives_total", "collective_wait_seconds_total")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,6 +124,31 @@ def _value(row: Row) -> tuple[str, str]:
         return "0", "observations"
     quantiles = " ".join(f"p{share}={histogram.quantile(share / 100):.4g}" for share in (50, 90, 99))
     return f"{histogram.count}", f"observations  mean={histogram.mean:.4g} {quantiles} {row.unit}"
+
+
+def show_gangs(run: Run, options: argparse.Namespace) -> int:
+    """A line per rank: ranks of a replica exchange tensors, once all are in one epoch of their gang."""
+    observer = Observer(run.run_id)
+    snapshot = observer.snapshot()
+    observer.close()
+    size = run.manifest().config.tensor_parallel_size
+    values = {(row.labels["actor"], row.name): row.value for row in snapshot.rows}
+    ranks: list[dict[str, Any]] = []
+    for actor in snapshot.actors:
+        if role_of(actor.name) == "worker":
+            replica, tensor_rank = divmod(index_of(actor.name), size)
+            figures = {name: values[actor.name, name] for name in _GANG_FIGURES}
+            ranks.append({"actor": actor.name, "replica": replica, "rank": tensor_rank, "state": _state(actor), **figures})
+    if options.json:
+        _print_json(ranks)
+        return 0
+    rows = [("ACTOR", "REPLICA", "RANK", "STATE", "GANG EPOCH", "COLLECTIVES", "WAITED")]
+    for rank in ranks:
+        epoch, num_calls, waited_s = (rank[name] for name in _GANG_FIGURES)
+        shown = (f"{epoch:.0f}" if epoch else "-", units.count(int(num_calls)), units.seconds(waited_s))
+        rows.append((rank["actor"], str(rank["replica"]), str(rank["rank"]), rank["state"], *shown))
+    _print_table(rows)
+    return 0
 
 
 def show_errors(run: Run, options: argparse.Namespace) -> int:
@@ -211,7 +238,8 @@ def _add_looks(add: _Add) -> None:
     counters = add("counters", show_counters, "every counter, gauge and histogram; also of a dead engine")
     counters.add_argument("pattern", nargs="?", default="", help="only names that contain this")
     errors = add("errors", show_errors, "distinct errors, how often and when; also of a dead engine")
-    for look in (actors, counters, errors):
+    gangs = add("gangs", show_gangs, "ranks that exchange tensors, by replica; also of a dead engine")
+    for look in (actors, counters, errors, gangs):
         look.add_argument("--json", action="store_true", help="as JSON")
 
 

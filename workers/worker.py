@@ -56,6 +56,9 @@ class WorkerActor(Actor):
         self._tokens = context.counter("worker_tokens_total")
         self._busy_seconds = context.counter("worker_busy_seconds_total")
         self._idle_seconds = context.counter("worker_idle_seconds_total")
+        self._gang_epoch = context.counter("gang_epoch")
+        self._collectives = context.counter("collectives_total")
+        self._collective_wait = context.counter("collective_wait_seconds_total")
         self._weights_bytes = context.counter("weights_bytes")
         self._weights_version = context.counter("weights_version")
         self._load_seconds = context.counter("weights_load_seconds")
@@ -150,6 +153,10 @@ class WorkerActor(Actor):
             result.idle_ns = received_ns - self._last_end_ns
             self._idle_seconds.add(result.idle_ns / 1e9)
         self._last_end_ns = end_ns
+        if self._communicator is not None:
+            num_calls, waited_ns = self._communicator.take_figures()
+            self._collectives.add(num_calls)
+            self._collective_wait.add(waited_ns / 1e9)
         self._steps.add(1)
         self._tokens.add(result.num_tokens)
         self._busy_seconds.add((end_ns - received_ns) / 1e9)
@@ -248,9 +255,11 @@ class WorkerActor(Actor):
         """Say Hello; one of several ranks in the epoch that its gang has now, and not before it is a member."""
         weights, gang_epoch = self._runner.weights, 0
         if self._communicator is not None:
-            if not self._communicator.join():
-                return
+            is_member = self._communicator.join()
             gang_epoch = self._communicator.epoch
+            self._gang_epoch.set(gang_epoch)
+            if not is_member:
+                return
         self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path, weights.contents, gang_epoch))
 
     def _send(self, message: Message) -> None:

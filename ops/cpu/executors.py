@@ -161,7 +161,7 @@ class Recording:
 
 
 def barrier_arguments(gang: Gang) -> tuple[Any, ...]:
-    return (None, None, gang.comm.address, _cpu.COMM_KINDS.index("barrier"), 0, 0)
+    return (None, None, gang.comm.address, _cpu.COMM_KINDS.index("barrier"), 0, 0, None, None)
 
 
 def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S
+from tools.ctl import main as ctl
 
 MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--max-model-len", "1000", "--restart-limit", "100")
@@ -54,6 +56,14 @@ def test_a_rank_that_hangs_is_replaced_alone(engine: EngineProcess, alone: tuple
     before = engine.metric("actor_hangs_total")
     end_in_turn(engine, alone[1], ["worker1"], signal.SIGSTOP)
     assert engine.metric("actor_hangs_total") == before + 1
+
+
+def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(["--run", engine.run.run_id, "gangs", "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)
+    assert [(rank["actor"], rank["replica"], rank["rank"]) for rank in ranks] == [("worker0", 0, 0), ("worker1", 0, 1)]
+    assert ranks[0]["gang_epoch"] == ranks[1]["gang_epoch"] > 0
+    assert all(rank["collectives_total"] > 0 for rank in ranks)
 
 
 def end_in_turn(engine: EngineProcess, expected: list[Answer], victims: list[str], signal_number: int) -> None:

@@ -54,6 +54,7 @@ class Communicator:
         self._shares_experts = shares_experts
         self.native = _cpu.Comm(self.memory.ctypes.data, rank, first, count, spin_ns, int(timeout_s * 1e9), int(shares_experts))
         self.native.join(0, _ALL)  # no epoch: nobody meets in it
+        self._figures = 0, 0
 
     @property
     def epoch(self) -> int:
@@ -74,6 +75,12 @@ class Communicator:
     def begin_step(self, step: int, versions: int = 0) -> None:
         """Calls say that they are of this step, and with these versions of what all must have alike."""
         self.native.begin_step(step, versions)
+
+    def take_figures(self) -> tuple[int, int]:
+        """Calls, and nanoseconds waited in them, since it was asked last."""
+        now = self.native.num_calls, self.native.waited_ns
+        before, self._figures = self._figures, now
+        return now[0] - before[0], now[1] - before[1]
 
     def gang(self, experts: ExpertGang | None = None) -> Gang:
         """For the ops of a tape. The rest of the arena is shared out among the gang's groups, which gather at the same time."""

@@ -100,27 +100,27 @@ class WeightCache:
         the file while this rank waited."""
         make_directory(self.directory)
         descriptor = _open_partial(path)
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_at(descriptor, path):
-                        return descriptor
-                    os.close(descriptor)  # removed between the two calls
-                    descriptor = _open_partial(path)
-                except BlockingIOError:
-                    if self.is_shared:
-                        _LOG.info("another rank packs the weights into %s", path)
-                        _wait_until_unlocked(descriptor, on_slice)
-                        if _is_at(descriptor, path):
-                            continue  # it died: one of those that waited goes on in its place
-                    else:
-                        _LOG.info("another worker is writing %s: these weights are packed into memory", path)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not self.is_shared:
+                    _LOG.info("another worker is writing %s: these weights are packed into memory", path)
                     os.close(descriptor)
                     return None
-        except OSError:
-            os.close(descriptor)
-            raise
+                _LOG.info("another rank packs the weights into %s", path)
+                _wait_until_unlocked(descriptor, on_slice)
+                if not _is_at(descriptor, path):
+                    os.close(descriptor)
+                    return None
+                continue  # it died: one of those that waited goes on in its place
+            except OSError:
+                os.close(descriptor)
+                raise
+            if _is_at(descriptor, path):
+                return descriptor
+            os.close(descriptor)  # removed between the two calls
+            descriptor = _open_partial(path)
 
     def _rename(self, name: str) -> None:
         try:
@@ -178,7 +178,7 @@ def _mark_used(path: Path) -> None:
 
 
 def _open_partial(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _wait_until_unlocked(descriptor: int, on_slice: Callable[[], None]) -> None:

@@ -119,11 +119,11 @@ void bind_ops(nb::module_ &module) {
                             Address rows, i64 count) {
         return Op{Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
     });
-    module.def("collective",
-               [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address rows, i64 count) {
-                   return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
-                                        rows_of(rows, count)}};
-               });
+    module.def("collective", [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address received,
+                                Address sent, Address rows, i64 count) {
+        return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
+                             reinterpret_cast<i64 *>(received), reinterpret_cast<const i64 *>(sent), rows_of(rows, count)}};
+    });
     module.def("route", [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen,
                            i64 groups, i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum,
                            float smallest_sum, float factor, Address rows, i64 count) {

@@ -167,8 +167,9 @@ void run_op(Engine &, const Collective &op) {
         case CommKind::REDUCE_SCATTER:
             return op.comm->reduce_scatter(static_cast<float *>(op.y), static_cast<const float *>(op.x), count);
         case CommKind::BROADCAST: return op.comm->broadcast(op.y, bytes, op.root);
+        case CommKind::ALL_TO_ALL: return op.comm->all_to_all(op.y, bytes, op.received, op.x, op.sent);
         default:
-            throw std::invalid_argument(std::string("comm: no op of a tape is a ") + COMM_NAMES[static_cast<int>(op.kind)]);
+            throw std::invalid_argument("comm: kind " + std::to_string(static_cast<int>(op.kind)) + " is no op of its own");
     }
 }
 

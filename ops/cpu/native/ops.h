@@ -101,8 +101,10 @@ struct Collective {
     CommKind kind;
     void *y;
     const void *x;
-    i64 row_bytes;
-    int root;  // of a broadcast
+    i64 row_bytes;  // of an all_to_all: what y has room for
+    int root;       // of a broadcast
+    i64 *received;  // of an all_to_all: bytes of each rank, written
+    const i64 *sent;
     Rows rows;
 };
 

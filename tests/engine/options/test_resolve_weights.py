@@ -109,7 +109,17 @@ def test_weight_cache(user_cache: Path, tmp_path: Path) -> None:
     assert configure("--load-format", "dummy").weight_cache_dir == ""
 
 
-def test_a_directory_without_effect_is_noted(tmp_path: Path) -> None:
-    options = read_options(["--weight-cache-dir", str(tmp_path), "--no-weight-cache"], {}, str(DEMO))
-    assert resolve(options).weight_cache_dir == ""
-    assert any("--weight-cache-dir has no effect" in note for note in options.notes)
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ""),
+        (["--no-weight-cache"], "only which kernels are fastest is kept there"),
+        (["--load-format", "dummy"], "only which kernels are fastest is kept there"),
+        (["--no-weight-cache", "--cpu-kernels", "avx2"], "nothing is kept there"),
+        (["--ops", "reference"], "nothing is kept there"),
+    ],
+)
+def test_what_is_kept_in_a_directory_is_noted(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    options = read_options(["--weight-cache-dir", str(tmp_path), *arguments], {}, str(DEMO))
+    assert (resolve(options).weight_cache_dir == "") == (expected != "")
+    assert [note.partition(";")[0] for note in options.notes] == ([f"--weight-cache-dir: {expected}"] if expected else [])

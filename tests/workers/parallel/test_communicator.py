@@ -77,17 +77,21 @@ def test_all_to_all_that_is_too_much_fails_there_alone() -> None:
 def on_a_tape(communicator: Communicator) -> Any:
     """What ops of a tape make of rows whose number changes; none: nobody waits."""
     rows, width, me = np.zeros(1, np.int32), 5, communicator.place
+    counter = rows.ctypes.data
     x = np.arange(8 * width, dtype=np.float32).reshape(8, width) + 100 * me
     total = np.zeros_like(x)
     kind = _cpu.COMM_KINDS.index("all_reduce")
     gang = communicator.gang()
     whole = gang.half(0, 8 * 2 * width * 4).reshape(8, 2 * width)
-    counter = rows.ctypes.data
     to, of = address_of(total), address_of(x)
+    sent, received, swapped = np.array([4, 12], np.int64), np.zeros(2, np.int64), np.zeros(6, np.float32)
+    exchange_kind = _cpu.COMM_KINDS.index("all_to_all")
+    numbers = (exchange_kind, 4, 0, address_of(received), address_of(sent), counter, 6)
     tape = _cpu.Tape(
         [
             _cpu.collective(*(0 if value is None else value for value in barrier_arguments(gang)), counter, 8),
-            _cpu.collective(to, of, gang.comm.address, kind, 4 * width, 0, counter, 8),
+            _cpu.collective(to, of, gang.comm.address, kind, 4 * width, 0, 0, 0, counter, 8),
+            _cpu.collective(address_of(swapped), of, gang.comm.address, *numbers),
             _cpu.gather(address_of(whole), of, gang.comm.address, 2 * width, width, me * width, 0, width, counter, 8),
         ]
     )
@@ -95,14 +99,15 @@ def on_a_tape(communicator: Communicator) -> Any:
     before = communicator.native.num_calls
     rows[0] = 6
     tape.replay()
-    return before, total.copy(), np.array(whole)
+    return before, total.copy(), np.array(whole), swapped
 
 
 def test_ops_of_a_tape() -> None:
     with gang_of(2) as gang:
         answers = gang.run(on_a_tape)
     x = np.arange(40, dtype=np.float32).reshape(8, 5)
-    for before, total, whole in answers:
+    for rank, (before, total, whole, swapped) in enumerate(answers):
+        np.testing.assert_array_equal(swapped[: 2 if rank == 0 else 6], [0, 100] if rank == 0 else [1, 2, 3, 101, 102, 103])
         assert before == 0
         np.testing.assert_array_equal(total[:6], (2 * x + 100)[:6])
         assert not total[6:].any()

@@ -295,6 +295,17 @@ class TestWriters:
             assert "other-1.partial" not in files(directory)
             assert "other-2.partial" in files(directory)
 
+    def test_a_link_is_not_followed(self, model: Path, directory: Path, tmp_path: Path) -> None:
+        """That somebody who may write to the directory put where a file is written."""
+        load(model, directory)
+        (path,) = packed_files(directory)
+        path.unlink()
+        other = tmp_path / "other"
+        other.write_bytes(b"somebody's")
+        path.with_suffix(".partial").symlink_to(other)
+        assert load(model, directory).cache == "miss"
+        assert other.read_bytes() == b"somebody's"
+
     def test_two_at_once(self, model: Path, directory: Path) -> None:
         """While one writes the other packs into memory; the file is that of the one."""
         with _held_writer(model, directory) as process:
