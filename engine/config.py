@@ -46,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kernels: dict[str, str]  # of native ops: variant of each part ("base": the rest); what is not here is as built
     tensor_parallel_size: int = 1  # ranks of a replica
     data_parallel_size: int = 1  # replicas: schedulers, each with its ranks, its cache messenger and its KV arena
+    data_parallel_routing: str = "prefix"  # "prefix" | "load" | "round-robin"
     api_processes: int
     tokenizer_processes: int
     restart_limit: int  # deaths of one actor within restart_window_s that end the engine

@@ -44,6 +44,7 @@ _SAME = (
     "api_processes",
     "tokenizer_processes",
     "data_parallel_size",
+    "data_parallel_routing",
     "restart_limit",
     "host",
     "port",
