@@ -59,7 +59,7 @@ def render(
     shown = snapshot.actors if height is None else _first_actors(snapshot.actors, max(6, height - num_other_lines - 3))
     blocks: list[list[RenderableType]] = [
         [_title(title, snapshot, figures, now, width)],
-        [_actors(snapshot, shown, figures)],
+        [_actors(shown, figures), *_folded(snapshot, shown)],
         [*_load(figures, generation_rates, width), *_routed(figures), *_kernels(title)],
         [_times(figures)],
     ]
@@ -106,8 +106,8 @@ def _title(title: RunTitle, snapshot: Snapshot, figures: Figures, now: float, wi
     return text.append_text(state)
 
 
-def _actors(snapshot: Snapshot, shown: Sequence[Actor], figures: Figures) -> Table:
-    replica = ["replica"] if figures.replica else []
+def _actors(shown: Sequence[Actor], figures: Figures) -> Table:
+    replica = ["rank"] if figures.replica else []
     table = _table("actor", *replica, "state", "epoch", "pid", "heartbeat", "restarts", "cpu", "idle", "rss", "steps", left=2)
     for actor in shown:
         age = actor.heartbeat_age_s
@@ -125,9 +125,13 @@ def _actors(snapshot: Snapshot, shown: Sequence[Actor], figures: Figures) -> Tab
             size(actor.resident_bytes),
             count(actor.step),
         )
-    if len(shown) < len(snapshot.actors):
-        table.add_row(f"and {len(snapshot.actors) - len(shown)} more", style="dim")
     return table
+
+
+def _folded(snapshot: Snapshot, shown: Sequence[Actor]) -> list[Text]:
+    """Which actors have no line."""
+    num_others = len(snapshot.actors) - len(shown)
+    return [Text(f"and {num_others} actors more", style="dim")] if num_others else []
 
 
 def _first_actors(actors: Sequence[Actor], num_lines: int) -> list[Actor]:

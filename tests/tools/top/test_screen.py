@@ -141,7 +141,7 @@ def test_more_actors_than_lines_fold() -> None:
     assert len(lines) <= 30
     text = "\n".join(lines)
     assert "worker39" in text
-    assert "more" in text
+    assert "actors more" in text
     assert "worker38" not in text
     assert "routed    7 prefix" in text
     assert any(line.split()[:2] == ["scheduler1", "1"] for line in lines)
