@@ -14,6 +14,7 @@ from engine.block_keys import hash_blocks
 from engine.messages import (
     Abort,
     Message,
+    Rejected,
     Request,
     Requests,
     SamplingParams,
@@ -33,6 +34,7 @@ from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
 from shm.mailbox import Mailbox
 from shm.segment import Segment, segment_name
 from tests.configurations import engine_config
+from tests.engine.tokenizer.test_tokenizer import Bench, outputs, submit
 
 BLOCK_SIZE = 16
 PROMPT = list(range(100, 200))
@@ -173,3 +175,61 @@ def test_a_sample_that_moved_is_aborted_where_it_was(engine: Engine, before: int
     engine.replicas.leave(1, "r", msgspec.structs.replace(submit, attempt=0, replica=UNKNOWN))  # a newcomer was nowhere
     engine.replicas.flush()
     assert [replica for replica in range(2) for message in engine.received(replica) if message == Abort("r", 1)] == aborted
+
+
+# ------------------------------------------------------------------------------------------------ the tokenizer's own part
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path, data_parallel_size=2) as made:
+        yield made
+
+
+def taken(bench: Bench) -> tuple[int, Request]:
+    """Which scheduler got a request, and nothing else came to any."""
+    messages = [(replica, message) for replica in range(2) for message in bench.received(f"scheduler{replica}")]
+    assert len(messages) == 1, messages
+    replica, message = messages[0]
+    assert isinstance(message, Request)
+    return replica, message
+
+
+def test_a_replica_that_others_filled_passes_a_sample_on(bench: Bench) -> None:
+    """Refused by all, it is refused."""
+    bench.send("api0", submit("Hello world", group_id="g"))
+    first, request = taken(bench)
+    refusal = Rejected("r", 0, "api0", 429, "full", retry_after_s=1)
+    bench.send(f"scheduler{first}", refusal)
+    assert taken(bench) == (1 - first, request)
+    assert bench.received() == []
+    bench.send(f"scheduler{1 - first}", refusal)
+    assert bench.one(Rejected) == refusal
+    assert bench.count("open_streams") == 0
+
+
+@pytest.mark.parametrize("reason", ["pinned", "refused"])
+def test_what_is_not_passed_on(bench: Bench, reason: str) -> None:
+    """A pinned sample, and one that can run nowhere."""
+    bench.send("api0", submit("Hello world", pinned_replica=1 if reason == "pinned" else -1))
+    replica, _ = taken(bench)
+    assert replica == 1 or reason != "pinned"
+    bench.send(f"scheduler{replica}", Rejected("r", 0, "api0", 429 if reason == "pinned" else 400, "no"))
+    assert bench.one(Rejected).message == "no"
+
+
+def test_a_delta_names_its_replica_and_a_later_attempt_may_have_another(bench: Bench) -> None:
+    sample = submit("Hello world", max_tokens=8)
+    bench.send("api0", sample)
+    first, request = taken(bench)
+    bench.send(f"scheduler{first}", outputs([5]))
+    assert bench.delta().replica == first
+    bench.set_state(f"scheduler{first}", State.DEAD)
+    bench.send("api0", msgspec.structs.replace(sample, attempt=1, resume_token_ids=array("i", [5]).tobytes(), replica=first))
+    assert bench.received(f"scheduler{first}") == [Abort("r", 0)]
+    again, moved = taken(bench)
+    assert (again, moved.attempt, moved.prompt_token_ids) == (1 - first, 1, request.prompt_token_ids)
+    bench.send(f"scheduler{first}", outputs([6]))  # it had sent that before it died
+    assert bench.received() == []
+    bench.send(f"scheduler{again}", outputs([6], attempt=1))
+    assert (bench.delta().replica, bench.count("messages_dropped_total")) == (again, 1)
