@@ -48,6 +48,7 @@ _SAME = (
     "data_parallel_size",
     "enable_expert_parallel",
     "expert_placement_strategy",
+    "data_parallel_routing",
     "restart_limit",
     "host",
     "port",

@@ -3,15 +3,16 @@
 counters.main          counters file
 mailbox.<receiver>     one per child
 broadcast.<scheduler>  one per replica: scheduler to its ranks
+prefix.<cache>         one per replica, where there are several: which blocks are cached there
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
-memfd                  comm arena, one per replica of several ranks
+memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import StartError
@@ -32,6 +33,7 @@ from engine.process.topology import (
 from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
+from shm.fingerprints import FingerprintSet, num_slots_for
 from shm.gang import GangHeader
 from shm.mailbox import Mailbox
 from shm.memory import available_memory_bytes
@@ -45,6 +47,7 @@ from shm.segment import (
     unlink_segment,
 )
 
+PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
 
@@ -53,9 +56,18 @@ class RunSegments:
     """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
     that a name that was removed keeps no actor from coming back."""
 
-    def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, arena_bytes: int, comm_bytes: int = 0) -> None:
-        """`names`: the children; `arena_bytes`, `comm_bytes`: of each replica's KV arena and comm arena. StartError where there
-        is no room."""
+    def __init__(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        sizes: RingSizes,
+        arena_bytes: int,
+        num_kv_blocks: int = 0,
+        comm_bytes: int = 0,
+        shares_experts: bool = False,
+    ) -> None:
+        """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
+        each gang, which are the ranks of a replica, or all that share experts. StartError: there is no room."""
         require_room(required_bytes(names, sizes), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -71,21 +83,33 @@ class RunSegments:
         }
         segments = [self.counters.segment, *(ring.segment for ring in self.broadcasts.values())]
         segments += [mailbox.segment for mailbox in self._mailboxes]
+        caches = actors_of(CACHE, names) if len(self._readers) > 1 else ()
+        num_slots = num_slots_for(num_kv_blocks, PREFIX_BYTES // max(1, len(caches)))
+        self._prefixes = [FingerprintSet.create(run_id, cache, num_slots) for cache in caches]
+        segments += [prefixes.segment for prefixes in self._prefixes]
         self.descriptors = {
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
         hold_segments(self.descriptors)
         self.arenas = _create_arenas(len(self._readers), arena_bytes) if arena_bytes else []
-        self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._readers] if comm_bytes else []
-        self.gangs = [
-            GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._readers.values(), strict=False)
-        ]
+        replicas = list(self._readers.values())
+        self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shares_experts else replicas
+        self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._gangs] if comm_bytes else []
+        self.gangs = [GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._gangs, strict=False)]
 
     @classmethod
     def of(cls, config: EngineConfig, names: Sequence[str]) -> RunSegments:
         """The segments that `config` asks for."""
         sizes = ring_sizes(names, config.max_model_len)
-        return cls(config.run_id, names, sizes, config.kv_cache_bytes, config.comm_bytes)
+        return cls(
+            config.run_id,
+            names,
+            sizes,
+            config.kv_cache_bytes,
+            config.num_kv_blocks,
+            config.comm_bytes,
+            config.enable_expert_parallel,
+        )
 
     def arena_of(self, name: str) -> MemoryFile | None:
         """The KV arena of the replica of a cache messenger or a rank; None: the actor gets none."""
@@ -93,27 +117,23 @@ class RunSegments:
             return None
         if role_of(name) == CACHE:
             return self.arenas[index_of(name)]
-        return self.arenas[self._place_of(name)[0]]
+        return self.arenas[_place_in(self._readers.values(), name)[0]]
 
     def comm_of(self, name: str) -> MemoryFile | None:
-        """The comm arena of a rank's replica; None: the actor gets none."""
-        return self._comms[self._place_of(name)[0]] if self._comms and role_of(name) == "worker" else None
+        """The comm arena of a rank's gang; None: the actor gets none."""
+        return self._comms[_place_in(self._gangs, name)[0]] if self._comms and role_of(name) == "worker" else None
 
     def evict(self, worker: str) -> None:
         """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the gang's next epoch."""
-        replica, rank = self._place_of(worker)
+        replica, rank = _place_in(self._readers.values(), worker)
         list(self.broadcasts.values())[replica].evict(rank)
         self.set_member(worker, False)
 
     def set_member(self, worker: str, is_member: bool) -> None:
         """Whether a rank takes part in its gang."""
-        replica, rank = self._place_of(worker)
         if self.gangs:
-            self.gangs[replica].set_member(rank, is_member)
-
-    def _place_of(self, worker: str) -> tuple[int, int]:
-        """Replica and tensor rank."""
-        return next((k, ranks.index(worker)) for k, ranks in enumerate(self._readers.values()) if worker in ranks)
+            gang, rank = _place_in(self._gangs, worker)
+            self.gangs[gang].set_member(rank, is_member)
 
     def close(self) -> None:
         """Let go of the mappings; the segments stay."""
@@ -121,11 +141,18 @@ class RunSegments:
             mailbox.close()
         for broadcast in self.broadcasts.values():
             broadcast.close()
+        for prefixes in self._prefixes:
+            prefixes.close()
         self.counters.close()
         for arena in (*self.arenas, *self._comms):
             arena.close()
         let_go_of_segments(self.descriptors)
         os.close(self._hold)
+
+
+def _place_in(groups: Iterable[Sequence[str]], worker: str) -> tuple[int, int]:
+    """Which of `groups` a rank is in, and where in it."""
+    return next((index, ranks.index(worker)) for index, ranks in enumerate(groups) if worker in ranks)
 
 
 def _create_arenas(num_replicas: int, num_bytes: int) -> list[MemoryFile]:
@@ -176,7 +203,8 @@ def _lock_counters(run_id: str, operation: int) -> int:
 def required_bytes(names: Sequence[str], sizes: RingSizes) -> int:
     """What the segments take in /dev/shm."""
     rings = sum(sizes.mailbox[name] * len(senders_of(name, names)) for name in names)
-    return rings + max(1, len(actors_of(SCHEDULER, names))) * sizes.broadcast + _OVERHEAD_BYTES
+    num_replicas = max(1, len(actors_of(SCHEDULER, names)))
+    return rings + num_replicas * sizes.broadcast + (PREFIX_BYTES if num_replicas > 1 else 0) + _OVERHEAD_BYTES
 
 
 def free_bytes() -> int:
