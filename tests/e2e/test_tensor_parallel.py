@@ -7,9 +7,10 @@ import json
 import signal
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S
@@ -62,6 +63,9 @@ def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[st
     assert ctl(["--run", engine.run.run_id, "gangs", "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)
     assert [(rank["actor"], rank["replica"], rank["rank"]) for rank in ranks] == [("worker0", 0, 0), ("worker1", 0, 1)]
+    answer = httpx.get(f"{engine.url}/admin/gangs", timeout=WATCHDOG_S, headers=OPERATOR)
+    assert [rank["actor"] for rank in answer.json()["ranks"]] == ["worker0", "worker1"]
+    assert [rank["gang_epoch"] for rank in answer.json()["ranks"]] == [ranks[0]["gang_epoch"]] * 2
     assert ranks[0]["gang_epoch"] == ranks[1]["gang_epoch"] > 0
     assert all(rank["collectives_total"] > 0 for rank in ranks)
 
