@@ -73,6 +73,11 @@ def wait_for_epoch(engine: EngineProcess, actor: str, epoch: int) -> None:
     wait_until(is_back, what=f"{actor} with epoch {epoch}")
 
 
+def num_open(engine: EngineProcess) -> list[float]:
+    both = zip(gauges(engine, "num_requests_running"), gauges(engine, "num_requests_waiting"), strict=True)
+    return [sum(numbers) for numbers in both]
+
+
 def order(engine: EngineProcess, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{engine.url}/admin/{path}", json=body, headers=OPERATOR, timeout=WATCHDOG_S)
 
@@ -179,8 +184,7 @@ def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturb
     async def run_and_kill() -> None:
         async with client_of(engine, 0) as first, client_of(engine, 1) as second:
             held_up = [asyncio.create_task(stream_one(second, body)) for body in BODIES[1::2]]
-            running = [0, len(held_up)]
-            await asyncio.to_thread(wait_until, lambda: gauges(engine, "num_requests_running") == running, what="they run")
+            await asyncio.to_thread(wait_until, lambda: num_open(engine) == [0, len(held_up)], what="they are there")
             epoch = await asyncio.to_thread(engine.kill, "cache1")
             await asyncio.to_thread(wait_for_epoch, engine, "cache1", epoch + 1)
             assert engine.metric("resubmissions_total") == resubmissions
@@ -223,8 +227,7 @@ def test_both_replicas_drop_what_a_dead_api_process_asked_for(engine: EngineProc
             streams = [
                 asyncio.create_task(stream_one(client, body)) for body, client in zip(BODIES, [first, second] * 4, strict=True)
             ]
-            waiting = [len(BODIES) // 2] * 2
-            await asyncio.to_thread(wait_until, lambda: gauges(engine, "num_requests_waiting") == waiting, what="they wait")
+            await asyncio.to_thread(wait_until, lambda: num_open(engine) == [len(BODIES) // 2] * 2, what="they wait")
             epoch = await asyncio.to_thread(engine.kill, "api0")
             cut = await asyncio.gather(*streams, return_exceptions=True)
             assert all(isinstance(answer, httpx.TransportError) for answer in cut)
