@@ -194,11 +194,16 @@ def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturb
             new = await asyncio.to_thread(ask, engine, {"prompt": [5] * 20, "max_tokens": 1})
             assert replica_of(new) == "0"
             await asyncio.to_thread(wait_for_503, engine, "scheduler1")
+            await asyncio.to_thread(engine.kill, "worker0", signal.SIGSTOP)
+            other = asyncio.create_task(stream_one(first, BODIES[0]))
+            await asyncio.to_thread(wait_until, lambda: num_open(engine)[0] == 1, what="it is scheduled, which its edge hears")
+            (await first.post("/tokenize", json={"prompt": "behind it"})).raise_for_status()  # so that it has heard by now
             await asyncio.to_thread(engine.kill, "scheduler1", signal.SIGKILL)
-            await asyncio.to_thread(engine.kill, "worker1", signal.SIGCONT)
+            for worker in ("worker0", "worker1"):
+                await asyncio.to_thread(engine.kill, worker, signal.SIGCONT)
             await asyncio.to_thread(engine.wait_for_restart, "scheduler1", epoch)
-            found = await asyncio.gather(*held_up)
-            assert list(map(content, found)) == list(map(content, undisturbed[1::2]))
+            found = await asyncio.gather(*held_up, other)
+            assert list(map(content, found)) == list(map(content, [*undisturbed[1::2], undisturbed[0]]))
             assert engine.metric("resubmissions_total") - resubmissions == len(held_up)
 
     asyncio.run(run_and_kill())
