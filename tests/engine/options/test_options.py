@@ -12,7 +12,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
-from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
+from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, available_cores, resolve
 from engine.options.table import GROUPS, OPTIONS, make_parser, read_options
 from engine.process.topology import default_plan
 from shm.gang import buffers_at
@@ -300,3 +300,19 @@ def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
     with pytest.raises(OptionError) as error:
         configure(model, "-tp", "4")
     assert "4 neither divides the model's 6 KV heads nor is divided by them; give one of [1, 2, 3, 6, 12]" in str(error.value)
+
+
+def test_replicas(model: Path) -> None:
+    """Cores and the memory for caches are shared out; limits are for each."""
+    cores = available_cores()
+    two = configure(model, "-dp", "2", "--num-kv-blocks", "100")
+    assert (two.data_parallel_size, two.tensor_parallel_size, two.num_ranks) == (2, 1, 2)
+    assert (two.threads, two.num_kv_blocks) == (max(1, cores // 2), 100)
+    assert configure(model).num_ranks == 1
+    options = read_options([str(model), "--data-parallel-size", "64", "--threads", str(cores)], {})
+    assert resolve(options)[0].threads == cores
+    assert any(f"64 ranks of {cores} threads share {cores} cores" in note for note in options.notes)
+    with pytest.raises(OptionError, match="--data-parallel-size 65"):
+        configure(model, "--data-parallel-size", "65")
+    with pytest.raises(OptionError, match="--data-parallel-routing random"):
+        configure(model, "--data-parallel-routing", "random")
