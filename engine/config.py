@@ -9,6 +9,17 @@ from __future__ import annotations
 import msgspec
 
 
+class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How experts are balanced among ranks; as `--eplb-config` names them."""
+
+    num_redundant_experts: int = 0  # of a layer: slots besides one for each expert
+    window_size: int = 1000  # steps of the gang that are looked back at, at most
+    step_interval: int = 3000  # steps of the gang between two rearrangements, at least
+    check_interval_s: float = 1.0  # between looks at the counts
+    statistics_interval_s: float = 10.0  # that are looked back at, at most
+    min_gain: float = 0.05  # by which a layer's max/mean must fall
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every option, resolved: nothing is None or "auto" any more when actors see it."""
 
@@ -44,7 +55,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ops: str  # "native" | "reference"
     plan: str  # "tape" | "eager"
     cpu_kernels: dict[str, str]  # of native ops: variant of each part ("base": the rest); what is not here is as built
-    num_ranks: int
+    tensor_parallel_size: int = 1  # ranks of a replica
+    data_parallel_size: int = 1  # replicas: schedulers, each with its ranks, its cache messenger and its KV arena
+    data_parallel_routing: str = "prefix"  # "prefix" | "load" | "round-robin"
+    enable_expert_parallel: bool = False  # all ranks share the experts of all replicas
+    expert_placement_strategy: str = "linear"  # "linear" | "round_robin": which ranks have which at first
+    comm_bytes: int = 0  # size of the comm arena of a replica, or of all that share experts; 0: it has one rank
     api_processes: int
     tokenizer_processes: int
     restart_limit: int  # deaths of one actor within restart_window_s that end the engine
@@ -69,6 +85,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     kv_events_endpoint: str  # ZeroMQ endpoint of the KV events; empty: ipc:// in the run directory
     log_level: str
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all replicas together."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def max_positions(self) -> int:

@@ -10,7 +10,34 @@ MAX_HEAD_DIM: int
 MAX_GROUP: int  # query heads of a kv head
 SLOT_SAMPLING_BYTES: int
 
+COMM_LAYOUT: dict[str, int]  # of native/comm.h, as shm/gang.py has it
+COMM_KINDS: list[str]
+
 class Op: ...
+class GangBroken(RuntimeError): ...  # args: text, rank, epoch
+
+class Comm:
+    """A rank's part in a group; sizes are in bytes, or in floats where they are added up. RuntimeError: a peer did not come, or
+    made another call."""
+
+    def __init__(self, arena: int, rank: int, first: int, count: int, spin_ns: int, timeout_ns: int, lines: int) -> None: ...
+    def join(self, epoch: int, members: int) -> None: ...
+    def begin_step(self, step: int, versions: int) -> None: ...
+    def check_epoch(self) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def waited_ns(self) -> int: ...
+    @property
+    def num_calls(self) -> int: ...
+    def barrier(self) -> None: ...
+    def all_gather(self, y: int, x: int, num_bytes: int) -> None: ...
+    def all_reduce(self, y: int, x: int, count: int) -> None: ...
+    def reduce_scatter(self, y: int, x: int, count: int) -> None: ...
+    def broadcast(self, values: int, num_bytes: int, root: int) -> None: ...
+    def all_to_all(self, y: int, most: int, received: int, x: int, sent: int) -> None: ...
 
 def embedding(
     y: int,
@@ -38,6 +65,7 @@ def linear(
     num_inputs: int,
     num_outputs: int,
     group_size: int,
+    panels: list[int],  # begins and ends of those to compute; empty: all
     rows: int,
     count: int,
 ) -> Op: ...
@@ -57,6 +85,10 @@ def map_slots(
 def rotate_and_store(
     queries: int,
     qkv: int,
+    qkv_width: int,
+    queries_at: int,  # column of the first of the heads
+    keys_at: int,
+    values_at: int,
     keys: int,
     values: int,
     positions: int,
@@ -72,6 +104,8 @@ def rotate_and_store(
     head_dim: int,
     kv_type: int,
     block_size: int,
+    first_cached_head: int,  # where the KV heads are in the cache
+    num_cached_heads: int,
     rows: int,
     count: int,
 ) -> Op: ...
@@ -91,10 +125,12 @@ def attention(
     sliding_window: int,
     kv_type: int,
     block_size: int,
+    first_cached_head: int,
+    num_cached_heads: int,
     rows: int,  # the number of sequences
     count: int,
 ) -> Op: ...
-def activate_and_multiply(y: int, x: int, activation: int, width: int, rows: int, count: int) -> Op: ...
+def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def store_latent(
     y: int,
     queries: int,
@@ -151,6 +187,30 @@ def head_linear(
     rows: int,
     count: int,
 ) -> Op: ...
+def gather(
+    y: int,
+    x: int,
+    comm: int,  # Comm.address
+    y_width: int,
+    x_width: int,
+    begin: int,  # column of y
+    first: int,  # column of x
+    num_columns: int,
+    rows: int,
+    count: int,
+) -> Op: ...
+def collective(
+    y: int,
+    x: int,
+    comm: int,
+    kind: int,  # index in COMM_KINDS
+    row_bytes: int,  # of an all_to_all: what y has room for
+    root: int,
+    received: int,  # of an all_to_all: int64, bytes from each rank and to each
+    sent: int,
+    rows: int,
+    count: int,
+) -> Op: ...
 def route(
     ids: int,
     weights: int,
@@ -193,6 +253,13 @@ def experts(
     inner: int,
     num_experts: int,
     num_chosen: int,
+    comm: int,  # Comm.address of all ranks; 0: there is one
+    windows: int,
+    max_rows: int,  # of a rank
+    first_rank: int,  # of those that have the same rows
+    num_ranks: int,
+    owners: int,
+    counts: int,
     rows: int,
     count: int,
 ) -> Op: ...

@@ -14,6 +14,7 @@ import numpy as np
 from ops.weight_format import FLOAT32, WeightFormat
 
 Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
+Columns = tuple[tuple[int, int], ...]  # [begin, end) of those that a rank has of a matrix; none: all of them
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class Linear:
     num_outputs: tuple[int, ...]  # of each name
     has_bias: bool = False
     format: WeightFormat = FLOAT32
+    columns: Columns = ()  # outputs that this rank computes
+    is_looked_up: bool = False  # an embedding reads any of its outputs
     weight: Tensor = None
     bias: Tensor = None
 
@@ -153,6 +156,8 @@ class Experts:
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     weight: Tensor = None
+    owners: Tensor = None  # of several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: there is one
+    counts: Tensor = None  # uint64 [experts]: rows of this rank that asked for each, in all; None: they are not counted
 
     @property
     def num_experts(self) -> int:
@@ -175,13 +180,29 @@ Module = Linear | HeadLinear | Embedding | Norm | HeadNorm | Rotary | Router | E
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRange:
+    """The heads of one rank: queries [first, first + count) and the KV heads that they read."""
+
+    first: int
+    count: int
+    first_kv: int
+    kv_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all."""
+    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. The KV
+    arena holds all heads, whatever a rank computes of them."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     sliding_window: int = 0
+    own: HeadRange | None = None  # of this rank; None: all
+
+    @property
+    def heads(self) -> HeadRange:
+        return self.own or HeadRange(0, self.num_heads, 0, self.num_kv_heads)
 
     @property
     def queries_width(self) -> int:

@@ -124,6 +124,9 @@ class OpTable:
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
+    # of several ranks each has some columns of a linear's, attention's or activation's result: x with those of all of them. May
+    # be read until the next gather. Where this rank has all columns it is x
+    gather: Callable[[Tensor], Tensor]
     route: Callable[[Tensor, Router], Routing]  # [R, hidden] -> each row's experts
     # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
     # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]

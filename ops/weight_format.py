@@ -46,20 +46,22 @@ class QuantizedWeight:
 Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bits of bfloat16
 Source = Callable[[], Values]
 Fill = Callable[[np.ndarray], None]
+Parts = Sequence[tuple[int, int]]  # [begin, end) along the first axis of an array
 Fills = Fill | Sequence[Fill]  # several: of as many equal parts along the first axis, one after another
 
 
 class Store(Protocol):
     """Where packed weights are kept."""
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
-        """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before."""
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
+        """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before. `parts`:
+        those that will be read; none: all."""
 
 
 class Memory:
     """A store that forgets: every array is new memory."""
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT

@@ -21,7 +21,6 @@ _RESOLVED = {
     "plan": "tape",
     "cpu_kernels": {},
     "threads": 1,
-    "num_ranks": 1,
 }
 
 

@@ -24,6 +24,7 @@ BENCHES = {
     "compare": ("tools.bench.compare", "several servers side by side, in interleaved rounds"),
     "step": ("tools.bench.step", "where the time of a step goes, op by op"),
     "shm": ("tools.bench.shm", "latency and throughput of the shared-memory queues"),
+    "comm": ("tools.bench.comm", "collectives of ranks beside gloo"),
 }
 
 

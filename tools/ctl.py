@@ -1,8 +1,8 @@
 """`tokamak ctl`: look at an engine, and give it orders, from the shell.
 
-`ps`, `counters` and `errors` map the engine's shared memory read-only, so they work on an engine that runs, hangs or is dead.
-All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not done, 2 bad
-arguments.
+`ps`, `counters`, `errors` and `gangs` map the engine's shared memory read-only, so they work on an engine that runs, hangs or
+is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not
+done, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from engine.messages import (
 )
 from engine.messages.control import WEIGHT_MODES
 from engine.process.control import DEFAULT_TIMEOUT_S, ControlClient
+from engine.process.gangs import FIGURES, gang_ranks
 from engine.process.run_directory import Run, choose_run
 from shm.counters import Counters
 from tools import units
@@ -124,6 +125,26 @@ def _value(row: Row) -> tuple[str, str]:
     return f"{histogram.count}", f"observations  mean={histogram.mean:.4g} {quantiles} {row.unit}"
 
 
+def show_gangs(run: Run, options: argparse.Namespace) -> int:
+    """A line per rank: ranks of a replica exchange tensors, once all are in one epoch of their gang."""
+    observer = Observer(run.run_id)
+    snapshot = observer.snapshot()
+    observer.close()
+    size = run.manifest().config.tensor_parallel_size
+    values = {(row.labels["actor"], row.name): row.value for row in snapshot.rows}
+    ranks = gang_ranks({actor.name: _state(actor) for actor in snapshot.actors}, values, size)
+    if options.json:
+        _print_json(ranks)
+        return 0
+    rows: list[tuple[str, ...]] = [("ACTOR", "REPLICA", "RANK", "STATE", "GANG EPOCH", "COLLECTIVES", "WAITED")]
+    for rank in ranks:
+        epoch, num_calls, waited_s = (float(rank[name]) for name in FIGURES)
+        shown = (f"{epoch:.0f}" if epoch else "-", units.count(int(num_calls)), units.seconds(waited_s))
+        rows.append((*(str(rank[name]) for name in ("actor", "replica", "rank", "state")), *shown))
+    _print_table(rows)
+    return 0
+
+
 def show_errors(run: Run, options: argparse.Namespace) -> int:
     """A line per distinct error, the latest first."""
     observer = Observer(run.run_id)
@@ -211,7 +232,8 @@ def _add_looks(add: _Add) -> None:
     counters = add("counters", show_counters, "every counter, gauge and histogram; also of a dead engine")
     counters.add_argument("pattern", nargs="?", default="", help="only names that contain this")
     errors = add("errors", show_errors, "distinct errors, how often and when; also of a dead engine")
-    for look in (actors, counters, errors):
+    gangs = add("gangs", show_gangs, "ranks that exchange tensors, by replica; also of a dead engine")
+    for look in (actors, counters, errors, gangs):
         look.add_argument("--json", action="store_true", help="as JSON")
 
 

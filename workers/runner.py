@@ -17,7 +17,12 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import PromptLogprobs, Step, StepResult
+from engine.process.run_directory import Run
 from workers.devices.device import make_device
+from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
+from workers.parallel.sampling import exchanged
+from workers.parallel.share import TensorShare
 from workers.sampling import sampler
 from workers.sampling.sampler import Scores
 from workers.step.execution import Plan, make_plan
@@ -27,6 +32,8 @@ from workers.step.slots import Slots
 from workers.weights.cache import WeightCache
 from workers.weights.loader import CacheOutcome, Progress, load_model
 from workers.weights.precision import Precision
+
+_NONE = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,21 @@ class _Rows:
         return ends
 
 
+def _weight_cache(config: EngineConfig) -> WeightCache | None:
+    """Several ranks share one packed file; what is not to be kept is in the directory of the run."""
+    is_shared = config.num_ranks > 1
+    if config.weight_cache_dir and config.load_format != "dummy":
+        return WeightCache(Path(config.weight_cache_dir), config.weight_cache_limit, is_shared)
+    if not is_shared:
+        return None
+    return WeightCache(Run(config.run_id, Path(config.run_dir)).packed_path, config.weight_cache_limit, is_shared, is_run=True)
+
+
 class ModelRunner:
-    """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`)."""
+    """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`). With a
+    `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one
+    of them is gone, and the step is to be run again on all. With `experts` all ranks of the gang make each call of `run` or
+    `run_without_rows` together."""
 
     def __init__(
         self,
@@ -75,12 +95,18 @@ class ModelRunner:
         arena: memoryview,
         rank: int = 0,
         on_op: Callable[[], None] = lambda: None,
+        communicator: Communicator | None = None,
+        experts: ExpertRank | None = None,
     ) -> None:
+        self._communicator = communicator if communicator is not None and communicator.count > 1 else None
+        self._experts = experts
+        self._share = TensorShare(communicator.place, communicator.count) if communicator else TensorShare()
+        self._gang = communicator.gang(experts.gang if experts else None) if communicator else None
         self._config = config
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels)
+        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang)
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
@@ -93,8 +119,7 @@ class ModelRunner:
             self._ops.row_tile,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
-        cache_directory = config.weight_cache_dir
-        self._weight_cache = WeightCache(Path(cache_directory), config.weight_cache_limit) if cache_directory else None
+        self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
         self._sample_ns = 0  # of the step so far
 
@@ -117,11 +142,15 @@ class ModelRunner:
             random_seed=seed,
             cache=self._weight_cache,
             contents=contents,
+            share=self._share,
         )
+        if self._experts is not None:
+            for mixture, table in zip(loaded.mixtures, self._experts.owners, strict=True):
+                mixture.owners = table
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
-        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op)
+        plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op, self._gang)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
 
     def clear(self) -> None:
@@ -136,11 +165,13 @@ class ModelRunner:
         assert plan is not None, f"step {step.step_id} came while the weights are cleared"
         begin_ns = time.monotonic_ns()
         self._sample_ns = 0
+        if self._communicator is not None:
+            self._communicator.begin_step(step.step_id)
         rows = self._take(step)
         prompt_rows = self._prompt_rows(rows)
         kept_counts = self._kept_counts(rows, prompt_rows)
         self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids)
-        if self.inputs.num_tokens:
+        if self.inputs.num_tokens or self._experts is not None:
             plan.replay()
         kept_ends = np.cumsum(kept_counts)
         result = self._sample(step, rows, kept_ends, plan)
@@ -151,6 +182,13 @@ class ModelRunner:
         result.sample_ns = self._sample_ns
         result.run_ns = time.monotonic_ns() - begin_ns - self._sample_ns
         return result
+
+    def run_without_rows(self) -> None:
+        """This rank's part in a step of the gang in which its own replica has nothing to do: experts for the others' rows."""
+        plan = self.weights.plan
+        assert plan is not None, "a rank without weights serves nobody"
+        self.inputs.set_rows(_NONE, _NONE, _NONE, _NONE, self.slots.token_ids)
+        plan.replay()
 
     def _take(self, step: Step) -> _Rows:
         """Put the step's new sequences and block-table growth into the slots."""
@@ -200,7 +238,7 @@ class ModelRunner:
         for part, logits in self._logits(plan, kept_ends[sampling_rows] - 1):
             some_rows = sampling_rows[part]
             slots, positions = rows.slots[some_rows], rows.ends[some_rows]
-            drawn = sampler.sample(logits, self.slots, slots, positions)
+            drawn = self._draw(logits, slots, positions)
             self.slots.append(slots, positions, drawn.token_ids)
             token_ids[some_rows], logprobs[some_rows], ranks[some_rows] = drawn.token_ids, drawn.logprobs, drawn.ranks
             num_tops = self.slots.sampling["num_logprobs"][slots]
@@ -212,13 +250,34 @@ class ModelRunner:
                 )
         return StepResult(
             step_id=step.step_id,
-            rank=self._rank,
+            rank=self._rank % self._config.tensor_parallel_size,
             weight_version=self.weights.version,
             token_ids=token_ids.tobytes(),
             logprobs=logprobs.tobytes(),
             ranks=ranks.tobytes(),
             top_rows=top_rows,
             dispatch_ns=step.dispatch_ns,
+        )
+
+    def _draw(self, logits: np.ndarray, slots: np.ndarray, positions: np.ndarray) -> Scores:
+        """The next token of each slot; of several ranks each draws for some of them."""
+        if self._communicator is None:
+            return sampler.sample(logits, self.slots, slots, positions)
+        num_top = sampler.num_top(logits, self.slots, slots)
+        return exchanged(
+            self._communicator,
+            len(slots),
+            num_top,
+            lambda own: sampler.sample(logits[own], self.slots, slots[own], positions[own]),
+        )
+
+    def _score(self, logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
+        """The same of tokens that are known."""
+        if self._communicator is None:
+            return sampler.score(logits, token_ids, num_top)
+        num_top = min(num_top, logits.shape[1])
+        return exchanged(
+            self._communicator, len(token_ids), num_top, lambda own: sampler.score(logits[own], token_ids[own], num_top)
         )
 
     def _prompt_logprobs(self, rows: _Rows, row: int, kept_rows: np.ndarray, plan: Plan) -> PromptLogprobs:
@@ -228,7 +287,7 @@ class ModelRunner:
         num_top = int(self.slots.sampling["num_prompt_logprobs"][slot])
         found = Scores.of(token_ids, num_top)
         for part, logits in self._logits(plan, kept_rows):
-            scores = sampler.score(logits, token_ids[part], num_top)
+            scores = self._score(logits, token_ids[part], num_top)
             found.logprobs[part], found.ranks[part] = scores.logprobs, scores.ranks
             found.top_token_ids[part], found.top_logprobs[part] = scores.top_token_ids, scores.top_logprobs
         return PromptLogprobs(

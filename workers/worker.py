@@ -10,6 +10,7 @@ Imports the runner late: what it needs (Paddle, with reference ops) takes a whil
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,14 @@ from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox
 from shm.broadcast import BroadcastReader
 from shm.counters import State
+from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
 
 if TYPE_CHECKING:
     from workers.runner import ModelRunner
 
 _PROGRESS_PARTS = 20
 _MIB = 1 << 20
+_HANG_GRACE_S = 10.0  # a peer that hangs is ended before who waits for it gives up
 
 
 class WorkerActor(Actor):
@@ -53,6 +56,9 @@ class WorkerActor(Actor):
         self._tokens = context.counter("worker_tokens_total")
         self._busy_seconds = context.counter("worker_busy_seconds_total")
         self._idle_seconds = context.counter("worker_idle_seconds_total")
+        self._gang_epoch = context.counter("gang_epoch")
+        self._collectives = context.counter("collectives_total")
+        self._collective_wait = context.counter("collective_wait_seconds_total")
         self._weights_bytes = context.counter("weights_bytes")
         self._weights_version = context.counter("weights_version")
         self._load_seconds = context.counter("weights_load_seconds")
@@ -66,9 +72,9 @@ class WorkerActor(Actor):
         self._runner = self._make_runner()
         self._load_what_there_is()
         self._reader = BroadcastReader.attach(
-            self.context.run.run_id, self.context.scheduler, self.context.index, self.context.epoch
+            self.context.run.run_id, self.context.scheduler, self.context.tensor_rank, self.context.epoch
         )
-        self._say_hello()
+        self._greet()
 
     def on_stop(self) -> None:
         self._reader.leave()
@@ -77,9 +83,11 @@ class WorkerActor(Actor):
     def on_peer(self, name: str, epoch: int) -> None:
         if name == self.context.scheduler:
             self._to_scheduler.clear()  # meant for the one before
-            self._say_hello()
+            self._greet()
 
     def step(self) -> int:
+        if self._communicator is not None and self._communicator.is_elsewhere:
+            self._greet()
         num_done = self._to_scheduler.flush()
         for payload in self._reader.receive(max_records=1):
             self._take(decode(payload), time.monotonic_ns())
@@ -98,9 +106,9 @@ class WorkerActor(Actor):
     def _take(self, message: Message, received_ns: int) -> None:
         match message:
             case Step():
-                self._send(self._run(message, received_ns) if self._runner.weights.version else self._refusal(message))
+                self._take_step(message, received_ns)
             case LoadWeights():
-                if not message.ranks or self.context.index in message.ranks:
+                if not message.ranks or self.context.tensor_rank in message.ranks:
                     self._send(self._change_weights(message))
             case ClearWeights():
                 self._runner.clear()
@@ -108,6 +116,23 @@ class WorkerActor(Actor):
                 self._send(self._weights_changed(message.command_id))
             case _:
                 raise AssertionError(f"{type(message).__name__} has no business on the broadcast ring")
+
+    def _take_step(self, step: Step, received_ns: int) -> None:
+        """One of several ranks leaves alone what was meant for another epoch of its gang, and drops a step where the gang
+        breaks: the scheduler sends it again when all have greeted. The first one answers for all."""
+        if not self._runner.weights.version:
+            self._send(self._refusal(step))
+        elif self._communicator is None:
+            self._send(self._run(step, received_ns))
+        elif step.gang_epoch == self._communicator.epoch:
+            try:
+                result = self._run(step, received_ns)
+            except GangBroken as broken:
+                self.context.log.info("step %d is dropped: %s", step.step_id, broken.args[0])
+                self._greet()
+            else:
+                if self.context.tensor_rank == 0:
+                    self._send(result)
 
     def _run(self, step: Step, received_ns: int) -> StepResult:
         result = self._runner.run(step)
@@ -117,6 +142,10 @@ class WorkerActor(Actor):
             result.idle_ns = received_ns - self._last_end_ns
             self._idle_seconds.add(result.idle_ns / 1e9)
         self._last_end_ns = end_ns
+        if self._communicator is not None:
+            num_calls, waited_ns = self._communicator.take_figures()
+            self._collectives.add(num_calls)
+            self._collective_wait.add(waited_ns / 1e9)
         self._steps.add(1)
         self._tokens.add(result.num_tokens)
         self._busy_seconds.add((end_ns - received_ns) / 1e9)
@@ -125,7 +154,7 @@ class WorkerActor(Actor):
     def _refusal(self, step: Step) -> StepResult:
         """The answer to a step after ClearWeights: the order of a scheduler that died may lie before a step of the next."""
         error = f"step {step.step_id} came while the weights are cleared"
-        return StepResult(step.step_id, self.context.index, 0, b"", b"", b"", error=error)
+        return StepResult(step.step_id, self.context.tensor_rank, 0, b"", b"", b"", error=error)
 
     def _change_weights(self, message: LoadWeights) -> WeightsChanged:
         before = self.context.row.state
@@ -141,7 +170,7 @@ class WorkerActor(Actor):
 
     def _weights_changed(self, command_id: str, error: str = "") -> WeightsChanged:
         weights = self._runner.weights
-        return WeightsChanged(command_id, self.context.index, weights.version, weights.path, error, weights.contents)
+        return WeightsChanged(command_id, self.context.tensor_rank, weights.version, weights.path, error, weights.contents)
 
     # ------------------------------------------------------------------------------------------------------- loading
 
@@ -156,7 +185,24 @@ class WorkerActor(Actor):
         self._arena = self.context.arena()
         report_progress_to(self.context.row.heartbeat_word)
         model = ModelRecord.of_run(self.context.run.model_path).config
-        return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat)
+        self._communicator = self._make_communicator()
+        return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat, self._communicator)
+
+    def _make_communicator(self) -> Communicator | None:
+        """None: the rank has no peers."""
+        comm_arena = self.context.comm_arena()
+        if comm_arena is None:
+            return None
+        config = self.context.config
+        has_own_cores = config.num_ranks * config.threads <= len(os.sched_getaffinity(0))
+        return Communicator(
+            comm_arena.buffer,
+            self.context.tensor_rank,
+            0,
+            config.tensor_parallel_size,
+            timeout_s=config.hang_timeout_s + _HANG_GRACE_S,
+            spin_ns=SPIN_NS if has_own_cores else 0,
+        )
 
     def _load_what_there_is(self) -> None:
         """What is in use. Where that cannot be had any more, what its checkpoint holds now, else the weights of the start, else
@@ -210,9 +256,16 @@ class WorkerActor(Actor):
 
     # ------------------------------------------------------------------------------------------------------- sending
 
-    def _say_hello(self) -> None:
-        weights = self._runner.weights
-        self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path, weights.contents))
+    def _greet(self) -> None:
+        """Say Hello; one of several ranks in the epoch that its gang has now, and not before it is a member."""
+        weights, gang_epoch = self._runner.weights, 0
+        if self._communicator is not None:
+            is_member = self._communicator.join()
+            gang_epoch = self._communicator.epoch
+            self._gang_epoch.set(gang_epoch)
+            if not is_member:
+                return
+        self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path, weights.contents, gang_epoch))
 
     def _send(self, message: Message) -> None:
         self._to_scheduler.post(message)

@@ -24,6 +24,7 @@ from engine.messages.cache import BlocksStored as BlocksStored
 from engine.messages.control import AbortRequest as AbortRequest
 from engine.messages.control import ActorState as ActorState
 from engine.messages.control import Command as Command
+from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights
 from engine.messages.control import ListActors as ListActors
 from engine.messages.control import Order as Order
@@ -33,7 +34,9 @@ from engine.messages.control import Reply as Reply
 from engine.messages.control import ResetPrefixCache as ResetPrefixCache
 from engine.messages.control import RestartActor as RestartActor
 from engine.messages.control import Resume as Resume
+from engine.messages.control import ReturnToWeights as ReturnToWeights
 from engine.messages.control import Shutdown as Shutdown
+from engine.messages.control import WeightsRecord as WeightsRecord
 from engine.messages.control import WeightsState as WeightsState
 from engine.messages.request import Abort as Abort
 from engine.messages.request import Detokenize as Detokenize

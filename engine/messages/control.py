@@ -11,8 +11,11 @@ from typing import Literal, get_args
 
 import msgspec
 
+from engine.config import EngineConfig
+
 WeightMode = Literal["abort", "wait", "requeue", "keep"]  # what becomes of open requests when weights change or rest
 WEIGHT_MODES: tuple[str, ...] = get_args(WeightMode)
+Details = dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]  # of a Reply
 
 
 class WeightsState(IntEnum):
@@ -22,6 +25,25 @@ class WeightsState(IntEnum):
     PAUSED = 1
     CLEARED = 2
     LOADING = 3
+
+
+class WeightsRecord(msgspec.Struct, frozen=True):
+    """What a replica is to be, whichever actor dies. Its scheduler writes it, as a whole: before a version number is used, and
+    when an order is done, before anybody hears of it. So it always says what was before an order or what is after it. The
+    supervisor writes it only while the scheduler is dead, where an order that others did as well is taken back.
+    """
+
+    path: str  # of the weights in use; while cleared, of those to come back to
+    version: int
+    last_version: int  # the highest number that was ever taken in this run
+    state: WeightsState  # NORMAL, PAUSED or CLEARED
+    ranks: tuple[tuple[str, int], ...]  # path and version that each rank of it holds; while cleared, comes back to
+    contents: dict[int, str] = msgspec.field(default_factory=dict)  # of these versions, as the first rank found them
+
+    @staticmethod
+    def of_start(config: EngineConfig) -> WeightsRecord:
+        """Version 1 is what the engine was started with."""
+        return WeightsRecord(config.model, 1, 1, WeightsState.NORMAL, ((config.model, 1),) * config.tensor_parallel_size)
 
 
 class ListActors(msgspec.Struct, tag=True, frozen=True):
@@ -49,6 +71,14 @@ class ReloadWeights(msgspec.Struct, tag=True, frozen=True):
     path: str = ""  # empty: the ones in use, read anew
     mode: str = "requeue"
     ranks: list[int] = []  # empty: the whole engine
+    version: int = 0  # the number that they get; 0: the next one of the replica
+    contents: str = ""  # what they must hold, as another replica found them; empty: whatever they do
+
+
+class ReturnToWeights(msgspec.Struct, tag=True, frozen=True):
+    """The supervisor's own: an order is taken back, since another replica failed."""
+
+    record: WeightsRecord
 
 
 class DropWeights(msgspec.Struct, tag=True, frozen=True):
@@ -63,7 +93,18 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
-Order = ListActors | RestartActor | Pause | Resume | ResetPrefixCache | ReloadWeights | DropWeights | AbortRequest | Shutdown
+Order = (
+    ListActors
+    | RestartActor
+    | Pause
+    | Resume
+    | ResetPrefixCache
+    | ReloadWeights
+    | ReturnToWeights
+    | DropWeights
+    | AbortRequest
+    | Shutdown
+)
 
 
 class Command(msgspec.Struct, tag=True):
@@ -80,7 +121,7 @@ class Reply(msgspec.Struct, tag=True):
     command_id: str
     status: int = 200
     message: str = ""
-    details: dict[str, int | float | str | list[dict[str, int | float | str | None]] | None] = {}
+    details: Details = {}
 
 
 class ActorState(msgspec.Struct, tag=True):

@@ -38,6 +38,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     block_indexes: bytes  # int32 [m]: block_ids[j] at block_indexes[j] of block_slots[j]
     block_ids: bytes  # int32 [m]
     dispatch_ns: int = 0  # CLOCK_MONOTONIC when it was dispatched
+    gang_epoch: int = 0  # that all ranks had joined then; ranks of another leave it alone
 
 
 class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -46,7 +47,7 @@ class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
     command_id: str
     path: str
     version: int
-    ranks: list[int]  # empty: all
+    ranks: list[int]  # tensor ranks; empty: all
     contents: str = ""  # what it must hold (LoadedWeights.contents); empty: whatever it does
 
 
@@ -73,6 +74,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):
     weight_version: int = 0
     weight_path: str = ""
     weight_contents: str = ""
+    gang_epoch: int = 0  # that a rank has joined; 0: it has no peers
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -7,15 +7,16 @@ Called once by `engine/supervisor/launch.py`. Nothing is "auto" or missing after
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
+from engine.options.resolve_ranks import resolve_ranks, resolve_threads
 from engine.options.resolve_weights import (
     cache_directory,
     processor_flags,
@@ -44,6 +45,11 @@ _SAME = (
     "request_priority",
     "api_processes",
     "tokenizer_processes",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "expert_placement_strategy",
+    "data_parallel_routing",
     "restart_limit",
     "host",
     "port",
@@ -94,6 +100,8 @@ def resolve(
     num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
+    num_ranks = resolve_ranks(options, model, ops)
+    tensor_ranks = values["tensor_parallel_size"]
     config = EngineConfig(
         model=str(model_path),
         served_model_name=values["served_model_name"] or (_model_name(options, model_path),),
@@ -111,8 +119,15 @@ def resolve(
         ops=ops,
         plan=_plan(values["plan"], ops),
         cpu_kernels=_kernels(options, ops, kv_cache_dtype, choose_kernels),
-        threads=values["threads"] or available_cores(),
-        num_ranks=1,
+        threads=resolve_threads(options, num_ranks),
+        comm_bytes=comm_bytes(
+            model,
+            tensor_ranks,
+            num_ranks,
+            values["max_num_batched_tokens"],
+            values["max_num_seqs"],
+            values["enable_expert_parallel"],
+        ),
         run_id=run_id,
         run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
         **{key: values[key] for key in _SAME},
@@ -197,7 +212,9 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
             )
         return int(num_blocks)
     wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])
-    affordable = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4) // block_bytes - 1
+    affordable: int = (
+        min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4 // values["data_parallel_size"]) // block_bytes - 1
+    )
     return max(1, min(wanted, affordable))
 
 
@@ -282,13 +299,3 @@ def _has_build(device: str) -> bool:
             continue
         return True
     return False
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its control group's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))

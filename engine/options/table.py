@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engine.errors import OptionError
 from engine.options.kinds import (
@@ -31,8 +31,10 @@ from engine.options.kinds import (
     texts,
     whole,
 )
+from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
+MAX_RANKS = 64
 TOOL_VARIABLES = (
     "TOKAMAK_BUILD_ALL",
     "TOKAMAK_EXTRA",
@@ -52,6 +54,7 @@ class Option:
     kind: Kind
     default: Any
     help: str
+    short: str = ""  # another spelling on the command line, such as -dp
 
     @property
     def key(self) -> str:
@@ -127,6 +130,39 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "processes": (
         Option("device", choice("auto", "cpu", "gpu", "xpu"), "auto", "where the model runs"),
+        Option(
+            "tensor-parallel-size",
+            whole(1, MAX_RANKS),
+            1,
+            "ranks of a replica, which share its model: each computes some heads and columns of every matrix",
+            short="-tp",
+        ),
+        Option("pipeline-parallel-size", whole(1, MAX_RANKS), 1, "1: layers are not cut"),
+        Option(
+            "data-parallel-size",
+            whole(1, MAX_RANKS),
+            1,
+            "replicas, each with a scheduler, ranks and a KV cache of its own; limits of batches and caches are for each",
+            short="-dp",
+        ),
+        Option(
+            "data-parallel-routing",
+            choice(*get_args(Policy)),
+            "prefix",
+            "what chooses a prompt's replica; prefix: what is cached and what there is to do; load: that alone",
+        ),
+        Option(
+            "enable-expert-parallel",
+            flag(),
+            False,
+            "all ranks share the experts of all replicas: each computes some of them, for the rows of all",
+        ),
+        Option(
+            "expert-placement-strategy",
+            choice("linear", "round_robin"),
+            "linear",
+            "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
+        ),
         Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
         Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),
         Option(
@@ -234,7 +270,8 @@ def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
     if option.default not in (None, "", ()):
         shown += f" (default: {option.kind.show(option.default)})"
     action = "append" if option.kind.is_list else "store"
-    group.add_argument(f"--{option.name}", metavar=option.kind.metavar, action=action, help=shown)
+    names = (f"--{option.name}", *filter(None, [option.short]))
+    group.add_argument(*names, metavar=option.kind.metavar, action=action, help=shown)
 
 
 def _take_file(found: OptionValues, path: Path) -> None:

@@ -17,7 +17,7 @@ from engine.errors import TokamakError
 from engine.messages import ActorState, Control, encode
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
-from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, index_of, partner_of, role_of
+from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
 from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
@@ -53,7 +53,7 @@ class EventSender:
 class ActorContext:
     """All that an actor shares with the engine: its configuration, rings, counters and the way to the supervisor."""
 
-    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1) -> None:
+    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1, comm_fd: int = -1) -> None:
         self.run = run
         self.config = config
         self.name = name
@@ -67,6 +67,7 @@ class ActorContext:
         self.mailbox = Mailbox.attach(run.run_id, name, epoch)
         self.events = EventSender(run.events_endpoint)
         self._arena_fd = arena_fd
+        self._comm_fd = comm_fd
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, receiver: str) -> Outbox:
@@ -93,24 +94,47 @@ class ActorContext:
         """The epoch in which `name` runs now; 0: it was never started."""
         return self._peer_rows[name].epoch
 
+    def is_peer_ready(self, name: str) -> bool:
+        """Whether it takes work."""
+        return self._peer_rows[name].state in (State.READY, State.RUNNING)
+
     def peers(self) -> list[str]:
         """Every other actor but the supervisor."""
         return list(self._peer_rows)
 
     @cached_property
+    def schedulers(self) -> tuple[str, ...]:
+        """Those of all replicas, in order."""
+        return actors_of(SCHEDULER, self._names)
+
+    @cached_property
+    def ranks(self) -> tuple[str, ...]:
+        """The ranks of this actor's replica, tensor rank 0 first."""
+        return readers_of(self.scheduler, self._names)
+
+    @property
+    def tensor_rank(self) -> int:
+        """Of a rank: its place in its replica."""
+        return self.index % self.config.tensor_parallel_size
+
+    @cached_property
     def scheduler(self) -> str:
         """The scheduler of this actor's replica."""
-        return partner_of(self.name, SCHEDULER, (self.name, *self._peer_rows))
+        return partner_of(self.name, SCHEDULER, self._names)
 
     @cached_property
     def cache(self) -> str:
         """The cache messenger of this actor's replica."""
-        return partner_of(self.name, CACHE, (self.name, *self._peer_rows))
+        return partner_of(self.name, CACHE, self._names)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """All actors but the supervisor."""
+        return tuple(snapshot.name for snapshot in self.counters.actors() if snapshot.name != SUPERVISOR)
 
     @cached_property
     def _peer_rows(self) -> dict[str, ActorRow]:
-        names = [snapshot.name for snapshot in self.counters.actors()]
-        return {name: self.counters.actor(name) for name in names if name not in (self.name, SUPERVISOR)}
+        return {name: self.counters.actor(name) for name in self._names if name != self.name}
 
     def arena(self) -> MemoryFile:
         """The KV arena that the supervisor holds (cache messenger and workers only)."""
@@ -118,15 +142,23 @@ class ActorContext:
             raise TokamakError(f"{self.name} was started without the KV arena; only the cache messenger and workers get it")
         return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
 
+    def comm_arena(self) -> MemoryFile | None:
+        """The memory through which a rank and its peers exchange tensors; None: it has no peers."""
+        if not self.config.comm_bytes:
+            return None
+        if self._comm_fd < 0:
+            raise TokamakError(f"{self.name} was started without the comm arena; only workers get it")
+        return MemoryFile.from_fd(self._comm_fd, self.config.comm_bytes)
+
     def weights_in_use(self) -> tuple[str, int, str]:
         """Path, version and contents of the weights that this rank must load; no contents: nobody has loaded them yet."""
-        record = self.run.weights()
-        path, version = record.ranks[self.index]
+        record = self.run.weights(self.scheduler)
+        path, version = record.ranks[self.tensor_rank]
         return path, version, record.contents.get(version, "")
 
     def weights_of_start(self) -> tuple[str, int, str]:
         """Those of version 1, likewise."""
-        return self.config.model, 1, self.run.weights().contents.get(1, "")
+        return self.config.model, 1, self.run.weights(self.scheduler).contents.get(1, "")
 
     def request_stop(self) -> None:
         """Let the loop end after its turn."""

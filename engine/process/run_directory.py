@@ -10,10 +10,11 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
             lock                flock held by the supervisor; text: pid, start ticks, boot id
             manifest.json       configuration and actors
             model.msgpack       what the start read of its checkpoint (`engine/checkpoint/record.py`)
-            weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used
+            weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used;
+                                of several replicas, weights.<k>.json
             control.ipc         supervisor's ROUTER: Command -> Reply
             events.ipc          supervisor's PULL: events of the actors
-            kv-events.ipc       cache messenger's PUB
+            kv-events.ipc       cache messenger's PUB; of several replicas, kv-events.<k>.ipc
             <actor>.log         stderr of each child
 """
 
@@ -32,13 +33,14 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import StartError, TokamakError
-from engine.messages import WeightsState
-from engine.process.topology import ActorPlan
+from engine.messages import WeightsRecord as WeightsRecord
+from engine.process.topology import CACHE, SCHEDULER, ActorPlan, actors_of, role_of
 from shm.process import ProcessIdentity
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its terminating zero
 _MAX_PID = 1 << 30
-SOCKET_NAMES = ("control.ipc", "events.ipc", "kv-events.ipc")
+SOCKET_NAMES = ("control.ipc", "events.ipc")
+KV_EVENTS_NAME = "kv-events.ipc"
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest holds a chat template
 MANIFEST_NAME, MODEL_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "model.msgpack", "weights.json", "lock"
 
@@ -56,24 +58,6 @@ class Manifest(msgspec.Struct, frozen=True):
     actors: tuple[ActorPlan, ...]
     pid: int  # of the supervisor
     started_at: float  # seconds since 1970
-
-
-class WeightsRecord(msgspec.Struct, frozen=True):
-    """What the engine is to be, whichever actor dies. The scheduler alone writes it, as a whole: before a version number is
-    used, and when an order is done, before anybody hears of it. So it always says what was before an order or what is after it.
-    """
-
-    path: str  # of the weights in use; while cleared, of those to come back to
-    version: int
-    last_version: int  # the highest number that was ever taken in this run
-    state: WeightsState  # NORMAL, PAUSED or CLEARED
-    ranks: tuple[tuple[str, int], ...]  # path and version that each rank holds; while cleared, comes back to
-    contents: dict[int, str] = msgspec.field(default_factory=dict)  # of these versions, as the first rank found them
-
-    @staticmethod
-    def of_start(config: EngineConfig) -> WeightsRecord:
-        """Version 1 is what the engine was started with."""
-        return WeightsRecord(config.model, 1, 1, WeightsState.NORMAL, ((config.model, 1),) * config.num_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +79,9 @@ class Run:
     def model_path(self) -> Path:
         return self.directory / MODEL_NAME
 
-    @property
-    def weights_path(self) -> Path:
-        return self.directory / WEIGHTS_NAME
+    def weights_path(self, scheduler: str = SCHEDULER) -> Path:
+        """Where the record of a scheduler's replica is."""
+        return self.directory / with_replica(WEIGHTS_NAME, scheduler)
 
     @property
     def control_endpoint(self) -> str:
@@ -107,9 +91,8 @@ class Run:
     def events_endpoint(self) -> str:
         return f"ipc://{self.directory / 'events.ipc'}"
 
-    @property
-    def kv_events_endpoint(self) -> str:
-        return f"ipc://{self.directory / 'kv-events.ipc'}"
+    def kv_events_endpoint(self, cache: str = CACHE) -> str:
+        return f"ipc://{self.directory / with_replica(KV_EVENTS_NAME, cache)}"
 
     def log_path(self, actor: str) -> Path:
         return self.directory / f"{actor}.log"
@@ -121,15 +104,24 @@ class Run:
         except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable manifest in {self.directory}: {error}; is it the directory of a run?") from error
 
+    @property
+    def packed_path(self) -> Path:
+        """The directory of packed weights that several ranks share and nobody keeps."""
+        return self.directory / "packed"
+
     def files(self) -> list[Path]:
         """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
         actors: tuple[ActorPlan, ...] = ()
         with contextlib.suppress(OSError, msgspec.DecodeError):  # another version's has other options, but its actors
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
-        documents = (self.model_path, self.weights_path, self.manifest_path)
+        names = [actor.name for actor in actors if "/" not in actor.name]
+        schedulers = actors_of(SCHEDULER, names) or (SCHEDULER,)
+        documents = (self.model_path, *map(self.weights_path, schedulers), self.manifest_path)
         return [
-            *(self.log_path(actor.name) for actor in actors if "/" not in actor.name),
+            *map(self.log_path, names),
             *(self.directory / name for name in SOCKET_NAMES),
+            *self.packed_path.glob("*"),
+            *(self.directory / with_replica(KV_EVENTS_NAME, cache) for cache in actors_of(CACHE, names) or (CACHE,)),
             *map(_unfinished, documents),
             *documents,
             self.lock_path,
@@ -137,7 +129,7 @@ class Run:
 
     def check_path(self) -> None:
         """StartError where a socket in the directory would have too long a path."""
-        longest = max(len(os.fsencode(self.directory / name)) for name in SOCKET_NAMES)
+        longest = len(os.fsencode(self.directory / with_replica(KV_EVENTS_NAME, f"{CACHE}00")))
         if longest > MAX_SOCKET_PATH_BYTES:
             raise StartError(
                 f"the run directory {self.directory} makes socket paths of {longest} bytes, the limit is "
@@ -155,16 +147,17 @@ class Run:
         """Whether the run is found under the root of this user's runs."""
         return os.path.lexists(runs_root() / self.run_id)
 
-    def weights(self) -> WeightsRecord:
+    def weights(self, scheduler: str = SCHEDULER) -> WeightsRecord:
         """What was written last. TokamakError where it is missing: going on with the weights of the start would be a guess."""
+        path = self.weights_path(scheduler)
         try:
-            return msgspec.json.decode(read_document(self.weights_path), type=WeightsRecord)
+            return msgspec.json.decode(read_document(path), type=WeightsRecord)
         except (OSError, msgspec.DecodeError) as error:
-            raise TokamakError(f"no readable {WEIGHTS_NAME} in {self.directory}: {error}; start the engine anew") from error
+            raise TokamakError(f"no readable {path.name} in {self.directory}: {error}; start the engine anew") from error
 
-    def write_weights(self, record: WeightsRecord) -> None:
+    def write_weights(self, record: WeightsRecord, scheduler: str = SCHEDULER) -> None:
         """Whole or not at all, whenever this process dies. OSError where there is no room, or no such directory any more."""
-        _write_atomically(self.weights_path, msgspec.json.encode(record))
+        _write_atomically(self.weights_path(scheduler), msgspec.json.encode(record))
 
     def owner(self) -> ProcessIdentity | None:
         """The process that made the run; None where the lock file is missing or was never filled."""
@@ -178,6 +171,13 @@ class Run:
         """Whether the process that made the run lives. Looks at its identity, not at the lock: trying a lock takes it."""
         owner = self.owner()
         return owner is not None and owner.is_alive()
+
+
+def with_replica(file_name: str, actor: str) -> str:
+    """`kv-events.ipc` of the actor `cache`, `kv-events.1.ipc` of `cache1`."""
+    stem, dot, suffix = file_name.rpartition(".")
+    index = actor[len(role_of(actor)) :]
+    return f"{stem}.{index}{dot}{suffix}" if index else file_name
 
 
 def open_run(directory: Path) -> Run:

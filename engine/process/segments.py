@@ -2,24 +2,41 @@
 
 counters.main          counters file
 mailbox.<receiver>     one per child
-broadcast.scheduler    scheduler to workers
-memfd                  KV arena: no name, vanishes with the last process that holds it
+broadcast.<scheduler>  one per replica: scheduler to its ranks
+prefix.<cache>         one per replica, where there are several: which blocks are cached there
+memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
+memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import StartError
 from engine.metrics import EVERY_ROLE, Metric, metrics_of
-from engine.process.topology import ROLES, SCHEDULER, SUPERVISOR, RingSizes, ring_sizes, senders_of
+from engine.process.topology import (
+    CACHE,
+    ROLES,
+    SCHEDULER,
+    SUPERVISOR,
+    RingSizes,
+    actors_of,
+    index_of,
+    readers_of,
+    ring_sizes,
+    role_of,
+    senders_of,
+)
 from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
+from shm.fingerprints import FingerprintSet, num_slots_for
+from shm.gang import GangHeader
 from shm.mailbox import Mailbox
+from shm.memory import available_memory_bytes
 from shm.segment import (
     DIRECTORY,
     MemoryFile,
@@ -30,46 +47,123 @@ from shm.segment import (
     unlink_segment,
 )
 
+PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
+_ARENA_ROLES = (CACHE, "worker")
 
 
 class RunSegments:
     """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
     that a name that was removed keeps no actor from coming back."""
 
-    def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, num_workers: int, arena_bytes: int) -> None:
-        """`names`: the children. StartError where there is no room."""
+    def __init__(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        sizes: RingSizes,
+        arena_bytes: int,
+        num_kv_blocks: int = 0,
+        comm_bytes: int = 0,
+        shares_experts: bool = False,
+    ) -> None:
+        """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
+        each gang, which are the ranks of a replica, or all that share experts. StartError: there is no room."""
         require_room(required_bytes(names, sizes), free_bytes())
+        schedulers = actors_of(SCHEDULER, names)
+        self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
         self._mailboxes: list[Mailbox] = []
         self.counters = Counters.create(run_id, (SUPERVISOR, *names), rows_of)
         self._hold = _lock_counters(run_id, fcntl.LOCK_SH)
         for name in names:
             senders = senders_of(name, names)
             self._mailboxes.append(Mailbox.create(run_id, name, senders, sizes.mailbox[name]))
-        self.broadcast = BroadcastWriter.create(run_id, SCHEDULER, max(1, num_workers), sizes.broadcast)
-        segments = [self.counters.segment, self.broadcast.segment, *(mailbox.segment for mailbox in self._mailboxes)]
+        self.broadcasts = {
+            scheduler: BroadcastWriter.create(run_id, scheduler, max(1, len(readers)), sizes.broadcast, readers or None)
+            for scheduler, readers in self._readers.items()
+        }
+        segments = [self.counters.segment, *(ring.segment for ring in self.broadcasts.values())]
+        segments += [mailbox.segment for mailbox in self._mailboxes]
+        caches = actors_of(CACHE, names) if len(self._readers) > 1 else ()
+        num_slots = num_slots_for(num_kv_blocks, PREFIX_BYTES // max(1, len(caches)))
+        self._prefixes = [FingerprintSet.create(run_id, cache, num_slots) for cache in caches]
+        segments += [prefixes.segment for prefixes in self._prefixes]
         self.descriptors = {
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
         hold_segments(self.descriptors)
-        self.arena: MemoryFile | None = MemoryFile.create("tokamak-kv-arena", arena_bytes) if arena_bytes else None
+        self.arenas = _create_arenas(len(self._readers), arena_bytes) if arena_bytes else []
+        replicas = list(self._readers.values())
+        self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shares_experts else replicas
+        self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._gangs] if comm_bytes else []
+        self.gangs = [GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._gangs, strict=False)]
 
     @classmethod
     def of(cls, config: EngineConfig, names: Sequence[str]) -> RunSegments:
         """The segments that `config` asks for."""
         sizes = ring_sizes(names, config.max_model_len)
-        return cls(config.run_id, names, sizes, config.num_ranks, config.kv_cache_bytes)
+        return cls(
+            config.run_id,
+            names,
+            sizes,
+            config.kv_cache_bytes,
+            config.num_kv_blocks,
+            config.comm_bytes,
+            config.enable_expert_parallel,
+        )
+
+    def arena_of(self, name: str) -> MemoryFile | None:
+        """The KV arena of the replica of a cache messenger or a rank; None: the actor gets none."""
+        if role_of(name) not in _ARENA_ROLES or not self.arenas:
+            return None
+        if role_of(name) == CACHE:
+            return self.arenas[index_of(name)]
+        return self.arenas[_place_in(self._readers.values(), name)[0]]
+
+    def comm_of(self, name: str) -> MemoryFile | None:
+        """The comm arena of a rank's gang; None: the actor gets none."""
+        return self._comms[_place_in(self._gangs, name)[0]] if self._comms and role_of(name) == "worker" else None
+
+    def evict(self, worker: str) -> None:
+        """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the gang's next epoch."""
+        replica, rank = _place_in(self._readers.values(), worker)
+        list(self.broadcasts.values())[replica].evict(rank)
+        self.set_member(worker, False)
+
+    def set_member(self, worker: str, is_member: bool) -> None:
+        """Whether a rank takes part in its gang."""
+        if self.gangs:
+            gang, rank = _place_in(self._gangs, worker)
+            self.gangs[gang].set_member(rank, is_member)
 
     def close(self) -> None:
         """Let go of the mappings; the segments stay."""
         for mailbox in self._mailboxes:
             mailbox.close()
-        self.broadcast.close()
+        for broadcast in self.broadcasts.values():
+            broadcast.close()
+        for prefixes in self._prefixes:
+            prefixes.close()
         self.counters.close()
-        if self.arena is not None:
-            self.arena.close()
+        for arena in (*self.arenas, *self._comms):
+            arena.close()
         let_go_of_segments(self.descriptors)
         os.close(self._hold)
+
+
+def _place_in(groups: Iterable[Sequence[str]], worker: str) -> tuple[int, int]:
+    """Which of `groups` a rank is in, and where in it."""
+    return next((index, ranks.index(worker)) for index, ranks in enumerate(groups) if worker in ranks)
+
+
+def _create_arenas(num_replicas: int, num_bytes: int) -> list[MemoryFile]:
+    available = available_memory_bytes()
+    if num_replicas > 1 and num_replicas * num_bytes > available:
+        raise StartError(
+            f"the KV arenas of {num_replicas} replicas need {num_replicas} times {_mebibytes(num_bytes)}, "
+            f"{_mebibytes(available)} are available; make them smaller (--num-kv-blocks or --kv-cache-memory), start fewer "
+            "replicas (--data-parallel-size) or free memory"
+        )
+    return [MemoryFile.create("tokamak-kv-arena", num_bytes) for _ in range(num_replicas)]
 
 
 def rows_of(role: str) -> tuple[Metric, ...]:
@@ -109,7 +203,8 @@ def _lock_counters(run_id: str, operation: int) -> int:
 def required_bytes(names: Sequence[str], sizes: RingSizes) -> int:
     """What the segments take in /dev/shm."""
     rings = sum(sizes.mailbox[name] * len(senders_of(name, names)) for name in names)
-    return rings + sizes.broadcast + _OVERHEAD_BYTES
+    num_replicas = max(1, len(actors_of(SCHEDULER, names)))
+    return rings + num_replicas * sizes.broadcast + (PREFIX_BYTES if num_replicas > 1 else 0) + _OVERHEAD_BYTES
 
 
 def free_bytes() -> int:
@@ -123,7 +218,7 @@ def require_room(needed: int, free: int) -> None:
         raise StartError(
             f"the rings need {_mebibytes(needed)} of shared memory, {DIRECTORY} has {_mebibytes(free)} free; enlarge it "
             "(docker run --shm-size=256m, or mount -o remount,size=256m /dev/shm), stop another engine, "
-            "or lower --max-model-len, --api-processes or --tokenizer-processes"
+            "or lower --max-model-len, --api-processes, --tokenizer-processes or --data-parallel-size"
         )
 
 

@@ -1,7 +1,8 @@
 """Who exists in an engine and who sends to whom: pure data that the supervisor, every actor and the tests read.
 
 Names are the role with an index (`api0`, `worker0`); a role of which a replica has one goes without it where there is one
-replica (`scheduler`, `cache`). A mailbox has one ring per sender; the supervisor's ring, the control ring, is always the first.
+replica (`scheduler`, `cache`). Ranks are numbered replica by replica: `worker<r>` is replica r // TP, tensor rank r % TP. A
+mailbox has one ring per sender; the supervisor's ring, the control ring, is always the first.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ SCHEDULER = "scheduler"
 CACHE = "cache"
 ROLES = (SUPERVISOR, "api", "tokenizer", SCHEDULER, CACHE, "worker")
 
-NUM_REPLICAS = 1  # schedulers, each with its ranks and its cache messenger
-
 STOP_ORDER = ("api", "tokenizer", SCHEDULER, "worker", CACHE)  # along a request's way: nobody loses what it still waits for
 
 TARGETS = {
@@ -29,6 +28,8 @@ TARGETS = {
     CACHE: "engine.cache.actor:CacheMessengerActor",
     "worker": "workers.worker:WorkerActor",
 }
+
+_OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other within their replica alone
 
 # receiver's role -> roles that send to it, besides the supervisor
 _SENDERS = {
@@ -42,6 +43,7 @@ _SENDERS = {
 # bytes of each ring of a receiver's mailbox, before they are fitted to the longest request and to the budget
 _RING_BYTES = {"api": 1 << 20, "tokenizer": 2 << 20, SCHEDULER: 2 << 20, CACHE: 512 << 10, "worker": 64 << 10}
 _BROADCAST_BYTES = 8 << 20
+_MIN_BROADCAST_BYTES = 256 << 10
 _MIN_RING_BYTES = 64 << 10
 _RECORDS_PER_RING = 4  # a ring holds at least this many of the longest records
 SHARED_BUDGET_BYTES = 48 << 20  # of the rings together, so that a container's 64 MB /dev/shm is enough
@@ -55,7 +57,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
 
 
 class RingSizes(msgspec.Struct, frozen=True):
-    """Bytes of each ring of a receiver's mailbox, and of the broadcast ring."""
+    """Bytes of each ring of a receiver's mailbox, and of each replica's broadcast ring."""
 
     mailbox: dict[str, int]
     broadcast: int
@@ -78,8 +80,8 @@ def actors_of(role: str, names: Iterable[str]) -> tuple[str, ...]:
 
 def partner_of(name: str, role: str, names: Sequence[str]) -> str:
     """The scheduler or cache messenger (`role`) of the replica to which `name` belongs; ranks are numbered replica by replica.
-    `names` are all actors."""
-    partners, peers = actors_of(role, names), actors_of(role_of(name), names)
+    `names` are all actors; where none is a partner (a test's), it is the one that a single replica would have."""
+    partners, peers = actors_of(role, names) or (role,), actors_of(role_of(name), names)
     return partners[index_of(name) * len(partners) // len(peers)]
 
 
@@ -88,8 +90,8 @@ def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
     counts = {
         "api": config.api_processes,
         "tokenizer": config.tokenizer_processes,
-        SCHEDULER: NUM_REPLICAS,
-        CACHE: NUM_REPLICAS,
+        SCHEDULER: config.data_parallel_size,
+        CACHE: config.data_parallel_size,
         "worker": config.num_ranks,
     }
     return tuple(ActorPlan(name, TARGETS[role]) for role, count in counts.items() for name in names_of(role, count))
@@ -100,7 +102,20 @@ def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:
     hears from everybody."""
     roles = _SENDERS.get(role_of(receiver))
     heard = [name for name in names if name not in (receiver, SUPERVISOR) and (roles is None or role_of(name) in roles)]
+    if role_of(receiver) in _OF_A_REPLICA:
+        heard = [name for name in heard if role_of(name) not in _OF_A_REPLICA or _are_partners(name, receiver, names)]
     return (SUPERVISOR, *heard)
+
+
+def readers_of(scheduler: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The ranks that read a scheduler's broadcast ring, tensor rank 0 first."""
+    names = tuple(names)
+    return tuple(name for name in actors_of("worker", names) if _are_partners(name, scheduler, names))
+
+
+def _are_partners(name: str, other: str, names: Sequence[str]) -> bool:
+    """Whether both are of one replica."""
+    return partner_of(name, SCHEDULER, names) == partner_of(other, SCHEDULER, names)
 
 
 def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
@@ -110,15 +125,19 @@ def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
     least = max(_MIN_RING_BYTES, _power_of_two_from(_RECORDS_PER_RING * longest_record))
     mailbox = {name: _ring_bytes(name, least) for name in receivers}
     broadcast = max(_BROADCAST_BYTES, 2 * least)
+    num_broadcasts = max(1, len(actors_of(SCHEDULER, names)))
+    num_rings = {name: len(senders_of(name, names)) for name in receivers}
 
     def total() -> int:
-        return broadcast + sum(size * len(senders_of(name, names)) for name, size in mailbox.items())
+        return num_broadcasts * broadcast + sum(size * num_rings[name] for name, size in mailbox.items())
 
     while total() > SHARED_BUDGET_BYTES:
         shrunk = {name: max(size // 2, min(size, least)) for name, size in mailbox.items()}
         if shrunk == mailbox:
             break
         mailbox = shrunk
+    while total() > SHARED_BUDGET_BYTES and broadcast > max(_MIN_BROADCAST_BYTES, 2 * least):
+        broadcast //= 2
     return RingSizes(mailbox, broadcast)
 
 

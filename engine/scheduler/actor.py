@@ -36,7 +36,7 @@ from engine.messages import (
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import earliest
-from engine.process.topology import index_of, role_of
+from engine.process.topology import role_of
 from engine.scheduler.aborts import Aborts
 from engine.scheduler.admission import AdmissionControl
 from engine.scheduler.batch_state import BatchState
@@ -87,8 +87,8 @@ class SchedulerActor(Actor):
         self.dispatcher = Dispatcher(writer, context.epoch)
         self.results = Results(context, self.batch)
         self.aborts = Aborts(context, self.batch)
-        self.weights = WeightState(context.run.weights())
-        self.ranks = Ranks(config.num_ranks)
+        self.weights = WeightState(context.run.weights(context.name))
+        self.ranks = Ranks(len(context.ranks))
         self.weight_updates = WeightUpdates(
             context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events
         )
@@ -127,6 +127,7 @@ class SchedulerActor(Actor):
             case Requests():
                 for request in message.requests():
                     self._on_request(request)
+                self.stats.show_load()
             case Abort():
                 self._on_abort(message)
             case Hello():
@@ -148,7 +149,8 @@ class SchedulerActor(Actor):
             case "tokenizer":
                 self.aborts.drop_tokenizer(name, epoch)
             case "worker":
-                self.ranks.restarted(index_of(name), epoch)
+                if name in self.context.ranks:
+                    self.ranks.restarted(self.context.ranks.index(name), epoch)
 
     def _dispatch(self) -> bool:
         """Choose and send the next step. False where there is nothing to do now."""
@@ -165,7 +167,7 @@ class SchedulerActor(Actor):
                     admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
         if output.rows:
-            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns())
+            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
         return bool(output.rows) or output.preempted is not None
 
@@ -223,10 +225,17 @@ class SchedulerActor(Actor):
     def _on_hello(self, sender: str, hello: Hello) -> None:
         if sender == self.context.cache:
             self.block_events.draw_anew()
-        elif hello.epoch >= self.context.peer_epoch(sender) and self.ranks.greet(index_of(sender), hello):
+            return
+        rank = self.context.ranks.index(sender)
+        if hello.epoch < self.context.peer_epoch(sender):
+            return
+        is_back = self.ranks.greet(rank, hello)
+        has_joined = self.ranks.joined(rank, hello)
+        if is_back or (has_joined and self.dispatcher.num_in_flight):
             self._dispatched_again.add(self.dispatcher.give_up_flight())
             self.batch.rollback_in_flight()
-            self.weight_updates.rank_came_back(index_of(sender))
+        if is_back:
+            self.weight_updates.rank_came_back(rank)
 
 
 def rejection(request: Request, error: RequestError) -> Rejected:

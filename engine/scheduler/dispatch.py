@@ -51,11 +51,11 @@ class Dispatcher:
     def has_unsent(self) -> bool:
         return len(self._outbox) > 0
 
-    def dispatch(self, rows: list[Row], batch: BatchState, now_ns: int) -> StepInFlight:
-        """Grow the block tables, advance the sequences, and send the rows as a step."""
+    def dispatch(self, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0) -> StepInFlight:
+        """Grow the block tables, advance the sequences, and send the rows as a step of this epoch of the ranks' gang."""
         rows.sort(key=_slot)
         flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
-        step = build_step(flight.step_id, rows, batch, now_ns)
+        step = build_step(flight.step_id, rows, batch, now_ns, gang_epoch)
         self._next_step_id += 1
         self._flight.append(flight)
         self.send(step)
@@ -89,7 +89,7 @@ class Dispatcher:
         return num_lost
 
 
-def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int) -> Step:
+def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0) -> Step:
     """The `Step` of these rows (in slot order), after which their sequences count as computed so far."""
     starts: list[SlotStart] = []
     columns = [array("i") for _ in range(6)]
@@ -125,6 +125,7 @@ def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int) ->
         block_indexes_,
         block_ids_,
         now_ns,
+        gang_epoch,
     )
 
 

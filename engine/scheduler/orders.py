@@ -17,6 +17,7 @@ from engine.messages import (
     Reply,
     ResetPrefixCache,
     Resume,
+    ReturnToWeights,
     WeightsState,
 )
 from engine.messages.control import WEIGHT_MODES
@@ -63,9 +64,11 @@ class Orders:
             case DropWeights(mode):
                 _check(mode, WEIGHT_MODES, "mode")
                 self._pause(command_id, mode, clears=True)
-            case ReloadWeights(path, mode, ranks):
+            case ReloadWeights(mode=mode):
                 _check(mode, WEIGHT_MODES, "mode")
-                self._reload(command_id, path, mode, ranks)
+                self._reload(command_id, order)
+            case ReturnToWeights(record):
+                self._updates.return_to(command_id, record)
             case _:
                 raise RequestError(f"the scheduler does not take {type(order).__name__}")
         return None
@@ -86,16 +89,16 @@ class Orders:
         self._updates.write(after)
         return Reply(command_id, 200, "resumed", self._updates.details())
 
-    def _reload(self, command_id: str, path: str, mode: str, ranks: list[int]) -> None:
+    def _reload(self, command_id: str, order: ReloadWeights) -> None:
         self._updates.refuse_while_changing("load weights")
-        unknown = [rank for rank in ranks if rank not in self._ranks.all]
+        unknown = [rank for rank in order.ranks if rank not in self._ranks.all]
         if unknown:
             raise RequestError(
                 f"there is no rank {unknown[0]}; the engine has ranks 0 to {len(self._ranks.all) - 1}", param="ranks"
             )
-        self._updates.write(self._weights.with_next_version())
-        after = self._weights.loaded(path or self._weights.path, ranks or self._ranks.all)
-        self._updates.begin(command_id, "load weights", mode, after)
+        self._updates.write(self._weights.with_next_version(order.version))
+        after = self._weights.loaded(order.path or self._weights.path, order.ranks or self._ranks.all, order.contents)
+        self._updates.begin(command_id, "load weights", order.mode, after)
 
 
 def _check(value: str, allowed: tuple[str, ...], param: str) -> None:

@@ -1,7 +1,7 @@
 """Which ranks take steps, and which weights each of them holds; what they should hold is in the run's record.
 
 Used by the scheduler process alone. A rank is there from its Hello on, which it sends when it has joined the broadcast ring,
-until the actor table shows a newer epoch of it.
+until the actor table shows a newer epoch of it. Ranks that exchange tensors greet again with each epoch of their gang.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class Rank:
     contents: str = ""
     epoch: int = 0
     is_there: bool = False
+    gang_epoch: int = 0  # that it joined last
 
 
 class Ranks:
-    """All ranks of the engine."""
+    """All ranks of the replica, by tensor rank."""
 
     def __init__(self, num_ranks: int) -> None:
         self._ranks = [Rank() for _ in range(num_ranks)]
@@ -37,8 +38,13 @@ class Ranks:
 
     @property
     def are_complete(self) -> bool:
-        """Every rank takes steps."""
-        return all(rank.is_there for rank in self._ranks)
+        """Every rank takes steps, and all are in one epoch of their gang."""
+        return all(rank.is_there and rank.gang_epoch == self.gang_epoch for rank in self._ranks)
+
+    @property
+    def gang_epoch(self) -> int:
+        """Of all ranks, once they are complete."""
+        return self._ranks[0].gang_epoch
 
     def greet(self, index: int, hello: Hello) -> bool:
         """A rank says that it is there. False where that is no news."""
@@ -48,6 +54,14 @@ class Ranks:
         rank.epoch, rank.is_there = hello.epoch, True
         rank.path, rank.version, rank.contents = hello.weight_path, hello.weight_version, hello.weight_contents
         return True
+
+    def joined(self, index: int, hello: Hello) -> bool:
+        """A rank that is there says in which epoch of the gang it is. False where that is no news."""
+        rank = self._ranks[index]
+        is_news = hello.epoch == rank.epoch and hello.gang_epoch != rank.gang_epoch
+        if is_news:
+            rank.gang_epoch = hello.gang_epoch
+        return is_news
 
     def restarted(self, index: int, epoch: int) -> None:
         """The actor table shows a new epoch, whose Hello may have come already."""

@@ -10,6 +10,7 @@ meanwhile, or fails, the record is what it comes back to:
     clear the weights   NORMAL, PAUSED            PAUSED            CLEARED
     resume              PAUSED, CLEARED           LOADING           NORMAL; at once after PAUSED
     load weights        NORMAL, PAUSED, CLEARED   LOADING           PAUSED after PAUSED, else NORMAL; path, version
+    go back             NORMAL, PAUSED, CLEARED   LOADING           what was before an order that another replica did not do
     repair              NORMAL, PAUSED, CLEARED   LOADING, CLEARED  nothing: ranks are made to hold what the record says
 """
 
@@ -30,6 +31,7 @@ _LEGAL_IN = {
     "clear the weights": (_NORMAL, _PAUSED),
     "resume": (_PAUSED, _CLEARED),
     "load weights": (_NORMAL, _PAUSED, _CLEARED),
+    "go back": (_NORMAL, _PAUSED, _CLEARED),
     "repair": (_NORMAL, _PAUSED, _CLEARED),
 }
 
@@ -39,6 +41,7 @@ _MEANWHILE = {
     "clear the weights": _PAUSED,
     "resume": _LOADING,
     "load weights": _LOADING,
+    "go back": _LOADING,
     "repair": _LOADING,
 }
 
@@ -86,16 +89,17 @@ class WeightState:
     def in_state(self, state: WeightsState) -> WeightsRecord:
         return replace(self.record, state=state)
 
-    def with_next_version(self) -> WeightsRecord:
-        """The next number is taken, whatever becomes of it."""
-        return replace(self.record, last_version=self.record.last_version + 1)
+    def with_next_version(self, version: int = 0) -> WeightsRecord:
+        """The next number, or `version`, is taken, whatever becomes of it."""
+        return replace(self.record, last_version=version or self.record.last_version + 1)
 
-    def loaded(self, path: str, ranks: Sequence[int]) -> WeightsRecord:
-        """These ranks hold the weights of `path` under the number that was taken last."""
+    def loaded(self, path: str, ranks: Sequence[int], contents: str = "") -> WeightsRecord:
+        """These ranks hold the weights of `path`, with these `contents` if any are given, under the number taken last."""
         version = self.record.last_version
         state = _PAUSED if self.record.state is _PAUSED else _NORMAL
         weights = tuple((path, version) if rank in ranks else held for rank, held in enumerate(self.record.ranks))
-        return replace(self.record, path=path, version=version, state=state, ranks=weights)
+        known = self.record.contents | ({version: contents} if contents else {})
+        return replace(self.record, path=path, version=version, state=state, ranks=weights, contents=known)
 
     def adopted(self, path: str, version: int) -> WeightsRecord:
         """All ranks hold what there is, for want of what was in use; none where there is nothing either (version 0)."""

@@ -16,9 +16,12 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec.structs import replace
+
 from engine.errors import RequestError
 from engine.messages import (
     ClearWeights,
+    Details,
     LoadWeights,
     Reply,
     WeightsChanged,
@@ -32,8 +35,6 @@ from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.weight_state import WeightState, conflict
-
-Details = dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]  # of a Reply
 
 
 class Phase(Enum):
@@ -76,6 +77,7 @@ class WeightUpdates:
         self._aborts = aborts
         self._block_events = block_events
         self._change: Change | None = None
+        self._return: tuple[str, WeightsRecord] | None = None  # an order that is to be taken back, once nothing else goes on
         self._num_repairs = 0
         self._unwritten = ""
         self._is_unwritten = context.counter("is_record_unwritten")
@@ -92,6 +94,10 @@ class WeightUpdates:
         """Take the change under way to its next phase if it can, or begin to repair a rank's weights. 1 where something was
         done."""
         change = self._change
+        if change is None and self._return is not None:
+            (command_id, record), self._return = self._return, None
+            self.begin(command_id, "go back", "requeue", record)
+            return 1
         if change is None:
             return self._repair()
         if change.phase is Phase.TELLING or not self._is_at_rest(change):
@@ -115,7 +121,7 @@ class WeightUpdates:
             return
         change.unanswered.discard(answer.rank)
         if answer.error:
-            change.errors.append(f"worker{answer.rank}: {answer.error}")
+            change.errors.append(f"{self._context.ranks[answer.rank]}: {answer.error}")
         else:
             self._ranks.changed(answer.rank, answer.path, answer.version, answer.contents)
         if change.unanswered:
@@ -134,14 +140,14 @@ class WeightUpdates:
             return
         for tell in change.tells:
             if isinstance(tell, LoadWeights):
-                self._fail(change, 503, f"worker{rank} died while {tell.path} was loaded")
+                self._fail(change, 503, f"{self._context.ranks[rank]} died while {tell.path} was loaded")
                 return
             self._dispatcher.send(tell)
             change.unanswered.add(rank)
 
     def rank_has_no_weights(self, rank: int, error: str) -> None:
         """It was told to clear them by a scheduler that died, and then got a step of this one."""
-        self._context.log.warning("worker%d: %s", rank, error)
+        self._context.log.warning("%s: %s", self._context.ranks[rank], error)
         self._rank_is_wrong(rank, "", 0)
 
     def _rank_is_wrong(self, rank: int, path: str, version: int, contents: str = "") -> None:
@@ -174,6 +180,11 @@ class WeightUpdates:
                 self._batch.waiting.hold()
             case "requeue":
                 self._batch.preempt_all()
+
+    def return_to(self, command_id: str, record: WeightsRecord) -> None:
+        """Make it as it was before an order that another replica did not carry out; no number is used twice."""
+        last_version = max(record.last_version, self._weights.record.last_version)
+        self._return = command_id, replace(record, last_version=last_version)
 
     def _tells(self, change: Change) -> list[LoadWeights | ClearWeights]:
         """What makes the ranks hold what they should."""
@@ -236,10 +247,11 @@ class WeightUpdates:
         run = self._context.run
         try:
             if record != self._weights.record:
-                run.write_weights(record)
+                run.write_weights(record, self._context.name)
         except OSError as error:
             raise RequestError(
-                f"the order cannot be written to {run.weights_path}: {error.strerror}; see to that directory and ask again",
+                f"the order cannot be written to {run.weights_path(self._context.name)}: {error.strerror}; see to that "
+                "directory and ask again",
                 status=503,
             ) from error
         self._weights.settle(record)

@@ -14,14 +14,13 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
-from engine.process.topology import CACHE, ActorPlan, role_of
+from engine.process.topology import ActorPlan, role_of
 from engine.supervisor.hangs import HangWatch
 from shm.process import ProcessIdentity
 
 LAST_LINES = 20
 _MAX_TAIL_BYTES = 64 << 10
 _PACKAGES = Path(__file__).resolve().parents[2]  # where `engine` and its sister packages are
-_ARENA_ROLES = (CACHE, "worker")
 
 
 @dataclass(slots=True)
@@ -84,9 +83,14 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments:
     command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
     command += ["--segments", ",".join(f"{name}={descriptor}" for name, descriptor in segments.descriptors.items())]
     pass_fds = (*segments.descriptors.values(),)
-    if role_of(plan.name) in _ARENA_ROLES and segments.arena is not None:
-        command += ["--arena-fd", str(segments.arena.fd)]
-        pass_fds += (segments.arena.fd,)
+    arena = segments.arena_of(plan.name)
+    if arena is not None:
+        command += ["--arena-fd", str(arena.fd)]
+        pass_fds += (arena.fd,)
+    comm = segments.comm_of(plan.name)
+    if comm is not None:
+        command += ["--comm-fd", str(comm.fd)]
+        pass_fds += (comm.fd,)
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

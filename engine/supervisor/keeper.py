@@ -76,7 +76,7 @@ class RunKeeper:
         os.close(self._lock)
 
     def _remember(self) -> None:
-        for path in (self._run.manifest_path, self._run.weights_path):
+        for path in (self._run.manifest_path, *map(self._run.weights_path, self._segments.broadcasts)):
             with contextlib.suppress(FileNotFoundError):  # no weights were changed yet
                 self._documents[path] = read_document(path)
 

@@ -21,7 +21,7 @@ from engine.options.resolve import ChooseKernels, as_built, resolve
 from engine.options.table import read_options
 from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
-from engine.process.topology import SUPERVISOR, ActorPlan, default_plan
+from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan
 from engine.supervisor.port import reserve_port
 from engine.supervisor.progress import Progress, terminal_progress
 from engine.supervisor.reaper import create_run, remove_run
@@ -77,7 +77,8 @@ def _open_run(
     open_until_end.callback(remove_run, run)
     try:
         run.write(run.model_path, model.encode())
-        run.write_weights(WeightsRecord.of_start(config))
+        for scheduler in actors_of(SCHEDULER, (actor.name for actor in plan)) or (SCHEDULER,):
+            run.write_weights(WeightsRecord.of_start(config), scheduler)
         run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
     except OSError as error:
         raise StartError(f"cannot write to {run.directory}: {error.strerror}; give another directory with --run-dir") from error

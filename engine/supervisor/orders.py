@@ -1,7 +1,8 @@
-"""Operators' orders at the supervisor: what it answers itself, and what it forwards to the scheduler's control ring.
+"""Operators' orders at the supervisor: what it answers itself, and what it forwards to the schedulers' control rings.
 
     ListActors, RestartActor, Shutdown     answered here
-    everything else                        a Command on the scheduler's control ring; its Reply comes back as an event
+    everything else                        a Command on each scheduler's control ring, whose Reply comes back as an event
+                                           (`replica_orders.py`)
 
 Every order is answered once: when it is done, or with 503 when whoever was to carry it out died meanwhile.
 """
@@ -12,11 +13,14 @@ import time
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.messages import Command, ListActors, Reply, RestartActor, Shutdown, encode
 from engine.process.control import ControlServer
+from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
 from engine.supervisor.child_process import Child
+from engine.supervisor.replica_orders import ReplicaOrders, spoken
 from shm.counters import ActorSnapshot
 from shm.mailbox import MailboxSender
 
@@ -30,6 +34,10 @@ class Engine(Protocol):
     plan: tuple[ActorPlan, ...]
     segments: RunSegments
     children: dict[str, Child]
+
+    @property
+    def run(self) -> Run:
+        """What is written down about it."""
 
     @property
     def is_serving(self) -> bool:
@@ -48,8 +56,9 @@ class Orders:
     def __init__(self, engine: Engine, server: ControlServer) -> None:
         self._engine = engine
         self._server = server
-        self._scheduler: MailboxSender | None = None
-        self._forwarded: set[str] = set()  # command ids that the scheduler has
+        self._senders: dict[str, MailboxSender] = {}  # to the schedulers
+        schedulers = actors_of(SCHEDULER, (plan.name for plan in engine.plan))
+        self._replicas = ReplicaOrders(engine.run, schedulers, self._tell, server.reply)
         self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
 
     def handle(self, command: Command) -> None:
@@ -66,31 +75,28 @@ class Orders:
                 self._forward(command)
 
     def answer(self, reply: Reply) -> None:
-        """The scheduler's answer to what was forwarded."""
-        self._forwarded.discard(reply.command_id)
-        self._server.reply(reply)
+        """A scheduler's answer to what was forwarded."""
+        self._replicas.take(reply)
 
     def actor_ready(self, name: str) -> None:
         """`name` came back: whoever asked for that gets the answer."""
         for command_id in self._restarting.pop(name, []):
             epoch = self._engine.children[name].epoch
             self._server.reply(Reply(command_id, 200, f"{name} is ready with epoch {epoch}", {"epoch": epoch}))
+        self._replicas.scheduler_ready(name)
 
     def actor_died(self, name: str, cause: str) -> None:
-        """What the dead scheduler was to do is not done by its successor."""
+        """What a dead scheduler was to do is not done by its successor."""
         if role_of(name) == SCHEDULER:
-            message = f"the scheduler died meanwhile ({cause}); look at the state and ask again"
-            for command_id in self._forwarded:
-                self._server.reply(Reply(command_id, 503, message))
-            self._forwarded.clear()
+            self._replicas.scheduler_died(name, cause)
 
     def refuse_open(self, cause: str) -> None:
         """The engine ends: nothing that is open gets done."""
         waiting = [command_id for command_ids in self._restarting.values() for command_id in command_ids]
-        for command_id in (*self._forwarded, *waiting):
+        for command_id in waiting:
             self._server.reply(Reply(command_id, 503, f"the engine ends: {cause}"))
-        self._forwarded.clear()
         self._restarting.clear()
+        self._replicas.refuse_open(cause)
 
     def _list(self, command: Command) -> None:
         now_ns = time.monotonic_ns()
@@ -110,17 +116,32 @@ class Orders:
             self._engine.restart(name)
 
     def _forward(self, command: Command) -> None:
-        child = next((self._engine.children[name] for name in actors_of(SCHEDULER, self._engine.children)), None)
-        if not self._engine.is_serving or child is None or not child.is_ready:
-            self._refuse(command, 503, "the scheduler is not ready; ask again in a moment")
+        trouble = "" if self._engine.is_serving else "the engine is not ready yet, or stops; ask again when it serves"
+        for scheduler in actors_of(SCHEDULER, (plan.name for plan in self._engine.plan)):
+            trouble = trouble or self._why_not_ready(scheduler)
+        if trouble:
+            self._refuse(command, 503, trouble)
             return
-        if self._scheduler is None:
+        try:
+            self._replicas.begin(command, self._engine.config.tensor_parallel_size)
+        except RequestError as error:
+            self._refuse(command, error.status, error.message)
+
+    def _why_not_ready(self, scheduler: str) -> str:
+        child = self._engine.children.get(scheduler)
+        return "" if child is not None and child.is_ready else f"{spoken(scheduler)} is not ready; ask again in a moment"
+
+    def _tell(self, scheduler: str, command: Command) -> str:
+        """Put a command on a scheduler's control ring; why that cannot be, else nothing."""
+        trouble = self._why_not_ready(scheduler)
+        if trouble:
+            return trouble
+        if scheduler not in self._senders:
             run_id = self._engine.config.run_id
-            self._scheduler = MailboxSender.attach(run_id, child.name, SUPERVISOR, _SUPERVISOR_EPOCH)
-        if self._scheduler.try_send(encode(Command(command.command_id, command.order, child.epoch))):
-            self._forwarded.add(command.command_id)
-        else:
-            self._refuse(command, 503, "the scheduler's control ring is full; ask again in a moment")
+            self._senders[scheduler] = MailboxSender.attach(run_id, scheduler, SUPERVISOR, _SUPERVISOR_EPOCH)
+        command.epoch = self._engine.children[scheduler].epoch
+        is_sent = self._senders[scheduler].try_send(encode(command))
+        return "" if is_sent else f"the control ring of {spoken(scheduler)} is full; ask again in a moment"
 
     def _refuse(self, command: Command, status: int, message: str) -> None:
         self._server.reply(Reply(command.command_id, status, message))

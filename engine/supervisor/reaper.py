@@ -82,8 +82,9 @@ def remove_run(run: Run) -> None:
     link = runs_root() / run.run_id
     if link.is_symlink():
         link.unlink()
-    with contextlib.suppress(OSError):
-        run.directory.rmdir()
+    for directory in (run.packed_path, run.directory):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _reap_run(entry: Path) -> bool:

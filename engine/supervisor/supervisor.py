@@ -28,7 +28,7 @@ from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usag
 from engine.process.control import ControlServer
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
-from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, index_of, role_of
+from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, role_of
 from engine.supervisor.child_process import Child, describe_exit, spawn
 from engine.supervisor.hangs import HangAction
 from engine.supervisor.keeper import RunKeeper
@@ -76,7 +76,7 @@ class Supervisor:
         self.plan = tuple(plan)
         self.segments = segments
         self.children: dict[str, Child] = {}
-        self._run = run
+        self.run = run
         self._progress = progress
         self._on_ready = on_ready
         self._phase = Phase.STARTING
@@ -231,7 +231,7 @@ class Supervisor:
     def _start_child(self, plan: ActorPlan, epoch: int) -> None:
         row = self._rows[plan.name]
         row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row is its own
-        child = spawn(self._run, self.config, plan, epoch, self.segments)
+        child = spawn(self.run, self.config, plan, epoch, self.segments)
         row.set_process(child.identity)
         self.children[plan.name] = child
         self._poller.register(child.pidfd, zmq.POLLIN)
@@ -248,7 +248,7 @@ class Supervisor:
         row.set_state(State.DEAD)
         cause = f"{child.name} died: {child.failure or how}"
         if role_of(child.name) == "worker":
-            self.segments.broadcast.evict(index_of(child.name))
+            self.segments.evict(child.name)
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready:
             self._fail(f"the engine cannot start: {cause}", child)
@@ -343,6 +343,8 @@ class Supervisor:
             return  # of a life that is over
         if event.state == State.READY.name:
             child.ready_s = time.monotonic()
+            if role_of(child.name) == "worker":
+                self.segments.set_member(child.name, True)
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
             child.failure = event.text

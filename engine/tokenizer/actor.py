@@ -27,6 +27,7 @@ from engine.messages import (
     Output,
     Outputs,
     Rejected,
+    Request,
     Submission,
     Submit,
     Tokenize,
@@ -42,8 +43,8 @@ from engine.tokenizer.lanes import Job, Lanes
 from engine.tokenizer.openings import Opening, Openings
 from engine.tokenizer.preparation import Answer, Preparation, Prepared, Refusal, is_light, refusal_of
 from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes
+from engine.tokenizer.replicas import UNKNOWN, Replicas
 from engine.tokenizer.sampling_rules import SamplingRules
-from engine.tokenizer.scheduler_channel import SchedulerChannel
 from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.text_stream import TextStream
 from engine.tokenizer.vocabulary import Vocabulary
@@ -61,7 +62,7 @@ class TokenizerActor(Actor):
         self._openings = Openings()
         self._gathering_since_ns = 0  # the first of the deltas that wait for the end of this turn; 0: none
         self._channels: dict[str, ApiChannel] = {}
-        self._to_scheduler = SchedulerChannel(context.outbox(context.scheduler))
+        self._replicas = Replicas(context)
         self._num_dropped = context.counter("messages_dropped_total")
         self._num_tokenized = context.counter("tokenized_tokens_total")
         self._num_detokenized = context.counter("detokenized_tokens_total")
@@ -120,22 +121,23 @@ class TokenizerActor(Actor):
 
     def on_stop(self) -> None:
         self._lanes.close()
+        self._replicas.close()
 
     def step(self) -> int:
         """Send what has gathered, take what helpers have done, open samples for a while."""
-        num_done = self._flush_channels() + self._to_scheduler.flush()
+        num_done = self._flush_channels() + self._replicas.flush()
         for job, answer in self._lanes.finished():
             num_done += 1
             if job.is_wanted:
                 self._take_answer(job, answer)
         num_done += self._open_samples()
         self._num_waiting_jobs.set(self._lanes.num_waiting)
-        return num_done + self._flush_channels() + self._to_scheduler.flush()
+        return num_done + self._flush_channels() + self._replicas.flush()
 
     def deadline_ns(self) -> int:
         if self._openings:
             return time.monotonic_ns()
-        is_waiting = self._to_scheduler.is_waiting or any(channel.is_waiting for channel in self._channels.values())
+        is_waiting = self._replicas.is_waiting or any(channel.is_waiting for channel in self._channels.values())
         retry_ns = time.monotonic_ns() + RETRY_INTERVAL_NS if is_waiting else 0
         look_ns = self._lanes.deadline_ns
         return min(retry_ns, look_ns) if retry_ns and look_ns else retry_ns or look_ns
@@ -152,6 +154,8 @@ class TokenizerActor(Actor):
         submits = [] if is_stale else [submit for submit in submission.submits() if not self._is_known(submit)]
         self._num_dropped.add(len(submission.samples) - len(submits))
         for submit in submits:
+            if submit.request_id in self._streams:
+                submit.replica = self._streams[submit.request_id].replica
             self._forget(submit.request_id)
         if not submits:
             return
@@ -167,9 +171,9 @@ class TokenizerActor(Actor):
     def _check_backlog(self) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
         limit = self.context.config.max_waiting
-        if self._to_scheduler.num_waiting >= limit:
+        if self._replicas.num_waiting >= limit:
             raise RequestError(
-                f"{self._to_scheduler.num_waiting} samples wait for the scheduler, the limit is {limit}; try again later",
+                f"{self._replicas.num_waiting} samples wait for the scheduler, the limit is {limit}; try again later",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,
@@ -206,7 +210,7 @@ class TokenizerActor(Actor):
         if attempt is not None and attempt <= abort.attempt:
             self._forget(abort.request_id)
         if not is_call:
-            self._to_scheduler.abort(key, abort)
+            self._replicas.abort(stream.replica if stream else UNKNOWN, key, abort)
 
     # -------------------------------------------------------------------------------------------------- prepared, opened
 
@@ -250,12 +254,20 @@ class TokenizerActor(Actor):
             self._channel(stream.api).add(stream.already_stopped())
             return
         try:
-            self._to_scheduler.request(opening.key, opening.request(self.context.name))
+            self._route(stream, opening.request(self.context.name), submit.pinned_replica)
         except RequestError as error:
             self._reject(submit.request_id, submit.attempt, submit.api, refusal_of(error))
             return
+        self._replicas.leave(stream.replica, stream.key, submit)
         self._streams[stream.request_id] = stream
         self._num_open.set(len(self._streams))
+
+    def _route(self, stream: TextStream, request: Request, pinned: int) -> None:
+        replica, num_tokens = self._replicas.choose(request, pinned, stream.refused_by)
+        self._replicas.request(replica, stream.key, request, num_tokens)
+        stream.replica = replica
+        if self._replicas.are_several and pinned == UNKNOWN:
+            stream.request = request
 
     # ---------------------------------------------------------------------------------------------- from the scheduler
 
@@ -267,6 +279,7 @@ class TokenizerActor(Actor):
             if stream is None or stream.attempt != output.attempt:
                 self._num_dropped.add(1)
                 continue
+            stream.request = None
             delta = stream.take(output)
             num_tokens += len(delta.token_ids)
             self._channels[stream.api].add(delta)
@@ -280,15 +293,26 @@ class TokenizerActor(Actor):
         if stream.has_stopped:
             self._num_stop_strings.add(1)
             if not output.finish_reason:
-                self._to_scheduler.abort(stream.key, Abort(stream.request_id, stream.attempt, finish_reason))
+                self._replicas.abort(stream.replica, stream.key, Abort(stream.request_id, stream.attempt, finish_reason))
 
     def _take_rejected(self, rejected: Rejected) -> None:
         stream = self._streams.get(rejected.request_id)
         if stream is None or stream.attempt != rejected.attempt:
             self._num_dropped.add(1)
             return
+        if rejected.status == 429 and stream.request is not None and self._is_rerouted(stream, stream.request):
+            return
         self._forget(rejected.request_id)
         self._channels[stream.api].post(rejected)
+
+    def _is_rerouted(self, stream: TextStream, request: Request) -> bool:
+        """A replica that others had filled meanwhile refused it: another one gets it, while one has room."""
+        stream.refused_by |= {stream.replica}
+        if not self._replicas.is_any_left(stream.refused_by):
+            return False
+        self._replicas.ended(stream.group_id)
+        self._route(stream, request, UNKNOWN)
+        return True
 
     # --------------------------------------------------------------------------------------------------------- sending
 
@@ -325,7 +349,7 @@ class TokenizerActor(Actor):
     def _abort(self, stream: TextStream) -> None:
         """End an open sample that nobody reads any more."""
         self._forget(stream.request_id)
-        self._to_scheduler.abort(stream.key, Abort(stream.request_id, stream.attempt))
+        self._replicas.abort(stream.replica, stream.key, Abort(stream.request_id, stream.attempt))
 
     # ------------------------------------------------------------------------------------------------------- what is known
 
@@ -346,7 +370,9 @@ class TokenizerActor(Actor):
 
     def _forget(self, request_id: str) -> None:
         """A sample or a call of which nobody wants to hear any more."""
-        if self._streams.pop(request_id, None) is not None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._replicas.ended(stream.group_id)
             self._num_open.set(len(self._streams))
         self._openings.drop(request_id)
         job = self._jobs.pop(request_id, None)

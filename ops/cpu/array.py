@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ops.modules import Columns
+
 ALIGNMENT = 64
 
 
@@ -31,12 +33,17 @@ class Rows:
 
 @dataclass(slots=True)
 class Array:
-    """[rows, width]. `owner` keeps the memory; an array of a recording has neither owner nor address until it is placed."""
+    """[rows, width]. `owner` keeps the memory; an array of a recording has neither owner nor address until it is placed.
+
+    Where this rank has some columns of a matrix alone (`columns`), the array is as wide as the matrix and the others mean
+    nothing; or, where it is narrower than the matrix (`whole_width`), it has just these."""
 
     rows: Rows
     width: int
     address: int = 0
     owner: np.ndarray | None = None
+    columns: Columns = ()
+    whole_width: int = 0  # 0: its own
     dtype: np.dtype | None = None  # where it is not the owner's
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 
 from ops import _cpu
 from ops.cpu.array import ALIGNMENT, Array, Rows, address_of, empty
+from ops.cpu.gang import Gang
 from ops.cpu.work import Work, bytes_of
 
 _INT = np.dtype(np.int32)
@@ -29,11 +30,16 @@ class Executor(Protocol):
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         """The number of rows that counts[index] holds, `limit` of them at most."""
 
+    gang: Gang | None  # the ranks that matrices are cut for
+
     def allocate(self, rows: Rows, width: int) -> Array:
         """Memory for an op's result, float32."""
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
         """Likewise, int32; what it holds is there until the next replay."""
+
+    def allocate_gathered(self, rows: Rows, width: int) -> Array:
+        """The same in the gang's buffers, for a gather that follows: nobody reads there any more what was before."""
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address. For
@@ -41,18 +47,28 @@ class Executor(Protocol):
 
 
 def _make(make: OpMaker, arguments: Sequence[Any], rows: Rows) -> _cpu.Op:
-    values = [value if isinstance(value, (int, float)) else address_of(value) for value in arguments]
+    values = [value if isinstance(value, (int, float, list)) else address_of(value) for value in arguments]
     return make(*values, rows.address, rows.limit)
 
 
 class Immediate:
     """Op by op."""
 
+    def __init__(self, gang: Gang | None = None) -> None:
+        self.gang = gang
+
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         return Rows(int(counts[index]))
 
     def allocate(self, rows: Rows, width: int) -> Array:
         memory = empty(rows.count * width)
+        return Array(rows, width, int(memory.ctypes.data), memory)
+
+    def allocate_gathered(self, rows: Rows, width: int) -> Array:
+        assert self.gang is not None, "one rank gathers nothing"
+        if rows.count:
+            self.gang.comm.barrier()
+        memory = self.gang.half(0, rows.count * width * 4)
         return Array(rows, width, int(memory.ctypes.data), memory)
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
@@ -78,11 +94,14 @@ class _Recorded:
 
 
 class Recording:
-    """A list of ops, and the results that wait for a place in memory."""
+    """A list of ops, and the results that wait for a place in memory. With a gang the tape begins with a barrier: from there on
+    nobody reads what was gathered in the replay before."""
 
-    def __init__(self) -> None:
+    def __init__(self, gang: Gang | None = None) -> None:
+        self.gang = gang
         self._ops: list[_Recorded] = []
         self._results: list[Array] = []
+        self._gathered: list[tuple[int, Array]] = []  # the op that makes it
         self._kept: list[Array] = []
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
@@ -91,6 +110,15 @@ class Recording:
     def allocate(self, rows: Rows, width: int) -> Array:
         array = Array(rows, width)
         self._results.append(array)
+        return array
+
+    def allocate_gathered(self, rows: Rows, width: int) -> Array:
+        assert self.gang is not None, "one rank gathers nothing"
+        if not self._gathered:
+            self._ops.insert(0, _Recorded(_cpu.collective, barrier_arguments(self.gang), rows, "", lambda: Work(0)))
+        memory = self.gang.half(len(self._gathered), rows.limit * width * 4)
+        array = Array(rows, width, int(memory.ctypes.data), memory)
+        self._gathered.append((len(self._ops), array))
         return array
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
@@ -111,7 +139,9 @@ class Recording:
                     life = lives[id(array)]
                     life[0], life[1] = min(life[0], index), max(life[1], index)
         for array in (output, *self._kept):
-            lives[id(array)][1] = len(self._ops)
+            if id(array) in lives:
+                lives[id(array)][1] = len(self._ops)
+        self._check_gathered()
         sizes = [-(-array.rows.limit * array.width * 4 // ALIGNMENT) * ALIGNMENT for array in self._results]
         offsets, num_bytes = place(
             [(lives[id(array)][0], lives[id(array)][1], size) for array, size in zip(self._results, sizes, strict=True)]
@@ -122,6 +152,16 @@ class Recording:
             array.address = int(arena.ctypes.data) + offset
         ops = [_make(op.make, op.arguments, op.rows) for op in self._ops]
         return Tape(_cpu.Tape(ops), num_bytes, self._ops)
+
+    def _check_gathered(self) -> None:
+        """Each is read before the next one's barrier: then two halves are enough."""
+        for (_, array), (end, _) in zip(self._gathered, self._gathered[1:], strict=False):
+            late = [op.make.__name__ for op in self._ops[end + 1 :] if any(value is array for value in op.arguments)]
+            assert not late, f"{late[0]} reads a gathered array after the next gather"
+
+
+def barrier_arguments(gang: Gang) -> tuple[Any, ...]:
+    return (None, None, gang.comm.address, _cpu.COMM_KINDS.index("barrier"), 0, 0, None, None)
 
 
 def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:

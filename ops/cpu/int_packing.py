@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from ops import _cpu
-from ops.weight_format import QuantizedWeight, Source, Store, WeightFormat, float32
+from ops.weight_format import Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
 KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
 
@@ -37,14 +37,15 @@ class IntPacking:
         assert not format.is_folded or (format.kind, format.has_offsets) == ("int4", False), f"{name}: {format}"
         assert not format.is_folded or format.group_size in _cpu.FOLDED_GROUPS, f"{name}: {format}"
 
-    def keep(self, store: Store) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Values uint8 [panels, lines, LINE]; scales, multipliers and offsets, as far as the format has them."""
+    def keep(self, store: Store, panels: Parts = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Values uint8 [panels, lines, LINE]; scales, multipliers and offsets, as far as the format has them. `panels`: those
+        that will be read; none: all."""
         num_matrices = len(self._sources)
 
         def keep(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
             fill = self._fill_values if name == "weight" else partial(self._fill, name)
             fills = [partial(fill, index) for index in range(num_matrices)]
-            return store.keep(f"{self._name}.{name}", (num_matrices * shape[0], *shape[1:]), dtype, fills)
+            return store.keep(f"{self._name}.{name}", (num_matrices * shape[0], *shape[1:]), dtype, fills, panels)
 
         num_panels = -(-self._num_outputs // _cpu.PANEL)
         num_lines = -(-self._num_inputs // (4 if self._is_int8 else 8))

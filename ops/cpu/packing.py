@@ -18,7 +18,7 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
-from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Rotary, Router
+from ops.modules import Columns, Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Rotary, Router
 from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
@@ -58,6 +58,14 @@ def layout() -> str:
     sources = b"".join(Path(file).read_bytes() for file in (__file__, int_packing.__file__))
     digest = hashlib.sha256(sources + f"{native.st_size} {native.st_mtime_ns}".encode())
     return f"{_cpu.variant()} {digest.hexdigest()[:16]}"
+
+
+def panels_of(columns: Columns) -> list[tuple[int, int]]:
+    """The panels that have these columns, each once."""
+    panels: list[tuple[int, int]] = []
+    for begin, end in columns:
+        panels.append((max(begin // _cpu.PANEL, panels[-1][1] if panels else 0), -(-end // _cpu.PANEL)))
+    return panels
 
 
 def _float32(source: Source) -> np.ndarray:
@@ -155,7 +163,7 @@ def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) 
     format = module.format
     if format.kind not in KINDS:
         return _packed_floats(name, module, sources, store)
-    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store)
+    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store, _panels_read(module))
     values, scales, multipliers, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in found)
     assert values is not None
     return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, format.group_size)
@@ -164,10 +172,17 @@ def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) 
 def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
     """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
     kind = module.format.kind
-    size = -(-module.width // _cpu.PANEL) * _panel_size(kind, module.num_inputs)
+    panel = _panel_size(kind, module.num_inputs)
+    size = -(-module.width // _cpu.PANEL) * panel
+    parts = [(begin * panel, end * panel) for begin, end in _panels_read(module)]
     fills = [partial(_fill_panels, kind, source) for source in sources]
-    values = store.keep(f"{name}.weight", (len(sources) * size,), _DTYPES[kind], fills)
+    values = store.keep(f"{name}.weight", (len(sources) * size,), _DTYPES[kind], fills, parts)
     return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))
+
+
+def _panels_read(module: Linear) -> list[tuple[int, int]]:
+    """Those of the panels that this rank reads; none: all."""
+    return panels_of(() if module.is_looked_up else module.columns)
 
 
 def _fill_panels(kind: str, source: Source, packed: np.ndarray) -> None:

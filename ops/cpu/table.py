@@ -14,7 +14,8 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
-from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack
+from ops.cpu.gang import ExpertGang
+from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack, panels_of
 from ops.cpu.work import (
     Work,
     attention_work,
@@ -83,7 +84,7 @@ class CpuOps:
         return inputs
 
     def embedding(self, inputs: Inputs, module: Embedding) -> Array:
-        return self._gather(module.weight, inputs.token_ids, module.num_rows, module.width, self._rows(inputs))
+        return self._look_up(module.weight, inputs.token_ids, module.num_rows, module.width, self._rows(inputs))
 
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
         return self._take_rows(x, row_ids, rows_of(row_ids))
@@ -95,9 +96,12 @@ class CpuOps:
 
     def _take_rows(self, x: Tensor, row_ids: Tensor, rows: Rows) -> Array:
         table = PackedWeight(WEIGHT_KINDS.index("float32"), x, is_in_panels=False)
-        return self._gather(table, row_ids, rows_of(x).limit, x.shape[1], rows)
+        y = self._look_up(table, row_ids, rows_of(x).limit, x.shape[1], rows)
+        if isinstance(x, Array):
+            y.columns, y.whole_width = x.columns, x.whole_width
+        return y
 
-    def _gather(self, table: PackedWeight, row_ids: Tensor, num_rows: int, width: int, rows: Rows) -> Array:
+    def _look_up(self, table: PackedWeight, row_ids: Tensor, num_rows: int, width: int, rows: Rows) -> Array:
         y = self._executor.allocate(rows, width)
         self._executor.emit(
             _cpu.embedding,
@@ -119,6 +123,7 @@ class CpuOps:
 
     def linear(self, x: Tensor, module: Linear) -> Array:
         y = self._executor.allocate(rows_of(x), module.width)
+        y.columns = module.columns
         weight: PackedWeight = module.weight
         self._executor.emit(
             _cpu.linear,
@@ -133,6 +138,7 @@ class CpuOps:
             module.num_inputs,
             module.width,
             weight.group_size,
+            [panel for panels in panels_of(module.columns) for panel in panels],
             rows=y.rows,
             name=module.name,
             work=lambda: linear_work(y, x, module),
@@ -157,12 +163,17 @@ class CpuOps:
     def rotate_and_store(
         self, inputs: Inputs, qkv: Tensor, rotary: Rotary, norm: HeadNorm | None, shape: AttentionShape, cache: LayerCache
     ) -> Array:
-        queries = self._executor.allocate(rows_of(qkv), shape.queries_width)
+        own, dim = shape.heads, shape.head_dim
+        queries = self._queries(rows_of(qkv), shape)
         query_weight, key_weight = (None, None) if norm is None else norm.weight
         self._executor.emit(
             _cpu.rotate_and_store,
             queries,
             qkv,
+            qkv.shape[1],
+            own.first * dim,
+            shape.queries_width + own.first_kv * dim,
+            shape.queries_width + shape.keys_width + own.first_kv * dim,
             cache.keys,
             cache.values,
             inputs.positions,
@@ -173,20 +184,31 @@ class CpuOps:
             query_weight,
             key_weight,
             0.0 if norm is None else norm.epsilon,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
+            own.count,
+            own.kv_count,
+            dim,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
+            own.first_kv,
+            shape.num_kv_heads,
             rows=queries.rows,
             work=lambda: rotation_work(queries, qkv, cache),
         )
         return queries
 
+    def _queries(self, rows: Rows, shape: AttentionShape) -> Array:
+        """Room for the rank's heads side by side."""
+        own = shape.heads
+        y = self._executor.allocate(rows, own.count * shape.head_dim)
+        if shape.own is not None:
+            y.columns = ((own.first * shape.head_dim, (own.first + own.count) * shape.head_dim),)
+            y.whole_width = shape.queries_width
+        return y
+
     def attention(self, inputs: AttentionMetadata, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
         group = shape.num_heads // shape.num_kv_heads
         assert group <= _cpu.MAX_GROUP, f"{group} queries share a key, the native ops take {_cpu.MAX_GROUP}"
-        y = self._executor.allocate(rows_of(queries), shape.queries_width)
+        y = self._queries(rows_of(queries), shape)
         self._executor.emit(
             _cpu.attention,
             y,
@@ -198,12 +220,14 @@ class CpuOps:
             inputs.sequence_starts,
             inputs.block_tables,
             inputs.block_tables.shape[1],
-            shape.num_heads,
-            shape.num_kv_heads,
+            shape.heads.count,
+            shape.heads.kv_count,
             shape.head_dim,
             shape.sliding_window,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
+            shape.heads.first_kv,
+            shape.num_kv_heads,
             rows=self._executor.rows(inputs.host_counts, NUM_SEQUENCES, inputs.max_rows),
             work=lambda: attention_work(y, queries, inputs, shape, cache),
         )
@@ -297,7 +321,33 @@ class CpuOps:
     def activate_and_multiply(self, x: Tensor, activation: str) -> Array:
         width = x.shape[1] // 2
         y = self._executor.allocate(rows_of(x), width)
-        self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, rows=y.rows)
+        y.columns = x.columns[:1] if isinstance(x, Array) else ()
+        begin, end = y.columns[0] if y.columns else (0, width)
+        self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, begin, end, rows=y.rows)
+        return y
+
+    def gather(self, x: Tensor) -> Tensor:
+        gang = self._executor.gang
+        if not isinstance(x, Array) or not x.columns:
+            return x
+        ((begin, end),) = x.columns
+        width = x.whole_width or x.width
+        assert gang is not None, f"columns [{begin}, {end}) of {width}, and no rank has the others"
+        y = self._executor.allocate_gathered(x.rows, width)
+        first = begin if width == x.width else 0
+        self._executor.emit(
+            _cpu.gather,
+            y,
+            x,
+            gang.comm.address,
+            width,
+            x.width,
+            begin,
+            first,
+            end - begin,
+            rows=y.rows,
+            work=lambda: Work(2 * 4 * (end - begin) * y.rows.count),
+        )
         return y
 
     def route(self, x: Tensor, module: Router) -> Routing:
@@ -327,7 +377,8 @@ class CpuOps:
     def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
         rows, num_chosen = rows_of(x), routing.ids.shape[1]
         y = self._executor.allocate(rows, module.num_inputs)
-        results = self._executor.allocate(rows, num_chosen * module.num_inputs)
+        gang = None if module.owners is None or self._executor.gang is None else self._executor.gang.experts
+        results = None if gang else self._executor.allocate(rows, num_chosen * module.num_inputs)
         packed: PackedExperts = module.weight
         self._executor.emit(
             _cpu.experts,
@@ -344,6 +395,9 @@ class CpuOps:
             module.inner,
             module.num_experts,
             num_chosen,
+            *(_windows(gang) if gang else (0, None, 0, 0, 1)),
+            module.owners,
+            module.counts,
             rows=rows,
             name=module.name,
             work=lambda: experts_work(y, x, routing, module),
@@ -351,12 +405,16 @@ class CpuOps:
         return y
 
 
+def _windows(gang: ExpertGang) -> tuple[Any, ...]:
+    return gang.comm.address, gang.windows, gang.max_rows, gang.first_rank, gang.num_ranks
+
+
 def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
     return weight.kind, weight.values, weight.scales, weight.multipliers, weight.offsets, weight.group_size
 
 
 def make_table(executor: Executor) -> OpTable:
-    """The table whose ops go to `executor`."""
+    """The table whose ops go to `executor`, and gather with its gang."""
     ops: Any = CpuOps(executor)
     return OpTable(
         name="native",
@@ -377,6 +435,7 @@ def make_table(executor: Executor) -> OpTable:
         keep_rows=ops.keep_rows,
         activate_and_multiply=ops.activate_and_multiply,
         take_rows=ops.take_rows,
+        gather=ops.gather,
         route=ops.route,
         experts=ops.experts,
         store_latent=ops.store_latent,

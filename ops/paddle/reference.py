@@ -444,6 +444,7 @@ TABLE = OpTable(
     keep_rows=keep_rows,
     activate_and_multiply=activate_and_multiply,
     take_rows=take_rows,
+    gather=lambda x: x,  # there is one rank
     route=route,
     experts=experts,
     store_latent=store_latent,

@@ -89,7 +89,7 @@ def test_kv_events(engine: EngineProcess) -> None:
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     try:
-        socket.connect(engine.run.kv_events_endpoint)
+        socket.connect(engine.run.kv_events_endpoint())
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         events: list[dict[str, object]] = []
 

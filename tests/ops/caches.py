@@ -37,9 +37,10 @@ def _store(
     cosines, sines = np.ones(head_dim, np.float32), np.zeros(head_dim, np.float32)
     partners = np.arange(head_dim, dtype=np.int32)
     arrays = [rows, *kept, positions, slots, cosines, sines, partners]
-    addresses = [array.ctypes.data for array in arrays]
-    shape = (0.0, 0, num_kv_heads, head_dim, KV_TYPES.index(dtype), block_size)
-    _cpu.run(_cpu.rotate_and_store(0, *addresses, 0, 0, *shape, 0, num_slots))
+    first, *others = (array.ctypes.data for array in arrays)
+    places = (rows.shape[1], 0, 0, keys.shape[1])
+    shape = (0.0, 0, num_kv_heads, head_dim, KV_TYPES.index(dtype), block_size, 0, num_kv_heads)
+    _cpu.run(_cpu.rotate_and_store(0, first, *places, *others, 0, 0, *shape, 0, num_slots))
 
 
 def contents(k: OpTable, cache: LayerCache, num_kv_heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:

@@ -65,7 +65,7 @@ def test_a_long_product_has_several_tasks(word: np.ndarray) -> None:
     report_progress_to(bias[-2:].view(np.uint64).data)
     kind = WEIGHT_KINDS.index("float32")
     to, of, by, plus = (address_of(array) for array in (y, x, weight, bias))
-    _cpu.run(_cpu.linear(to, of, kind, by, 0, 0, 0, plus, inputs, outputs, 0, 0, rows))
+    _cpu.run(_cpu.linear(to, of, kind, by, 0, 0, 0, plus, inputs, outputs, 0, [], 0, rows))
     assert not y.reshape(rows, outputs)[:, :-2].any()
     assert y[-2:].view(np.uint64)[0] > 0
 

@@ -15,6 +15,8 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.messages import SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
+from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
 from workers.runner import ModelRunner
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe", "deepseek_v3")
@@ -24,14 +26,23 @@ def int32(values: Iterable[int]) -> bytes:
     return np.array(list(values), np.int32).tobytes()
 
 
-def make_runner(path: Path, *, load: bool = True, **options: Any) -> ModelRunner:
-    """A runner over an arena of its own, with the weights of `path`."""
+def make_runner(
+    path: Path,
+    *,
+    load: bool = True,
+    communicator: Communicator | None = None,
+    arena: memoryview | None = None,
+    experts: ExpertRank | None = None,
+    **options: Any,
+) -> ModelRunner:
+    """A runner over an arena, by default of its own, with the weights of `path`."""
     model = ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32, **options}
     spec = KVCacheSpec.of(model, settings["block_size"], settings.get("kv_cache_dtype", "float32"))
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings)
-    runner = ModelRunner(config, model, memoryview(bytearray(num_bytes)))
+    memory = memoryview(bytearray(num_bytes)) if arena is None else arena
+    runner = ModelRunner(config, model, memory, communicator=communicator, experts=experts)
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
 
+from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.record import ModelRecord
 from engine.errors import CheckpointError
@@ -37,6 +39,7 @@ from engine.process.segments import RunSegments, unlink_segments
 from shm.counters import State
 from shm.mailbox import Mailbox
 from tests.configurations import engine_config
+from tests.waiting import wait_until
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, int32, make_runner
 from workers.worker import WorkerActor
@@ -60,24 +63,27 @@ class Engine:
             kv_cache_bytes=KVCacheSpec.of(shape, 16, "float32").arena_bytes(NUM_BLOCKS),
             run_id=new_run_id(),
             run_dir=str(directory),
+            comm_bytes=comm_bytes(shape, int(options.get("tensor_parallel_size", 1)), 512, 32),
             **options,
         )
         self.run = Run(self.config.run_id, directory)
         self.run.write(self.run.model_path, ModelRecord.read(self.model).encode())
         self.run.write_weights(WeightsRecord.of_start(self.config))
-        self.segments = RunSegments.of(self.config, NAMES)
+        names = (*NAMES, *(f"worker{rank}" for rank in range(1, self.config.num_ranks)))
+        self.segments = RunSegments.of(self.config, names)
         self.zmq = zmq.Context()
         self.events = self.zmq.socket(zmq.PULL)
         self.events.bind(self.run.events_endpoint)
-        for name in NAMES:
+        for name in names:
             self.segments.counters.actor(name).begin_epoch(1, 0)
         self.mailbox = Mailbox.attach(self.config.run_id, "scheduler", 1)
         self.workers: list[WorkerActor] = []
 
     def worker(self, epoch: int = 1) -> WorkerActor:
         """A started worker; an earlier one is as good as dead."""
-        assert self.segments.arena is not None
-        context = ActorContext(self.run, self.config, "worker0", epoch, self.segments.arena.fd)
+        comm = self.segments.comm_of("worker0")
+        comm_fd = -1 if comm is None else comm.fd
+        context = ActorContext(self.run, self.config, "worker0", epoch, self.segments.arenas[0].fd, comm_fd)
         worker = WorkerActor(context)
         self.workers.append(worker)
         worker.on_start()
@@ -92,7 +98,7 @@ class Engine:
         self.config = msgspec.structs.replace(self.config, weight_cache_dir=str(directory))
 
     def send(self, message: Message) -> None:
-        assert self.segments.broadcast.try_send(encode(message))
+        assert self.segments.broadcasts["scheduler"].try_send(encode(message))
 
     def received(self) -> list[Message]:
         messages = []
@@ -410,7 +416,55 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
     worker = engine.worker()
     engine.send(ClearWeights("c"))
     ActorLoop(worker).turn()
-    assert engine.segments.broadcast.active_readers() == [0]
+    assert engine.segments.broadcasts["scheduler"].active_readers() == [0]
     worker.on_stop()
-    assert engine.segments.broadcast.active_readers() == []
+    assert engine.segments.broadcasts["scheduler"].active_readers() == []
     assert worker.context.row.state != State.FAILED
+
+
+# ------------------------------------------------------------------------------------------------------------- gangs
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Engine]:
+    """The first of two ranks; its peer is this test."""
+    made = Engine(tmp_path, tensor_parallel_size="2")
+    yield made
+    made.close()
+
+
+def test_a_rank_greets_as_a_member_and_with_each_epoch(pair: Engine) -> None:
+    worker = pair.worker()
+    assert pair.received() == []
+    for rank in ("worker0", "worker1"):
+        pair.segments.set_member(rank, True)
+        worker.step()
+        hello = hello_of(pair)
+        assert (hello.actor, hello.gang_epoch) == ("worker0", pair.segments.gangs[0].epoch)
+    worker.step()
+    assert pair.received() == []
+    worker.on_peer("scheduler", 2)
+    assert hello_of(pair).gang_epoch == 3
+
+
+def test_a_step_ends_with_its_gang(pair: Engine) -> None:
+    """The peer never comes, and is gone then: the step has no result, the rank greets with the new epoch. It stays."""
+    worker = pair.worker()
+    for rank in ("worker0", "worker1"):
+        pair.segments.set_member(rank, True)
+    worker.step()
+    hello_of(pair)
+    step = msgspec.structs.replace(step_of(7, PROMPT, 0, is_start=True), gang_epoch=3)
+    pair.send(step)
+    running = Thread(target=worker.step)
+    running.start()
+    gang = pair.segments.gangs[0]
+    wait_until(lambda: gang.last_call(0).step == 7, what="rank 0 waits")
+    pair.segments.evict("worker1")
+    running.join()
+    hello = hello_of(pair)
+    assert (hello.epoch, hello.gang_epoch) == (1, gang.epoch)
+    pair.segments.set_member("worker1", True)
+    pair.send(step)  # of an epoch that is over
+    worker.step()
+    assert hello_of(pair).gang_epoch == gang.epoch

@@ -15,6 +15,8 @@ import numpy as np
 
 from ops import _cpu
 from ops.cpu import table as native
+from ops.cpu.executors import Immediate
+from ops.cpu.gang import Gang
 from ops.modules import Tensor
 from ops.table import OpTable
 from workers.devices import kernels
@@ -38,12 +40,12 @@ class Device(Protocol):
 
 class HostDevice:
     """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
-    variant of the kernels that `variants` has for each part."""
+    variant of the kernels that `variants` has for each part. `gang`: the ranks that share a model's matrices."""
 
-    def __init__(self, num_threads: int, cores: list[int], variants: Mapping[str, str]) -> None:
+    def __init__(self, num_threads: int, cores: list[int], variants: Mapping[str, str], gang: Gang | None = None) -> None:
         kernels.select(variants)
         _cpu.set_num_threads(num_threads, cores)
-        self.ops = native.TABLE
+        self.ops = native.make_table(Immediate(gang))
         if missing := missing_variants():
             _LOG.warning(
                 "kernels: %s, though this processor runs %s; tools/serve builds them", _cpu.variant(), ", ".join(missing)
@@ -64,7 +66,13 @@ def missing_variants() -> list[str]:
 
 
 def make_device(
-    name: str, ops: str, num_threads: int, rank: int = 0, num_ranks: int = 1, variants: Mapping[str, str] | None = None
+    name: str,
+    ops: str,
+    num_threads: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+    variants: Mapping[str, str] | None = None,
+    gang: Gang | None = None,
 ) -> Device:
     """The device "cpu", "gpu" or "xpu" with the op table "native" (on a CPU alone) or "reference". Raises OptionError where the
     installed Paddle has no such device."""
@@ -72,7 +80,8 @@ def make_device(
         assert name == "cpu", f"there are no native ops for {name}"
         allowed = os.sched_getaffinity(0)
         cores = rank_cores(rank, num_ranks, num_threads, allowed, os.cpu_count() or len(allowed))
-        return HostDevice(num_threads, cores, variants or {})
+        return HostDevice(num_threads, cores, variants or {}, gang)
+    assert gang is None, "reference ops share no matrices"
     configure_blas(num_threads)
     from workers.devices.paddle import PaddleDevice  # Paddle reads the settings of its BLAS when it is loaded
 

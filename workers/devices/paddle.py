@@ -1,5 +1,5 @@
-"""A Paddle place with the reference ops. The one module of the worker, besides the ops themselves, that imports Paddle; made by
-`device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors are the same memory.
+"""A Paddle place with the reference ops. Besides the ops themselves and `parallel/gloo.py` the one module that imports Paddle;
+made by `device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors are the same memory.
 """
 
 from __future__ import annotations

@@ -10,14 +10,15 @@ from importlib import import_module
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
 from workers.models.llama import Llama
+from workers.parallel.share import TensorShare
 from workers.weights.declaration import Weights
 
 Model = Llama  # what every model offers: `forward` and `logits`
 
 
-def declare_model(config: ModelConfig) -> tuple[Model, Weights]:
-    """The model of `config`, its weights declared and empty."""
+def declare_model(config: ModelConfig, share: TensorShare = TensorShare()) -> tuple[Model, Weights]:  # noqa: B008 - frozen
+    """The model of `config`, as a rank with this share of it computes it, its weights declared and empty."""
     module_name, _, class_name = FAMILIES[config.architecture].model.partition(":")
     model_class: type[Model] = getattr(import_module(module_name), class_name)
-    weights = Weights()
+    weights = Weights(share)
     return model_class(config, weights), weights

@@ -12,6 +12,7 @@ from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Norm, Tensor
 from ops.table import Inputs, OpTable
 from workers.models.mlp import Mixture, Mlp, feed_forward
+from workers.parallel.share import head_columns
 from workers.weights.declaration import Weights
 
 
@@ -37,8 +38,8 @@ class LlamaLayer:
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
         prefix = f"model.layers.{index}"
         hidden = config.hidden_size
-        self.shape = AttentionShape(
-            config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index]
+        self.shape = weights.share.heads(
+            AttentionShape(config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index])
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width
         self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.rms_norm_eps)
@@ -47,6 +48,7 @@ class LlamaLayer:
             hidden,
             [queries, keys, keys],
             config.has_qkv_bias,
+            head_columns(self.shape),
         )
         self.head_norm: HeadNorm | None = None
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
@@ -57,7 +59,8 @@ class LlamaLayer:
         return ops.rotate_and_store(inputs, ops.linear(h, self.qkv), angles, self.head_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
-        return ops.linear(ops.attention(step, queries, self.shape, cache), self.output)
+        h = ops.gather(ops.attention(step, queries, self.shape, cache))
+        return ops.gather(ops.linear(h, self.output))
 
 
 class Llama:
@@ -74,6 +77,7 @@ class Llama:
         self.head = weights.linear([head], config.hidden_size, [config.vocab_size])
         if config.tie_word_embeddings:
             self.embedding.tied = self.head
+            self.head.is_looked_up = True
         self.rotary = weights.rotary(config.rope, config.head_dim)
 
     def forward(self, ops: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
@@ -96,4 +100,4 @@ class Llama:
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab]."""
-        return ops.linear(ops.take_rows(hidden, row_ids), self.head)
+        return ops.gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))

@@ -19,7 +19,8 @@ class Mlp:
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
 
     def forward(self, ops: OpTable, h: Tensor) -> Tensor:
-        return ops.linear(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation), self.down)
+        h = ops.gather(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation))
+        return ops.gather(ops.linear(h, self.down))
 
 
 class Mixture:

@@ -56,10 +56,14 @@ class Scores:
         )
 
 
+def num_top(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray) -> int:
+    """How many of the best tokens are wanted at most."""
+    return min(max(int(slots.sampling["num_logprobs"][slot_ids].max(initial=0)), 0), int(logits.shape[1]))
+
+
 def sample(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray, positions: np.ndarray) -> Scores:
     """Draw the token at `positions[i]` of slot `slot_ids[i]` (both int32 [n]) from row i of `logits` (float32 [n, vocab])."""
-    num_top = max(int(slots.sampling["num_logprobs"][slot_ids].max(initial=0)), 0)
-    scores = Scores.of(np.empty(len(slot_ids), np.int32), min(num_top, logits.shape[1]))
+    scores = Scores.of(np.empty(len(slot_ids), np.int32), num_top(logits, slots, slot_ids))
     slot_ids, positions = np.ascontiguousarray(slot_ids, np.int32), np.ascontiguousarray(positions, np.int32)
     _cpu.sample(
         _address_of(logits),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording
+from ops.cpu.gang import Gang
 from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
 from ops.table import NUM_LOGIT_ROWS, OpTable
@@ -32,12 +33,18 @@ class Plan(Protocol):
 
 
 def make_plan(
-    name: str, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache, on_op: Callable[[], None] = lambda: None
+    name: str,
+    model: Model,
+    ops: OpTable,
+    inputs: StepInputs,
+    cache: KvCache,
+    on_op: Callable[[], None] = lambda: None,
+    gang: Gang | None = None,
 ) -> Plan:
     """The plan "tape" (of the native table alone) or "eager". `on_op` is called after each op of a table that is not native:
-    native ones say by themselves that they get on (`ops/cpu/progress.py`)."""
+    native ones say by themselves that they get on (`ops/cpu/progress.py`). `gang`: as the table has it."""
     if name == "tape" and ops.name == "native":
-        return TapePlan(model, inputs, cache)
+        return TapePlan(model, inputs, cache, gang)
     return EagerPlan(model, ops if ops.name == "native" else _telling(ops, on_op), inputs, cache)
 
 
@@ -79,12 +86,12 @@ class TapePlan:
     """The model as two lists of native ops over arenas, replayed without the GIL: `tape` makes the hidden states of the
     rows that are kept, `head` logits of so many of them as the inputs hold at a time."""
 
-    def __init__(self, model: Model, inputs: StepInputs, cache: KvCache) -> None:
+    def __init__(self, model: Model, inputs: StepInputs, cache: KvCache, gang: Gang | None = None) -> None:
         self._inputs = inputs
-        recording = Recording()
+        recording = Recording(gang)
         hidden = model.forward(make_table(recording), inputs, cache)
         self.tape = recording.finish(hidden)
-        recording = Recording()
+        recording = Recording(gang)
         rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_logit_rows)
         self._logits = model.logits(make_table(recording), hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
         self.head = recording.finish(self._logits)

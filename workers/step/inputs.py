@@ -17,11 +17,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engine.checkpoint import comm_spec
+from engine.checkpoint.comm_spec import MAX_LOGIT_ROWS, max_rows
 from ops.modules import Tensor
 from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
 from workers.devices.device import Device
 
-MAX_LOGIT_ROWS = 64  # logits in memory at a time: those of a long prompt's tokens would be gigabytes
+assert comm_spec.ROW_TILE == ROW_TILE, "engine/checkpoint/comm_spec.py and ops/table.py pad steps differently"
 
 
 class AttentionMetadata:
@@ -180,18 +182,18 @@ class StepInputs(AttentionMetadata):
         block_size: int,
         row_tile: int = ROW_TILE,
     ) -> None:
-        max_rows = -(-max(max_num_tokens, max_num_seqs) // ROW_TILE) * ROW_TILE
-        super().__init__(device, max_num_seqs, max_rows, row_tile)
-        self.max_logit_rows = min(MAX_LOGIT_ROWS, max_rows)
+        num_rows = max_rows(max_num_tokens, max_num_seqs)
+        super().__init__(device, max_num_seqs, num_rows, row_tile)
+        self.max_logit_rows = min(MAX_LOGIT_ROWS, num_rows)
         max_keys = -(-max_model_len // KEY_SPLIT) * KEY_SPLIT
-        self._add("token_ids", max_rows)
-        self._add("row_slots", max_rows)
-        self._add("slot_mapping", max_rows)  # the device's alone
+        self._add("token_ids", num_rows)
+        self._add("row_slots", num_rows)
+        self._add("slot_mapping", num_rows)  # the device's alone
         self._add("logit_row_ids", self.max_logit_rows)
         self._add("block_tables", max_num_seqs + 1, -(-max_keys // block_size))
         self.host_block_tables = self._host["block_tables"]
         self.num_logit_rows = 0
-        self.kept = KeptRows(device, max_num_seqs, max_rows, row_tile, self.block_tables)
+        self.kept = KeptRows(device, max_num_seqs, num_rows, row_tile, self.block_tables)
 
     def set_rows(
         self,

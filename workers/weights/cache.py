@@ -1,10 +1,12 @@
-"""The directory of packed weights: one file for each contents of a checkpoint, precision, sharding and layout of the kernels.
+"""The directory of packed weights: one file for each contents of a checkpoint, precision and layout of the kernels, for any
+number of ranks.
 
 Used by the loader. Files are written under another name and renamed when they are complete; every writer and every user holds
 a lock (flock) on its file, which dies with the process. So a file without a lock is nobody's: a half-written one was left by a
 writer that died and is removed, a complete one may be removed to keep the directory within its limit, the least recently used
-first. Nothing waits for anything: of two that want to write the same file one does, the other goes without. What cannot be
-kept is no error; the loader then packs into memory.
+first. Of two engines that want to write the same file one does, the other goes without. The ranks of one engine wait for the
+one that writes, and if it dies one of them writes in its place. What cannot be kept is no error; the loader then packs into
+memory.
 
 There is no fsync: a file that a power failure cut short is found by its checksum.
 """
@@ -16,8 +18,9 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from engine.checkpoint.files import make_directory, open_file
@@ -25,14 +28,18 @@ from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, Pa
 
 _LOG = logging.getLogger(__name__)
 _COMPLETE, _PARTIAL = ".weights", ".partial"
+_SLICE_S = 0.1
 
 
 class WeightCache:
-    """`limit`: bytes of all files."""
+    """`limit`: bytes of all files. `is_shared`: by several ranks, which wait for the one that writes. `is_run`: in the
+    directory of a run, which keeps no weights that are not in use."""
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    def __init__(self, directory: Path, limit: int, is_shared: bool = False, is_run: bool = False) -> None:
         self.directory = directory
         self.limit = limit
+        self.is_shared = is_shared
+        self._is_run = is_run
 
     def open(self, name: str) -> PackedFile | None:
         """The file of that name; None where there is none. DamagedFileError where it cannot be used."""
@@ -48,11 +55,14 @@ class WeightCache:
         return file
 
     @contextlib.contextmanager
-    def writer(self, name: str, layout: Layout, description: dict[str, Any]) -> Iterator[FileWriter | None]:
+    def writer(
+        self, name: str, layout: Layout, description: dict[str, Any], on_slice: Callable[[], None] = lambda: None
+    ) -> Iterator[FileWriter | None]:
         """A file to fill; it is complete when the block ends, and gone where the block raises. None where nothing can be kept:
-        one line in the log says why."""
+        one line in the log says why; or where another rank wrote it. `on_slice` is called now and then while that is waited
+        for."""
         try:
-            descriptor = self._lock(self._path(name, _PARTIAL))
+            descriptor = self._lock(self._path(name, _PARTIAL), on_slice)
         except OSError as error:
             _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
             descriptor = None
@@ -85,23 +95,32 @@ class WeightCache:
     def _path(self, name: str, suffix: str = _COMPLETE) -> Path:
         return self.directory / f"{name}{suffix}"
 
-    def _lock(self, path: Path) -> int | None:
-        """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it."""
+    def _lock(self, path: Path, on_slice: Callable[[], None]) -> int | None:
+        """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it, or wrote
+        the file while this rank waited."""
         make_directory(self.directory)
+        descriptor = _open_partial(path)
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(descriptor, path):
-                    return descriptor
             except BlockingIOError:
-                _LOG.info("another worker is writing %s: these weights are packed into memory", path)
-                os.close(descriptor)
-                return None
+                if not self.is_shared:
+                    _LOG.info("another worker is writing %s: these weights are packed into memory", path)
+                    os.close(descriptor)
+                    return None
+                _LOG.info("another rank packs the weights into %s", path)
+                _wait_until_unlocked(descriptor, on_slice)
+                if not _is_at(descriptor, path):
+                    os.close(descriptor)
+                    return None
+                continue  # it died: one of those that waited goes on in its place
             except OSError:
                 os.close(descriptor)
                 raise
+            if _is_at(descriptor, path):
+                return descriptor
             os.close(descriptor)  # removed between the two calls
+            descriptor = _open_partial(path)
 
     def _rename(self, name: str) -> None:
         try:
@@ -136,7 +155,7 @@ class WeightCache:
         files = sorted(self._files(), key=lambda file: file[0])
         room = self.limit - sum(size for _, size, _ in files)
         for _, size, path in files:
-            if room >= num_bytes:
+            if room >= num_bytes and not self._is_run:
                 break
             if path.suffix == _COMPLETE and _remove_unused(path):
                 room += size
@@ -156,6 +175,19 @@ def _mark_used(path: Path) -> None:
     now_ns = time.time_ns()
     with contextlib.suppress(OSError):  # another user's file, or a directory that cannot be written
         os.utime(path, ns=(now_ns, now_ns))
+
+
+def _open_partial(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _wait_until_unlocked(descriptor: int, on_slice: Callable[[], None]) -> None:
+    """Until its writer has finished or died; the shared lock is held then, and is lost with the next."""
+    waiting = Thread(target=fcntl.flock, args=(descriptor, fcntl.LOCK_SH), daemon=True)
+    waiting.start()
+    while waiting.is_alive():
+        waiting.join(_SLICE_S)
+        on_slice()
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

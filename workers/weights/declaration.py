@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.checkpoint.model_config import RopeConfig
-from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Norm, Rotary, Router, RoutingRule
+from ops.modules import Columns, Embedding, Experts, HeadLinear, HeadNorm, Linear, Norm, Rotary, Router, RoutingRule
+from workers.parallel.share import TensorShare
 
 
 @dataclass(slots=True)
 class Weights:
-    """The modules that one model declared, in its order."""
+    """The modules that one model declared, in its order; linears know which of their outputs this rank computes."""
 
+    share: TensorShare = field(default_factory=TensorShare)
     linears: list[Linear] = field(default_factory=list)
     head_linears: list[HeadLinear] = field(default_factory=list)
     embeddings: list[Embedding] = field(default_factory=list)
@@ -26,9 +28,18 @@ class Weights:
     mixtures: list[Experts] = field(default_factory=list)
     rotaries: list[tuple[RopeConfig, Rotary]] = field(default_factory=list)
 
-    def linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int], has_bias: bool = False) -> Linear:
-        """Projections of the same input, computed as one: outputs one after another."""
+    def linear(
+        self,
+        names: Sequence[str],
+        num_inputs: int,
+        num_outputs: Sequence[int],
+        has_bias: bool = False,
+        columns: Columns | None = None,
+    ) -> Linear:
+        """Projections of the same input, computed as one: outputs one after another. `columns`: what this rank computes of
+        them; None: its share of each."""
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
+        module.columns = self.share.columns(module.num_outputs) if columns is None else columns
         self.linears.append(module)
         return module
 

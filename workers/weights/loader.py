@@ -23,6 +23,7 @@ from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Module
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
 from workers.models import Model, declare_model
+from workers.parallel.share import TensorShare
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
@@ -59,6 +60,7 @@ class LoadedModel:
     where they are random."""
 
     model: Model
+    mixtures: list[Experts]  # of its sparse layers, in their order
     num_bytes: int
     cache: CacheOutcome
     contents: str
@@ -75,6 +77,7 @@ def load_model(
     random_seed: int | None = None,
     cache: WeightCache | None = None,
     contents: str = "",
+    share: TensorShare = TensorShare(),  # noqa: B008 - a frozen value
 ) -> LoadedModel:
     """The model of the run, whose shape is `config`, with the weights of the checkpoint at `path`, which must have that shape.
     With `random_seed`, nothing but the config is used and the weights are random; where the cache has the `contents` that are
@@ -86,22 +89,24 @@ def load_model(
             f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the {ops.name} ops take "
             f"{ops.max_head_dim} at most; use --ops reference"
         )
-    model, weights = declare_model(config)
+    model, weights = declare_model(config, share)
     outcome: CacheOutcome = "off"
     found = ""
+    directory = cache if ops.layout is not None else None
+    description = {"model": _shape(config, weights), "layout": ops.layout and ops.layout()} | asdict(precision)
+
+    def name_of(contents: str) -> str:
+        return f"{path.name}-{digest_of([contents, description])}"
+
     if random_seed is not None:
         is_narrow = precision != Precision() and ops.layout is not None
         loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
-        loading.pack_into_memory()
+        if directory is not None and directory.is_shared:
+            loading.pack_with(directory, name_of(f"random {random_seed}"), description)
+        else:
+            loading.pack_into_memory()
     else:
         loading = _Loading(weights, None, ops, precision, on_progress)
-        directory = cache if ops.layout is not None else None
-        layout = ops.layout and ops.layout()
-        description = {"model": _shape(config, weights), "layout": layout, "ranks": 1, "rank": 0} | asdict(precision)
-
-        def name_of(contents: str) -> str:
-            return f"{path.name}-{digest_of([contents, description])}"
-
         if contents and directory and loading.map_from(directory, name_of(contents)) == "hit":
             outcome, found = "hit", contents
         else:
@@ -117,7 +122,7 @@ def load_model(
         tables = rotary_tables(rope, rotary.head_dim, num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
-    return LoadedModel(model, loading.num_bytes, outcome, found)
+    return LoadedModel(model, weights.mixtures, loading.num_bytes, outcome, found)
 
 
 class _Loading:
@@ -159,8 +164,10 @@ class _Loading:
             return outcome
         self._choose_formats()
         file = self._write(cache, name, description)
+        if file is None and cache.is_shared and self.map_from(cache, name) == "hit":
+            return outcome  # another rank wrote it
         self._pack(file or Memory(), self._sizes(Layout()))
-        if file is not None:
+        if file is not None and not cache.is_shared:
             file.map_all()  # only now that nothing maps it for writing: it should not count twice
         return outcome
 
@@ -182,7 +189,8 @@ class _Loading:
         layout = Layout()
         sizes = self._sizes(layout)
         try:
-            with cache.writer(name, layout, description | {"formats": self._formats()}) as writer:
+            formats = {"formats": self._formats()}
+            with cache.writer(name, layout, description | formats, self._say_alive) as writer:
                 if writer is None:
                     return None
                 self._pack(writer, sizes, is_kept=False)
@@ -190,6 +198,9 @@ class _Loading:
             _LOG.warning("packed weights %s are not kept in %s: %s", name, cache.directory, error)
             return None
         return cache.written(name)
+
+    def _say_alive(self) -> None:
+        self._on_progress(self._num_done, self.num_bytes)
 
     # ------------------------------------------------------------------------------------------------------ formats
 

@@ -1,5 +1,5 @@
-"""A file of packed weights: written piece by piece while modules are packed, checked as a whole when it is opened, then mapped
-read-only, so that everyone who serves the same weights shares its pages.
+"""A file of packed weights: written piece by piece while modules are packed, mapped read-only, so that everyone who serves the
+same weights shares its pages, and checked piece by piece, as far as it is used. It is the same for any number of ranks.
 
 Used by `cache.py`, which knows where such files lie and for how long.
 
@@ -7,7 +7,7 @@ Used by `cache.py`, which knows where such files lie and for how long.
     +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
     | magic | version | 0: u32  | file bytes | index bytes | its checksum  | index JSON | pad | arrays, at cache lines |
     +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
-    {"description": ..., "checksum": of everything from the first array on, "arrays": {name: [dtype, shape, offset]}}
+    {"description": ..., "checksums": of each piece from the first array on, "arrays": {name: [dtype, shape, offset]}}
 
 Numbers are u64 of this machine but for the version (u32). The first bytes are written last: a file without them is none.
 """
@@ -30,15 +30,14 @@ import numpy as np
 
 from engine.checkpoint.files import open_file
 from ops import _cpu
-from ops.weight_format import ALIGNMENT, Fills
+from ops.weight_format import ALIGNMENT, Fills, Parts
 
 _MAGIC = b"TKPACKED"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("=8sIIQQQ")
 _PAGE = mmap.PAGESIZE
 _MADV_POPULATE_READ = 22  # as Linux has it (5.14); Python does not name it
-_ZERO = "0" * 16
-_PIECE = 4 << 20
+_PIECE = 4 << 20  # that is written, or checked, at a time
 _MAX_PARTS = 1024  # of a piece; as many as Linux writes at once (IOV_MAX)
 _MAX_WRITES = 8  # pieces that wait to be written
 
@@ -54,7 +53,7 @@ class Layout:
         self.arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name: dtype, shape, offset from the first array
         self.num_bytes = 0
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         assert name not in self.arrays, f"{name} is kept twice"
         self.arrays[name] = (dtype.str, shape, self.num_bytes)
         num_bytes = int(np.prod(shape)) * dtype.itemsize
@@ -74,7 +73,7 @@ class FileWriter:
         self._descriptor = descriptor
         self._layout = layout
         self._description = description
-        self._begin = -(-(_HEAD.size + len(self._index(_ZERO))) // _PAGE) * _PAGE
+        self._begin = -(-(_HEAD.size + len(self._index([0] * -(-layout.num_bytes // _PIECE)))) // _PAGE) * _PAGE
         self.num_bytes = self._begin + layout.num_bytes
         os.ftruncate(descriptor, 0)
         os.posix_fallocate(descriptor, 0, self.num_bytes)  # an error now, not in the middle
@@ -84,7 +83,7 @@ class FileWriter:
         self._thread = ThreadPoolExecutor(1, "packed-weights")
         self._append(np.zeros(self._begin, np.uint8))
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         kept, expected, offset = self._layout.arrays[name]
         assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
         padding = self._begin + offset - (self._num_given + self._num_gathered)
@@ -105,7 +104,7 @@ class FileWriter:
             self._writes.popleft().result()
         self.close()
         self._memory = mmap.mmap(self._descriptor, self.num_bytes, access=mmap.ACCESS_READ)  # keeps the lock as well
-        index = self._index(f"{_checksum(self._memory, self._begin):016x}")
+        index = self._index([_piece_checksum(self._memory, self._begin, piece) for piece in range(self._num_pieces)])
         os.pwrite(self._descriptor, index, _HEAD.size)
         os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), _checksum(index)), 0)
 
@@ -129,8 +128,13 @@ class FileWriter:
         self._num_given += self._num_gathered
         self._gathered, self._num_gathered = [], 0
 
-    def _index(self, checksum: str) -> bytes:
-        content = {"description": self._description, "checksum": checksum, "arrays": self._layout.arrays}
+    @property
+    def _num_pieces(self) -> int:
+        return -(-self._layout.num_bytes // _PIECE)
+
+    def _index(self, checksums: list[int]) -> bytes:
+        shown = [f"{checksum:016x}" for checksum in checksums]
+        content = {"description": self._description, "checksums": shown, "arrays": self._layout.arrays}
         return json.dumps(content).encode()
 
 
@@ -149,7 +153,7 @@ class PackedFile:
     that it is in use. Raises DamagedFileError, and OSError where it cannot be opened."""
 
     def __init__(self, path: Path, is_checked: bool = True) -> None:
-        """`is_checked`: whether all of it is read and compared with its checksum."""
+        """`is_checked`: whether what is used is read and compared with its checksums."""
         descriptor = open_file(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -165,8 +169,7 @@ class PackedFile:
         index = self._index()
         self.description: dict[str, Any] = index["description"]
         self._arrays: dict[str, list[Any]] = index["arrays"]
-        if is_checked and _checksum(self._memory, self._begin) != int(index["checksum"], 16):
-            raise DamagedFileError("its contents do not have the checksum they were written with")
+        self._unchecked = dict(enumerate(index["checksums"])) if is_checked else {}
 
     def map_all(self) -> None:
         """Every page now rather than when it is first read."""
@@ -185,15 +188,30 @@ class PackedFile:
         index: dict[str, Any] = json.loads(self._memory[_HEAD.size : _HEAD.size + index_bytes])
         return index
 
-    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills) -> np.ndarray:
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         kept, expected, offset = self._arrays.get(name, ("", [], 0))
         if (kept, tuple(expected)) != (dtype.str, shape):
             raise DamagedFileError(f"{name} should be {dtype.str} {list(shape)}, it holds {kept} {expected}")
+        row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+        for begin, end in parts or [(0, shape[0])]:
+            self._check(offset + begin * row_bytes, offset + end * row_bytes)
         return _array(self._memory, kept, shape, self._begin + offset)
+
+    def _check(self, begin: int, end: int) -> None:
+        """What was not checked before of these bytes from the first array on."""
+        for piece in range(begin // _PIECE, -(-end // _PIECE)):
+            expected = self._unchecked.pop(piece, None)
+            if expected is not None and _piece_checksum(self._memory, self._begin, piece) != int(expected, 16):
+                raise DamagedFileError("its contents do not have the checksum they were written with")
 
 
 def _array(memory: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
     return np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
+
+
+def _piece_checksum(memory: mmap.mmap, begin: int, piece: int) -> int:
+    first = begin + piece * _PIECE
+    return _checksum(memory, first, min(_PIECE, len(memory) - first))
 
 
 def _checksum(memory: mmap.mmap | bytes, begin: int = 0, num_bytes: int = -1) -> int:

@@ -6,9 +6,11 @@
 //
 // An expert's rows are the rows of a linear over its matrix, done by that linear's kernels: what holds for a row there (its bits
 // do not depend on its company) holds here. A row's results are added up in the order of its own choices.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
 
 #include "tasks.h"
@@ -67,20 +69,21 @@ void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch)
     for (i64 choice = 0; choice < op.chosen; ++choice) weights[choice] = weights[choice] / divisor * op.factor;
 }
 
-// Where the rows of each expert begin among all, which row of x each of them is, and where those of each row are.
-void sort_rows(ExpertsMemory &memory, const ApplyExperts &op, i64 rows) {
-    const i64 count = rows * op.chosen;
-    memory.begins.assign(op.experts + 1, 0);
+// Where the rows of each expert begin among all pairs of expert ids[i] and row row_of(i) of x, which row each of them is, and
+// where each pair is.
+template <class RowOf>
+void sort_rows(ExpertsMemory &memory, const i32 *ids, i64 count, i64 experts, const RowOf &row_of) {
+    memory.begins.assign(experts + 1, 0);
     memory.row_ids.resize(count);
     memory.places.resize(count);
-    for (i64 i = 0; i < count; ++i) ++memory.begins[op.ids[i] + 1];
+    for (i64 i = 0; i < count; ++i) ++memory.begins[ids[i] + 1];
     std::partial_sum(memory.begins.begin(), memory.begins.end(), memory.begins.begin());
     for (i64 i = 0; i < count; ++i) {
-        const i64 place = memory.begins[op.ids[i]]++;
-        memory.row_ids[place] = static_cast<i32>(i / op.chosen);
+        const i64 place = memory.begins[ids[i]]++;
+        memory.row_ids[place] = static_cast<i32>(row_of(i));
         memory.places[i] = static_cast<i32>(place);
     }
-    for (i64 expert = op.experts; expert > 0; --expert) memory.begins[expert] = memory.begins[expert - 1];
+    for (i64 expert = experts; expert > 0; --expert) memory.begins[expert] = memory.begins[expert - 1];
     memory.begins[0] = 0;
 }
 
@@ -270,6 +273,147 @@ LinearShape quantized(Engine &engine, const ApplyExperts &op, i64 rows) {
     return shape;
 }
 
+// Results of all sorted pairs, of `rows` rows of op.x.
+void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
+    const LinearShape given = quantized(engine, op, rows);
+    const std::vector<i64> &begins = engine.experts.begins;
+    const i64 wave = WAVE_ROWS * engine.pool().num_threads();
+    for (i64 begin = 0, end; begin < op.experts; begin = end) {
+        for (end = begin + 1; end < op.experts && begins[end + 1] - begins[begin] <= wave;) ++end;
+        if (begins[end] > begins[begin]) run_wave(engine, op, given, begin, end);
+    }
+}
+
+// y of each row from its results, result_at(row, choice), in the order of its choices.
+template <class ResultAt>
+void combine(Engine &engine, const ApplyExperts &op, i64 rows, const ResultAt &result_at) {
+    const i64 hidden = op.down.first.outputs;
+    for_rows(engine, rows, op.chosen * hidden, [&](i64 begin, i64 end) {
+        std::vector<const float *> results(op.chosen);
+        for (i64 row = begin; row < end; ++row) {
+            for (i64 choice = 0; choice < op.chosen; ++choice) results[choice] = result_at(row, choice);
+            const float *shared = op.shared == nullptr ? nullptr : op.shared + row * hidden;
+            engine.kernels().combine(op.y + row * hidden, results.data(), op.weights + row * op.chosen, op.chosen, shared,
+                                     hidden);
+        }
+    });
+}
+
+// The arrays of ExpertWindows; `place` counts the rows of all ranks one after another, max_rows of each.
+struct Windows {
+    explicit Windows(const ApplyExperts &op)
+        : most(op.windows.max_rows), chosen(op.chosen), hidden(op.down.first.outputs), lines(op.windows.memory) {
+        const i64 ranks = op.windows.comm->first() + op.windows.comm->count(), places = ranks * most;
+        x = reinterpret_cast<float *>(lines + ranks * COMM_LINE);
+        results = x + places * hidden;
+        ids = reinterpret_cast<i32 *>(results + places * chosen * hidden);
+    }
+
+    i64 &rows(int rank) const { return *reinterpret_cast<i64 *>(lines + rank * COMM_LINE); }
+    float *result(i64 place, i64 choice) const { return results + (place * chosen + choice) * hidden; }
+
+    i64 most, chosen, hidden;
+    char *lines;
+    float *x, *results;
+    i32 *ids;
+};
+
+// The first of the rows that rank number `part` of those with the same rows shows the others.
+i64 shown_from(const ExpertWindows &windows, i64 rows, i64 part) { return rows * part / windows.num_ranks; }
+
+// Shows the others this rank's rows and which experts they are for.
+void dispatch(Engine &engine, const ApplyExperts &op, const Windows &windows, i64 rows) {
+    const int rank = op.windows.comm->rank(), part = rank - op.windows.first_rank;
+    const i64 begin = shown_from(op.windows, rows, part), count = shown_from(op.windows, rows, part + 1) - begin;
+    if (count > windows.most) throw std::invalid_argument("experts: more rows than a window holds");
+    const i64 first = rank * windows.most;
+    for_rows(engine, count, windows.hidden, [&](i64 from, i64 to) {
+        std::copy(op.x + (begin + from) * windows.hidden, op.x + (begin + to) * windows.hidden,
+                  windows.x + (first + from) * windows.hidden);
+    });
+    const i32 *ids = op.ids + begin * op.chosen;
+    std::copy_n(ids, count * op.chosen, windows.ids + first * op.chosen);
+    windows.rows(rank) = count;
+    if (op.windows.counts != nullptr) {
+        // one writer, and readers that may be a little late
+        for (i64 i = 0; i < count * op.chosen; ++i) {
+            std::uint64_t &seen = op.windows.counts[ids[i]];
+            __atomic_store_n(&seen, seen + 1, __ATOMIC_RELAXED);
+        }
+    }
+    op.windows.comm->meet(CommKind::DISPATCH, windows.hidden * static_cast<i64>(sizeof(float)));
+}
+
+// Picks the pairs that are this rank's: engine/parallel/placement.py, `owner`.
+void collect(ExpertsMemory &memory, const ApplyExperts &op, const Windows &windows) {
+    const Comm &comm = *op.windows.comm;
+    const i64 stride = 1 + comm.first() + comm.count();
+    memory.pair_experts.clear();
+    memory.pair_rows.clear();
+    memory.row_places.clear();
+    memory.pair_places.clear();
+    for (int home = comm.first(); home < comm.first() + comm.count(); ++home) {
+        if (!comm.is_member(home)) continue;
+        for (i64 row = 0; row < windows.rows(home); ++row) {
+            const i64 place = home * windows.most + row;
+            bool is_here = false;
+            for (i64 choice = 0; choice < op.chosen; ++choice) {
+                const i32 expert = windows.ids[place * op.chosen + choice];
+                const i32 *owners = op.windows.owners + expert * stride;
+                if (owners[1 + (home + row) % owners[0]] != comm.rank()) continue;
+                if (!is_here) memory.row_places.push_back(place);
+                is_here = true;
+                memory.pair_experts.push_back(expert);
+                memory.pair_rows.push_back(static_cast<i32>(memory.row_places.size() - 1));
+                memory.pair_places.push_back(place * op.chosen + choice);
+            }
+        }
+    }
+}
+
+// Computes this rank's pairs and gives each result to its row's home.
+void serve(Engine &engine, const ApplyExperts &op, const Windows &windows) {
+    ExpertsMemory &memory = engine.experts;
+    collect(memory, op, windows);
+    const i64 rows = memory.row_places.size(), count = memory.pair_places.size(), hidden = windows.hidden;
+    if (count > 0) {
+        float *x = static_cast<float *>(memory.gathered.get(rows * hidden * sizeof(float)));
+        for_rows(engine, rows, hidden, [&](i64 begin, i64 end) {
+            for (i64 row = begin; row < end; ++row) {
+                std::copy_n(windows.x + memory.row_places[row] * hidden, hidden, x + row * hidden);
+            }
+        });
+        sort_rows(memory, memory.pair_experts.data(), count, op.experts, [&](i64 i) { return memory.pair_rows[i]; });
+        ApplyExperts own = op;
+        own.x = x;
+        own.results = static_cast<float *>(memory.results.get(count * hidden * sizeof(float)));
+        compute(engine, own, rows);
+        for_rows(engine, count, hidden, [&](i64 begin, i64 end) {
+            for (i64 i = begin; i < end; ++i) {
+                std::copy_n(own.results + memory.places[i] * hidden, hidden, windows.results + memory.pair_places[i] * hidden);
+            }
+        });
+    }
+    op.windows.comm->meet(CommKind::COMBINE, hidden * static_cast<i64>(sizeof(float)));
+}
+
+// All ranks of the gang come here, with rows or without, and compute each other's. The results of rows that several ranks have are
+// where the one of them that showed the row finds them, and all of them may look there until the next dispatch.
+void exchange(Engine &engine, const ApplyExperts &op, i64 rows) {
+    const Windows windows(op);
+    dispatch(engine, op, windows, rows);
+    serve(engine, op, windows);
+    const ExpertWindows &own = op.windows;
+    std::vector<i64> places(rows);
+    for (i64 part = 0; part < own.num_ranks; ++part) {
+        const i64 begin = shown_from(own, rows, part);
+        for (i64 row = begin; row < shown_from(own, rows, part + 1); ++row) {
+            places[row] = (own.first_rank + part) * windows.most + row - begin;
+        }
+    }
+    combine(engine, op, rows, [&](i64 row, i64 choice) { return windows.result(places[row], choice); });
+}
+
 }  // namespace
 
 void route(Engine &engine, const Route &op) {
@@ -281,26 +425,13 @@ void route(Engine &engine, const Route &op) {
 
 void apply_experts(Engine &engine, const ApplyExperts &op) {
     const i64 rows = op.rows.get(), hidden = op.down.first.outputs;
+    if (op.windows.comm != nullptr) return exchange(engine, op, rows);
     if (rows == 0) return;
     ExpertsMemory &memory = engine.experts;
-    sort_rows(memory, op, rows);
-    const LinearShape given = quantized(engine, op, rows);
-    const i64 wave = WAVE_ROWS * engine.pool().num_threads();
-    for (i64 begin = 0, end; begin < op.experts; begin = end) {
-        for (end = begin + 1; end < op.experts && memory.begins[end + 1] - memory.begins[begin] <= wave;) ++end;
-        if (memory.begins[end] > memory.begins[begin]) run_wave(engine, op, given, begin, end);
-    }
-    for_rows(engine, rows, op.chosen * hidden, [&](i64 begin, i64 end) {
-        std::vector<const float *> results(op.chosen);
-        for (i64 row = begin; row < end; ++row) {
-            for (i64 choice = 0; choice < op.chosen; ++choice) {
-                results[choice] = op.results + memory.places[row * op.chosen + choice] * hidden;
-            }
-            const float *shared = op.shared == nullptr ? nullptr : op.shared + row * hidden;
-            engine.kernels().combine(op.y + row * hidden, results.data(), op.weights + row * op.chosen, op.chosen, shared,
-                                     hidden);
-        }
-    });
+    sort_rows(memory, op.ids, rows * op.chosen, op.experts, [&](i64 i) { return i / op.chosen; });
+    compute(engine, op, rows);
+    combine(engine, op, rows,
+            [&](i64 row, i64 choice) { return op.results + memory.places[row * op.chosen + choice] * hidden; });
 }
 
 }  // namespace tokamak::cpu

@@ -102,8 +102,9 @@ struct CacheLayout {
 
 struct RotationShape {
     float *queries;                          // [rows, heads * head_dim]
-    const float *qkv;                        // [rows, (heads + 2 * kv_heads) * head_dim]
-    char *keys, *values;                     // of the layer
+    const float *qkv;                        // of each row the first of `heads` queries, in rows of `row_floats`
+    i64 row_floats, keys_at, values_at;      // from there on: a row to the next, and where its `kv_heads` keys and values are
+    char *keys, *values;                     // of the layer, from the first of `kv_heads` on
     const i32 *positions, *slots;            // of each row
     const float *cosines, *sines;            // [positions, head_dim]
     const i32 *partners;                     // [head_dim]

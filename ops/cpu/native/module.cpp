@@ -5,10 +5,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
+#include <exception>
+#include <iterator>
 #include <stdexcept>
 
 #include "checksum.h"
+#include "comm.h"
 #include "ops.h"
 #include "packing.h"
 #include "philox.h"
@@ -30,6 +34,15 @@ std::int8_t *integers(Address address) { return reinterpret_cast<std::int8_t *>(
 char *cache(Address address) { return reinterpret_cast<char *>(address); }
 i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
 Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
+Comm *comm_at(Address address) { return reinterpret_cast<Comm *>(address); }
+
+// Pairs of begin and end; all panels where there are none.
+std::vector<PanelRange> ranges_of(const std::vector<i64> &panels, i64 outputs) {
+    if (panels.empty()) return {{0, (outputs + PANEL - 1) / PANEL}};
+    std::vector<PanelRange> ranges;
+    for (std::size_t index = 0; index + 1 < panels.size(); index += 2) ranges.push_back({panels[index], panels[index + 1]});
+    return ranges;
+}
 
 template <class Name, int N>
 Name named(const char *const (&names)[N], const std::string &name) {
@@ -56,10 +69,12 @@ void bind_ops(nb::module_ &module) {
                             num_rows, width, group_size, static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
         });
     module.def("linear", [](Address y, Address x, i32 kind, Address weight, Address scales, Address multipliers,
-                            Address offsets, Address bias, i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {
+                            Address offsets, Address bias, i64 inputs, i64 outputs, i64 group_size,
+                            const std::vector<i64> &panels, Address rows, i64 count) {
         return Op{LinearOp{static_cast<WeightKind>(kind),
                            {floats(y), floats(x), nullptr, floats(weight), floats(scales), integers(multipliers),
                             floats(offsets), floats(bias), inputs, outputs, group_size, 0},
+                           ranges_of(panels, outputs),
                            rows_of(rows, count)}};
     });
     module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
@@ -73,24 +88,41 @@ void bind_ops(nb::module_ &module) {
                            rows_of(rows, count)}};
     });
     module.def("rotate_and_store",
-               [](Address queries, Address qkv, Address keys, Address values, Address positions, Address slots, Address cosines,
-                  Address sines, Address partners, Address query_weight, Address key_weight, float epsilon, i64 heads,
-                  i64 kv_heads, i64 head_dim, i32 kv_type, i64 block_size, Address rows, i64 count) {
+               [](Address queries, Address qkv, i64 row_floats, i64 queries_at, i64 keys_at, i64 values_at, Address keys,
+                  Address values, Address positions, Address slots, Address cosines, Address sines, Address partners,
+                  Address query_weight, Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, i32 kv_type,
+                  i64 block_size, i64 first_cached, i64 cached, Address rows, i64 count) {
+                   const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
+                   const i64 at = first_cached * layout.head_bytes;
                    return Op{RotateAndStore{
-                       {floats(queries), floats(qkv), cache(keys), cache(values), ints(positions), ints(slots), floats(cosines),
-                        floats(sines), ints(partners), floats(query_weight), floats(key_weight), epsilon, heads, kv_heads,
-                        head_dim, make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim)},
+                       {floats(queries), floats(qkv) + queries_at, row_floats, keys_at - queries_at, values_at - queries_at,
+                        cache(keys) + at, cache(values) + at, ints(positions), ints(slots), floats(cosines), floats(sines),
+                        ints(partners), floats(query_weight), floats(key_weight), epsilon, heads, kv_heads, head_dim, layout},
                        rows_of(rows, count)}};
                });
-    module.def("attention", [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets,
-                               Address starts, Address block_tables, i64 table_width, i64 heads, i64 kv_heads, i64 head_dim,
-                               i64 window, i32 kv_type, i64 block_size, Address sequences, i64 count) {
-        return Op{Attend{floats(y), floats(queries), cache(keys), cache(values), ints(slots), ints(offsets), ints(starts),
-                         ints(block_tables), table_width, heads, kv_heads, head_dim, window,
-                         make_layout(static_cast<KvType>(kv_type), block_size, kv_heads, head_dim), rows_of(sequences, count)}};
+    module.def("attention",
+               [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
+                  Address block_tables, i64 table_width, i64 heads, i64 kv_heads, i64 head_dim, i64 window, i32 kv_type,
+                  i64 block_size, i64 first_cached, i64 cached, Address sequences, i64 count) {
+                   const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
+                   const i64 at = first_cached * layout.head_bytes;
+                   return Op{Attend{floats(y), floats(queries), cache(keys) + at, cache(values) + at, ints(slots),
+                                    ints(offsets), ints(starts), ints(block_tables), table_width, heads, kv_heads, head_dim,
+                                    window, layout, rows_of(sequences, count)}};
+               });
+    module.def("activate_and_multiply",
+               [](Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
+                   const auto function = static_cast<Activation>(activation);
+                   return Op{Activate{floats(y), floats(x), function, width, begin, end, rows_of(rows, count)}};
+               });
+    module.def("gather", [](Address y, Address x, Address comm, i64 y_width, i64 x_width, i64 begin, i64 from, i64 columns,
+                            Address rows, i64 count) {
+        return Op{Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
     });
-    module.def("activate_and_multiply", [](Address y, Address x, i32 activation, i64 width, Address rows, i64 count) {
-        return Op{Activate{floats(y), floats(x), static_cast<Activation>(activation), width, rows_of(rows, count)}};
+    module.def("collective", [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address received,
+                                Address sent, Address rows, i64 count) {
+        return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
+                             reinterpret_cast<i64 *>(received), reinterpret_cast<const i64 *>(sent), rows_of(rows, count)}};
     });
     module.def("route", [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen,
                            i64 groups, i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum,
@@ -102,7 +134,8 @@ void bind_ops(nb::module_ &module) {
                              i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers,
                              Address gate_up_offsets, i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales,
                              Address down_multipliers, Address down_offsets, i64 down_group_size, i32 activation, i64 hidden,
-                             i64 inner, i64 experts, i64 chosen, Address rows, i64 count) {
+                             i64 inner, i64 experts, i64 chosen, Address comm, Address windows, i64 max_rows, int first_rank,
+                             int num_ranks, Address owners, Address counts, Address rows, i64 count) {
         const ExpertMatrices first{
             static_cast<WeightKind>(gate_up_kind),
             {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
@@ -110,8 +143,21 @@ void bind_ops(nb::module_ &module) {
         const ExpertMatrices second{static_cast<WeightKind>(down_kind),
                                     {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
                                      floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
-        return Op{ApplyExperts{floats(y), floats(results), floats(x), ints(ids), floats(weights), floats(shared), ints(slots),
-                               first, second, static_cast<Activation>(activation), experts, chosen, rows_of(rows, count)}};
+        return Op{ApplyExperts{floats(y),
+                               floats(results),
+                               floats(x),
+                               ints(ids),
+                               floats(weights),
+                               floats(shared),
+                               ints(slots),
+                               first,
+                               second,
+                               static_cast<Activation>(activation),
+                               experts,
+                               chosen,
+                               {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),
+                                reinterpret_cast<std::uint64_t *>(counts)},
+                               rows_of(rows, count)}};
     });
     module.def("store_latent",
                [](Address y, Address queries, Address compressed, Address keys, Address latents, Address positions,
@@ -306,6 +352,63 @@ void bind_sampling(nb::module_ &module) {
     module.def("uniform", &uniform);
 }
 
+// GangBroken(text, rank, epoch) in Python.
+void bind_gang_broken(nb::module_ &module) {
+    static PyObject *type = PyErr_NewException("ops._cpu.GangBroken", PyExc_RuntimeError, nullptr);
+    module.attr("GangBroken") = nb::borrow(type);
+    nb::register_exception_translator([](const std::exception_ptr &thrown, void *) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const GangBroken &error) {
+            PyErr_SetObject(type, nb::make_tuple(error.what(), error.rank, error.epoch).ptr());
+        }
+    });
+}
+
+void bind_comm(nb::module_ &module) {
+    using Release = nb::call_guard<nb::gil_scoped_release>;
+    bind_gang_broken(module);
+    nb::dict layout;
+    layout["line"] = COMM_LINE;
+    layout["ranks"] = MAX_RANKS;
+    layout["line_bytes"] = sizeof(CommLine);
+    layout["bell"] = offsetof(CommLine, bell);
+    layout["window"] = COMM_WINDOW;
+    layout["windows_at"] = COMM_WINDOWS_AT;
+    module.attr("COMM_LAYOUT") = layout;
+    module.attr("COMM_KINDS") = nb::cast(std::vector<std::string>(std::begin(COMM_NAMES), std::end(COMM_NAMES)));
+    nb::class_<Comm>(module, "Comm")
+        .def(nb::init<Address, int, int, int, i64, i64, int>())
+        .def("join", &Comm::join)
+        .def("begin_step", &Comm::begin_step)
+        .def("check_epoch", &Comm::check_epoch)
+        .def_prop_ro("address", [](const Comm &comm) { return reinterpret_cast<Address>(&comm); })
+        .def_prop_ro("epoch", &Comm::epoch)
+        .def_prop_ro("waited_ns", &Comm::waited_ns)
+        .def_prop_ro("num_calls", &Comm::num_calls)
+        .def(
+            "barrier", [](Comm &comm) { comm.meet(CommKind::BARRIER, 0); }, Release())
+        .def(
+            "all_gather", [](Comm &comm, Address y, Address x, i64 size) { comm.all_gather(bytes(y), bytes(x), size); },
+            Release())
+        .def(
+            "all_reduce", [](Comm &comm, Address y, Address x, i64 count) { comm.all_reduce(floats(y), floats(x), count); },
+            Release())
+        .def(
+            "reduce_scatter",
+            [](Comm &comm, Address y, Address x, i64 count) { comm.reduce_scatter(floats(y), floats(x), count); }, Release())
+        .def(
+            "broadcast", [](Comm &comm, Address values, i64 size, int root) { comm.broadcast(bytes(values), size, root); },
+            Release())
+        .def(
+            "all_to_all",
+            [](Comm &comm, Address y, i64 most, Address received, Address x, Address sent) {
+                comm.all_to_all(bytes(y), most, reinterpret_cast<i64 *>(received), bytes(x),
+                                reinterpret_cast<const i64 *>(sent));
+            },
+            Release());
+}
+
 }  // namespace
 }  // namespace tokamak::cpu
 
@@ -319,6 +422,7 @@ NB_MODULE(_cpu, module) {
     module.attr("MAX_GROUP") = MAX_GROUP;
     module.attr("SLOT_SAMPLING_BYTES") = sizeof(SlotSampling);
     bind_ops(module);
+    bind_comm(module);
     bind_engine(module);
     bind_packing(module);
     bind_sampling(module);

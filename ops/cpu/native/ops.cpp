@@ -73,15 +73,32 @@ PanelSplit split_panels(i64 panels, i64 row_parts, i64 least, i64 threads) {
     return best;
 }
 
+// function(begin, end) for each part of the op's panels [begin, end), counted from the first of them on.
+template <class Function>
+void for_panels(const LinearOp &op, i64 begin, i64 end, const Function &function) {
+    for (const PanelRange &range : op.panels) {
+        const i64 count = range.end - range.begin, first = std::max<i64>(begin, 0), last = std::min(end, count);
+        if (first < last) function(range.begin + first, range.begin + last);
+        begin -= count;
+        end -= count;
+    }
+}
+
 void run_op(Engine &engine, const LinearOp &op) {
-    const i64 rows = op.rows.get(), panels = divide_up(op.shape.outputs, PANEL);
+    const i64 rows = op.rows.get();
+    i64 panels = 0;
+    for (const PanelRange &range : op.panels) panels += range.end - range.begin;
     if (rows == 0) return;
     const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.kind)];
     const LinearShape shape = prepared(engine, op, kernels, rows);
     const int threads = engine.pool().num_threads();
-    const i64 products = rows * shape.inputs * shape.outputs;
+    const i64 products = rows * shape.inputs * panels * PANEL;
     const i64 most_products = threads == 1 ? MANY_PRODUCTS : SMALL_PRODUCT;  // that are not worth tasks
-    if (rows <= MAX_TASK_ROWS && products <= most_products) return kernels.linear(shape, 0, rows, 0, panels);
+    const auto run = [&](i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end) {
+        for_panels(op, panel_begin, panel_end,
+                   [&](i64 begin, i64 end) { kernels.linear(shape, row_begin, row_end, begin, end); });
+    };
+    if (rows <= MAX_TASK_ROWS && products <= most_products) return run(0, rows, 0, panels);
     const i64 tiles = divide_up(rows, kernels.tile_rows), row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
     const i64 for_threads = divide_up(threads * TASKS_PER_THREAD, row_parts);
     const i64 least = std::max(for_threads, divide_up(products / row_parts, MANY_PRODUCTS));
@@ -91,7 +108,7 @@ void run_op(Engine &engine, const LinearOp &op) {
         const i64 begin = split.groups * part / split.parts * split.group;
         const i64 end = std::min(panels, split.groups * (part + 1) / split.parts * split.group);
         const auto row_at = [&](i64 part) { return rows * (tiles * part / row_parts) / tiles; };
-        kernels.linear(shape, row_at(row_part), row_at(row_part + 1), begin, end);
+        run(row_at(row_part), row_at(row_part + 1), begin, end);
     });
 }
 
@@ -133,14 +150,42 @@ void run_op(Engine &engine, const AttendLatents &op) { attend_latents(engine, op
 void run_op(Engine &engine, const HeadLinear &op) { multiply_heads(engine, op); }
 
 void run_op(Engine &engine, const Activate &op) {
-    const i64 parts = divide_up(op.width, SMALL_COUNT / 4), rows = op.rows.get();
-    for_rows(engine, rows * parts, divide_up(op.width, parts), [&](i64 begin, i64 end) {
+    const i64 columns = op.end - op.begin, parts = divide_up(columns, SMALL_COUNT / 4), rows = op.rows.get();
+    for_rows(engine, rows * parts, divide_up(columns, parts), [&](i64 begin, i64 end) {
         for (i64 index = begin; index < end; ++index) {
             const i64 row = index / parts, part = index % parts;
             engine.kernels().activate(op.y + row * op.width, op.x + 2 * row * op.width, op.activation, op.width,
-                                      op.width * part / parts, op.width * (part + 1) / parts);
+                                      op.begin + columns * part / parts, op.begin + columns * (part + 1) / parts);
         }
     });
+}
+
+void run_op(Engine &engine, const Gather &op) {
+    const i64 rows = op.rows.get();
+    if (rows == 0) return;
+    for_rows(engine, rows, op.count, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            std::copy_n(op.x + row * op.x_width + op.from, op.count, op.y + row * op.y_width + op.begin);
+        }
+    });
+    op.comm->meet(CommKind::GATHER, rows * op.y_width * static_cast<i64>(sizeof(float)));
+}
+
+void run_op(Engine &, const Collective &op) {
+    const i64 bytes = op.rows.get() * op.row_bytes, count = bytes / static_cast<i64>(sizeof(float));
+    if (op.rows.get() == 0) return;
+    switch (op.kind) {
+        case CommKind::BARRIER: return op.comm->meet(CommKind::BARRIER, 0);
+        case CommKind::ALL_GATHER: return op.comm->all_gather(op.y, op.x, bytes);
+        case CommKind::ALL_REDUCE:
+            return op.comm->all_reduce(static_cast<float *>(op.y), static_cast<const float *>(op.x), count);
+        case CommKind::REDUCE_SCATTER:
+            return op.comm->reduce_scatter(static_cast<float *>(op.y), static_cast<const float *>(op.x), count);
+        case CommKind::BROADCAST: return op.comm->broadcast(op.y, bytes, op.root);
+        case CommKind::ALL_TO_ALL: return op.comm->all_to_all(op.y, bytes, op.received, op.x, op.sent);
+        default:
+            throw std::invalid_argument("comm: kind " + std::to_string(static_cast<int>(op.kind)) + " is no op of its own");
+    }
 }
 
 #if defined(__x86_64__)

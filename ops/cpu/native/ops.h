@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "comm.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -31,9 +32,15 @@ struct Embed {
     Rows rows;
 };
 
+// Of the panels [begin, end) of the outputs.
+struct PanelRange {
+    i64 begin, end;
+};
+
 struct LinearOp {
     WeightKind kind;
     LinearShape shape;
+    std::vector<PanelRange> panels;  // those that this rank computes; the other columns of y stay as they are
     Rows rows;
 };
 
@@ -100,6 +107,30 @@ struct Activate {
     const float *x;
     Activation activation;
     i64 width;
+    i64 begin, end;  // the columns that this rank computes
+    Rows rows;
+};
+
+// Columns [begin, begin + count) of y are this rank's: those of x from `from` on; the other ranks write theirs. y is theirs as
+// well: when the op ends it is whole.
+struct Gather {
+    Comm *comm;
+    float *y;  // [rows, y_width]
+    const float *x;
+    i64 y_width, x_width, begin, from, count;
+    Rows rows;
+};
+
+// What ranks do together besides: `kind` of x, `row_bytes` of each row, to y. Nobody waits where there are no rows.
+struct Collective {
+    Comm *comm;
+    CommKind kind;
+    void *y;
+    const void *x;
+    i64 row_bytes;  // of an all_to_all: what y has room for
+    int root;       // of a broadcast
+    i64 *received;  // of an all_to_all: bytes of each rank, written
+    const i64 *sent;
     Rows rows;
 };
 
@@ -123,6 +154,17 @@ struct ExpertMatrices {
     LinearShape first;  // that of slot 0, without rows
 };
 
+// Where the ranks of a gang give each other rows and results: of each of them a line with the number of its rows, then of all
+// the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
+struct ExpertWindows {
+    Comm *comm;  // of the whole gang; null: this rank has all experts
+    char *memory;
+    i64 max_rows;               // of a rank
+    int first_rank, num_ranks;  // who have the same rows as this one, and share them out
+    const i32 *owners;          // [experts, 1 + ranks]: engine/parallel/placement.py
+    std::uint64_t *counts;      // [experts]: rows of this rank that asked for each, in all; or null
+};
+
 // y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`.
 struct ApplyExperts {
     float *y;        // [rows, hidden]
@@ -135,11 +177,12 @@ struct ApplyExperts {
     ExpertMatrices gate_up, down;
     Activation activation;
     i64 experts, chosen;
+    ExpertWindows windows;
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Route, ApplyExperts, StoreLatent,
-                        AttendLatents, HeadLinear>;
+using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route,
+                        ApplyExperts, StoreLatent, AttendLatents, HeadLinear>;
 
 // Memory that grows as it is asked for more; what was in it is then lost.
 class Memory {
@@ -152,9 +195,11 @@ private:
 
 // What applying experts keeps meanwhile.
 struct ExpertsMemory {
-    Memory quantized, prepared, inner, activated;
-    std::vector<i64> begins;           // [experts + 1]: of each one's rows among all
-    std::vector<i32> row_ids, places;  // of x, in the order of the experts; where each (row, choice) is among these
+    Memory quantized, prepared, inner, activated, gathered, results;
+    std::vector<i64> begins;                   // [experts + 1]: of each one's rows among all
+    std::vector<i32> row_ids, places;          // of x, in the order of the experts; where each (row, choice) is among these
+    std::vector<i32> pair_experts, pair_rows;  // of the (row, choice) pairs that this rank computes
+    std::vector<i64> row_places, pair_places;  // of those rows and pairs among all of the gang's
 };
 
 // What ops run on, one for the process.

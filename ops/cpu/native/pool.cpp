@@ -10,34 +10,14 @@
 
 #include "clock.h"
 #include "progress.h"
+#include "spin.h"
 
 namespace tokamak::cpu {
 namespace {
 
-constexpr std::int64_t SPIN_NS = 40'000;
 constexpr int COUNT_BITS = 20;
 constexpr std::uint64_t COUNT_MASK = (1u << COUNT_BITS) - 1;
 constexpr std::int64_t MAX_TASKS = 1 << 19;  // the rest of the count is room for claims that come too late
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-template <class Condition>
-bool spin_until(Condition is_true) {
-    const std::int64_t deadline = monotonic_ns() + SPIN_NS;
-    do {
-        for (int turn = 0; turn < 32; ++turn) {
-            if (is_true()) return true;
-            relax();
-        }
-    } while (monotonic_ns() < deadline);
-    return false;
-}
 
 void futex_wait(std::atomic<std::uint32_t> &word, std::uint32_t expected) {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t *>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);

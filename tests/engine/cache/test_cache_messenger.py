@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.cache.actor import CacheMessengerActor
+from engine.cache.actor import CacheMessengerActor, endpoint_of
 from engine.messages import (
     BlocksCleared,
     BlocksMove,
@@ -45,22 +45,19 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.config = small_config(directory, kv_cache_bytes=ARENA_BYTES)
         self.run = Run(self.config.run_id, directory)
-        self.segments = RunSegments(
-            self.config.run_id, NAMES, RingSizes(dict.fromkeys(NAMES, 1 << 14), 1 << 14), 1, ARENA_BYTES
-        )
+        self.segments = RunSegments(self.config.run_id, NAMES, RingSizes(dict.fromkeys(NAMES, 1 << 14), 1 << 14), ARENA_BYTES)
         self.mailbox = Mailbox.attach(self.config.run_id, "scheduler", 1)
         self.sender = MailboxSender.attach(self.config.run_id, "cache", "scheduler", 1)
         self.zmq = zmq.Context()
         self.socket = self.zmq.socket(zmq.SUB)
-        self.socket.connect(self.run.kv_events_endpoint)
+        self.socket.connect(self.run.kv_events_endpoint())
         self.socket.setsockopt(zmq.SUBSCRIBE, b"kv")
         self.epoch = 0
         self.start()
 
     def start(self) -> None:
         self.epoch += 1
-        assert self.segments.arena is not None
-        self.context = ActorContext(self.run, self.config, "cache", self.epoch, os.dup(self.segments.arena.fd))
+        self.context = ActorContext(self.run, self.config, "cache", self.epoch, os.dup(self.segments.arenas[0].fd))
         self.actor = CacheMessengerActor(self.context)
         self.actor.on_start()
         self.loop = ActorLoop(self.actor)
@@ -193,7 +190,7 @@ def test_a_full_ring_is_tried_again(bench: Bench) -> None:
 def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
     """Who subscribes later finds it, and who had subscribed hears on."""
     bench.wait_for_subscription()
-    path = Path(bench.run.kv_events_endpoint.removeprefix("ipc://"))
+    path = Path(bench.run.kv_events_endpoint().removeprefix("ipc://"))
     path.unlink()
 
     def is_there() -> bool:
@@ -202,7 +199,7 @@ def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
 
     wait_until(is_there, what="the socket file")
     early, bench.socket = bench.socket, bench.zmq.socket(zmq.SUB)
-    bench.socket.connect(bench.run.kv_events_endpoint)
+    bench.socket.connect(bench.run.kv_events_endpoint())
     bench.socket.setsockopt(zmq.SUBSCRIBE, b"kv")
     bench.wait_for_subscription()
     assert early.poll(1000 * WATCHDOG_S)
@@ -221,3 +218,17 @@ def test_the_arena_is_reserved_once_the_engine_serves(bench: Bench) -> None:
 
     wait_until(is_reserved, what="the arena is reserved")
     assert bench.actor.deadline_ns() == 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "given", "expected"),
+    [
+        ("cache", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+        ("cache0", "tcp://*:5557", "tcp://*:5557"),
+        ("cache2", "tcp://*:5557", "tcp://*:5559"),
+        ("cache", "ipc:///tmp/events", "ipc:///tmp/events"),
+        ("cache1", "ipc:///tmp/events", "ipc:///tmp/events.1"),
+    ],
+)
+def test_each_replica_has_an_endpoint(cache: str, given: str, expected: str) -> None:
+    assert endpoint_of(cache, given) == expected

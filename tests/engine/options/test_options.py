@@ -12,9 +12,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
-from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
+from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, available_cores, resolve
 from engine.options.table import GROUPS, OPTIONS, make_parser, read_options
 from engine.process.topology import default_plan
+from shm.gang import buffers_at
 from tests.engine.echo_engine import REPOSITORY
 from tools.demo import MODEL
 
@@ -74,9 +75,9 @@ def test_defaults(model: Path, dtype: str) -> None:
 
 def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
-    worked_out = {"num_ranks", "kv_cache_bytes", "run_id"}
+    worked_out = {"comm_bytes", "kv_cache_bytes", "run_id"}
     fields = {field.removesuffix("_s") for field in EngineConfig.__struct_fields__} - worked_out
-    assert set(OPTIONS) - {"kv_cache_memory", "weight_cache"} == fields
+    assert set(OPTIONS) - {"kv_cache_memory", "weight_cache", "pipeline_parallel_size"} == fields
 
 
 def test_the_embedded_model_is_the_default() -> None:
@@ -262,3 +263,56 @@ def test_exit_codes(arguments: list[str], code: int) -> None:
     )
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+def test_tensor_ranks(model: Path) -> None:
+    """Two KV heads: also of four ranks each has one."""
+    assert configure(model).comm_bytes == 0
+    for size in (2, 4):
+        config = configure(model, "-tp", str(size), "--max-num-batched-tokens", "48", "--max-num-seqs", "8")
+        assert (config.tensor_parallel_size, config.num_ranks) == (size, size)
+        widest = 4 * 48 * max(100, 64)  # logits of all rows, or activations
+        assert config.comm_bytes == buffers_at(size) + 2 * widest
+        assert [plan.name for plan in default_plan(config)][-size:] == [f"worker{rank}" for rank in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("-tp", "3"), "3 does not divide the model's 4 attention heads; give one of [1, 2, 4]"),
+        (("-tp", "2", "--ops", "reference"), "2: reference ops run on one rank of a replica; use --ops native"),
+        (("-tp", "4", "-dp", "32"), "4 times --data-parallel-size 32 are 128 ranks, the limit is 64"),
+        (("--pipeline-parallel-size", "2"), "2: layers are not cut, the limit is 1; cut matrices with --tensor-parallel-size"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model: Path, arguments: tuple[str, ...], text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        configure(model, *arguments)
+    assert text in str(error.value)
+
+
+def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(
+        json.dumps(config | {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 8})
+    )
+    assert configure(model, "-tp", "3").tensor_parallel_size == 3
+    with pytest.raises(OptionError) as error:
+        configure(model, "-tp", "4")
+    assert "4 neither divides the model's 6 KV heads nor is divided by them; give one of [1, 2, 3, 6, 12]" in str(error.value)
+
+
+def test_replicas(model: Path) -> None:
+    """Cores and the memory for caches are shared out; limits are for each."""
+    cores = available_cores()
+    two = configure(model, "-dp", "2", "--num-kv-blocks", "100")
+    assert (two.data_parallel_size, two.tensor_parallel_size, two.num_ranks) == (2, 1, 2)
+    assert (two.threads, two.num_kv_blocks) == (max(1, cores // 2), 100)
+    assert configure(model).num_ranks == 1
+    options = read_options([str(model), "--data-parallel-size", "64", "--threads", str(cores)], {})
+    assert resolve(options)[0].threads == cores
+    assert any(f"64 ranks of {cores} threads share {cores} cores" in note for note in options.notes)
+    with pytest.raises(OptionError, match="--data-parallel-size 65"):
+        configure(model, "--data-parallel-size", "65")
+    with pytest.raises(OptionError, match="--data-parallel-routing random"):
+        configure(model, "--data-parallel-routing", "random")

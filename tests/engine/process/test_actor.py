@@ -245,10 +245,9 @@ def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
     assert left.context.weights_in_use() == ("/b", 2, "b2")
     with pytest.raises(TokamakError, match="without the KV arena"):
         left.context.arena()
-    assert engine.segments.arena is not None
-    context = ActorContext(engine.run, engine.config, "right0", 1, os.dup(engine.segments.arena.fd))
+    context = ActorContext(engine.run, engine.config, "right0", 1, os.dup(engine.segments.arenas[0].fd))
     context.arena().buffer[0] = 7
-    assert engine.segments.arena.buffer[0] == 7
+    assert engine.segments.arenas[0].buffer[0] == 7
     context.close()
 
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import StartError
-from engine.process.segments import require_room, required_bytes
-from engine.process.topology import SHARED_BUDGET_BYTES, index_of, ring_sizes, role_of, senders_of
+from engine.process.run_directory import new_run_id
+from engine.process.segments import RunSegments, require_room, required_bytes, unlink_segments
+from engine.process.topology import (
+    SHARED_BUDGET_BYTES,
+    default_plan,
+    index_of,
+    partner_of,
+    readers_of,
+    ring_sizes,
+    role_of,
+    senders_of,
+)
+from shm.broadcast import BroadcastReader, BroadcastWriter
+from tests.configurations import engine_config
+
+CONFIG = {"model": "/none", "max_model_len": 64, "num_kv_blocks": 4, "run_id": new_run_id(), "run_dir": "/none"}
 
 NAMES = ("api0", "api1", "tokenizer0", "tokenizer1", "scheduler", "cache", "worker0")
+REPLICAS = tuple(plan.name for plan in default_plan(engine_config(**CONFIG, data_parallel_size=2, tensor_parallel_size=2)))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +47,47 @@ def test_the_control_ring_is_first(receiver: str, senders: tuple[str, ...]) -> N
     assert senders_of(receiver, NAMES) == ("supervisor", *senders)
 
 
+@pytest.mark.parametrize(
+    ("receiver", "senders"),
+    [
+        ("tokenizer0", ("api0", "scheduler0", "scheduler1")),
+        ("scheduler0", ("tokenizer0", "cache0", "worker0", "worker1")),
+        ("scheduler1", ("tokenizer0", "cache1", "worker2", "worker3")),
+        ("cache1", ("scheduler1",)),
+    ],
+)
+def test_a_replica_hears_its_own(receiver: str, senders: tuple[str, ...]) -> None:
+    assert senders_of(receiver, REPLICAS) == ("supervisor", *senders)
+
+
+def test_ranks_are_numbered_replica_by_replica() -> None:
+    assert readers_of("scheduler0", REPLICAS) == ("worker0", "worker1")
+    assert readers_of("scheduler1", REPLICAS) == ("worker2", "worker3")
+    assert readers_of("scheduler", NAMES) == ("worker0",)
+    assert [partner_of(name, "cache", REPLICAS) for name in ("worker1", "worker2")] == ["cache0", "cache1"]
+
+
+def test_each_replica_has_an_arena_and_a_ring_that_it_alone_reads() -> None:
+    config = engine_config(**CONFIG | {"kv_cache_bytes": 4096}, data_parallel_size=2, tensor_parallel_size=2)
+    segments = RunSegments.of(config, REPLICAS)
+    try:
+        arenas = [segments.arena_of(name) for name in ("cache0", "worker0", "worker1", "cache1", "worker2", "worker3")]
+        assert arenas == [segments.arenas[0]] * 3 + [segments.arenas[1]] * 3
+        assert segments.arena_of("scheduler0") is None
+        rings = {name: BroadcastWriter.attach(config.run_id, name, 1) for name in ("scheduler0", "scheduler1")}
+        readers = [BroadcastReader.attach(config.run_id, "scheduler1", index, 1) for index in range(2)]
+        assert (rings["scheduler0"].active_readers(), rings["scheduler1"].active_readers()) == ([], [0, 1])
+        segments.evict("worker3")
+        assert rings["scheduler1"].active_readers() == [0]
+        for writer in rings.values():
+            writer.close()
+        for reader in readers:
+            reader.close()
+    finally:
+        segments.close()
+        unlink_segments(config.run_id)
+
+
 def test_the_default_engine_leaves_room_for_a_second_one_in_64_mb() -> None:
     names = ("api0", "tokenizer0", "scheduler", "cache", "worker0")
     assert 2 * required_bytes(names, ring_sizes(names, 4096)) <= 64 << 20
@@ -43,6 +99,12 @@ def test_many_processes_share_the_budget(num_apis: int, num_tokenizers: int) -> 
     sizes = ring_sizes(names, 4096)
     assert required_bytes(names, sizes) <= SHARED_BUDGET_BYTES + (4 << 20)
     assert all(size & (size - 1) == 0 for size in (*sizes.mailbox.values(), sizes.broadcast))
+
+
+@pytest.mark.parametrize(("num_replicas", "max_model_len"), [(2, 4096), (16, 4096), (32, 1024)])
+def test_many_replicas_share_the_budget(num_replicas: int, max_model_len: int) -> None:
+    names = [plan.name for plan in default_plan(engine_config(**CONFIG, data_parallel_size=num_replicas))]
+    assert required_bytes(names, ring_sizes(names, max_model_len)) <= SHARED_BUDGET_BYTES + (8 << 20)
 
 
 @pytest.mark.parametrize("max_model_len", [64, 4096, 131072, 1 << 20])

@@ -274,7 +274,7 @@ class Simulation:
         workers = [f"worker{index}" for index in range(config.num_ranks)]
         names = ["api0", "api1", *tokenizers, "scheduler", "cache", *workers]
         sizes = RingSizes(dict.fromkeys(names, ring_bytes), broadcast_bytes)
-        self.segments = RunSegments(config.run_id, names, sizes, config.num_ranks, 0)
+        self.segments = RunSegments(config.run_id, names, sizes, 0)
         for name in names:
             self.begin_epoch(name, 1)
         self.arena: dict[tuple[int, int, int], int] = {}  # rank, block, place in it -> KV
@@ -338,7 +338,7 @@ class Simulation:
 
     def kill_rank(self, index: int = 0) -> None:
         self.ranks[index].close()
-        self.segments.broadcast.evict(index)
+        self.segments.evict(f"worker{index}")
 
     def revive_rank(self, index: int = 0, weights: tuple[str, int] | None = None, files: str = "") -> None:
         epoch = self.ranks[index].epoch + 1

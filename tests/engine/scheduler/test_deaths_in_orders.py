@@ -111,7 +111,7 @@ def prepared(case: Case) -> Iterator[tuple[Simulation, WeightsRecord]]:
     """Two sequences that run, one that waits, and what is true before the order."""
     with (
         tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory,
-        simulate(Path(directory), max_num_seqs=2, num_ranks=2) as simulation,
+        simulate(Path(directory), max_num_seqs=2, tensor_parallel_size=2) as simulation,
     ):
         streams = [simulation.submit([index, 7, 9], seed=index, max_tokens=14) for index in range(3)]
         simulation.start(*streams[:2], num_tokens=2)

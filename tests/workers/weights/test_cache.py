@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,11 @@ from ops.cpu.packing import PackedWeight
 from ops.cpu.table import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, make_runner
+from workers.parallel.share import TensorShare
 from workers.runner import ModelRunner
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
-from workers.weights.loader import LoadedModel, load_model
+from workers.weights.loader import LoadedModel, Progress, load_model
 from workers.weights.packed_file import Layout
 from workers.weights.precision import Precision
 
@@ -325,6 +328,63 @@ class TestWriters:
             process.stdin.flush()
             assert process.wait(60) == 0
         assert load(model, directory).cache == "hit"
+
+
+class TestRanks:
+    """Several ranks of one engine, which share one file."""
+
+    @pytest.mark.parametrize("dies", [False, True])
+    def test_the_others_wait_for_the_one_that_packs(self, model: Path, directory: Path, dies: bool) -> None:
+        """If it dies one of them packs in its place; none packs into memory of its own."""
+        waited = Event()
+        with _held_writer(model, directory) as process, ThreadPoolExecutor(2) as ranks:
+            found = [ranks.submit(self.load, model, directory, on_progress=lambda done, total: waited.set()) for _ in range(2)]
+            for _ in range(3):  # also while nothing gets on
+                assert waited.wait(60)
+                waited.clear()
+            assert not any(rank.done() for rank in found)
+            assert process.stdin is not None
+            process.kill() if dies else print("go on", file=process.stdin, flush=True)
+            loaded = [rank.result(60) for rank in found]
+        expected = weights_of(load(model, None))
+        assert [weights_of(rank) for rank in loaded] == [expected] * 2
+        assert [name.endswith(".weights") for name in files(directory)] == [True]
+        (file,) = packed_files(directory)
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        assert sum(line.endswith(str(file)) for line in mapped) >= 2  # both use it
+
+    def test_a_share_is_mapped_from_the_file_of_the_whole(self, tmp_path: Path, directory: Path) -> None:
+        write_checkpoint(tmp_path / "wide", {**TINY, "hidden_size": 64, "intermediate_size": 128})
+        assert load(tmp_path / "wide", directory).cache == "miss"
+        assert self.load(tmp_path / "wide", directory, share=TensorShare(1, 2)).cache == "hit"
+
+    def test_random_weights_are_shared(self, model: Path, directory: Path) -> None:
+        found = [self.load(model, directory, random_seed=seed) for seed in (1, 1, 2)]
+        assert weights_of(found[0]) == weights_of(found[1]) != weights_of(found[2])
+        assert len(packed_files(directory)) == 2
+
+    def test_the_directory_of_a_run_keeps_what_is_used(self, model: Path, tmp_path: Path, directory: Path) -> None:
+        write_checkpoint(tmp_path / "next", {**TINY, "rope_theta": 5.0})
+        write_checkpoint(tmp_path / "last", {**TINY, "rope_theta": 6.0})
+        first = self.load(model, directory, is_run=True)
+        self.load(tmp_path / "next", directory, is_run=True)
+        assert len(packed_files(directory)) == 2
+        assert weights_of(first)
+        del first
+        self.load(tmp_path / "last", directory, is_run=True)
+        assert [name.split("-")[0] for name in files(directory)] == ["last"]
+
+    def load(
+        self,
+        path: Path,
+        directory: Path,
+        *,
+        on_progress: Progress = lambda done, total: None,
+        is_run: bool = False,
+        **options: Any,
+    ) -> LoadedModel:
+        cache = WeightCache(directory, LIMIT, is_shared=True, is_run=is_run)
+        return load_model(path, ModelConfig.read(path), TABLE, 16, on_progress, cache=cache, **options)
 
 
 class _held_writer:

@@ -44,6 +44,12 @@ def write(path: Path) -> None:
         assert os.fstat(file.fileno()).st_size == writer.num_bytes
 
 
+def read_all(path: Path) -> None:
+    file = PackedFile(path)
+    for name, (shape, dtype) in ARRAYS.items():
+        file.keep(name, shape, dtype, lambda array: None)
+
+
 def test_what_was_filled_is_read(tmp_path: Path) -> None:
     write(tmp_path / "weights")
     file = PackedFile(tmp_path / "weights")
@@ -84,7 +90,22 @@ def test_a_changed_byte_anywhere_is_seen(tmp_path: Path) -> None:
         content[place] ^= 0x10
         (tmp_path / "damaged").write_bytes(content)
         with pytest.raises(DamagedFileError):
-            PackedFile(tmp_path / "damaged")
+            read_all(tmp_path / "damaged")
+
+
+def test_what_is_not_used_is_not_looked_at(tmp_path: Path) -> None:
+    """A rank reads its rows of "large", which has three pieces of its own size."""
+    path = tmp_path / "weights"
+    write(path)
+    content = bytearray(path.read_bytes())
+    content[13_200_000] ^= 1  # in its last row
+    path.write_bytes(content)
+    file = PackedFile(path)
+    shape, dtype = ARRAYS["large"]
+    for rows in ([(0, 1)], [(0, 1), (1, 2)]):
+        assert file.keep("large", shape, dtype, lambda array: None, rows)[0].tobytes() == values_of("large")[0].tobytes()
+    with pytest.raises(DamagedFileError):
+        file.keep("large", shape, dtype, lambda array: None, [(2, 3)])
 
 
 def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
@@ -96,7 +117,7 @@ def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
         first, second = content[begin : begin + length], content[begin + length : begin + 2 * length]
         (tmp_path / "damaged").write_bytes(content[:begin] + second + first + content[begin + 2 * length :])
         with pytest.raises(DamagedFileError):
-            PackedFile(tmp_path / "damaged")
+            read_all(tmp_path / "damaged")
 
 
 def test_what_cannot_be_written_is_an_error_and_leaves_no_thread(tmp_path: Path) -> None:

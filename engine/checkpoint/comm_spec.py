@@ -1,0 +1,54 @@
+"""How large the buffers must be through which ranks exchange rows. Pure.
+
+Tensor ranks make rows whole: two halves take turns (`ops/cpu/gang.py`), each holds the widest rows of a step, or the logits
+computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a step, the
+experts of each, and a result of each of these.
+"""
+
+from __future__ import annotations
+
+from engine.checkpoint.model_config import ModelConfig
+from shm.gang import LINE, buffers_at
+
+ROW_TILE = 16  # a step's rows are padded to a multiple, as in ops/table.py
+MAX_LOGIT_ROWS = 64  # logits in memory at a time: those of a long prompt's tokens would be gigabytes
+
+
+def max_rows(max_num_tokens: int, max_num_seqs: int) -> int:
+    """Rows of a step, at most."""
+    return -(-max(max_num_tokens, max_num_seqs) // ROW_TILE) * ROW_TILE
+
+
+def comm_bytes(
+    model: ModelConfig, tensor_ranks: int, num_ranks: int, max_num_tokens: int, max_num_seqs: int, shares_experts: bool
+) -> int:
+    """Of a comm arena: of one replica, or of all `num_ranks` where they share the experts; 0: one rank has none."""
+    gang_ranks = num_ranks if shares_experts else tensor_ranks
+    if gang_ranks == 1:
+        return 0
+    rows = max_rows(max_num_tokens, max_num_seqs)
+    num_bytes = buffers_at(gang_ranks)
+    if tensor_ranks > 1:
+        width = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
+        if model.experts is not None:
+            width = max(width, model.experts.shared_intermediate_size)
+        if (latents := model.latents) is not None:
+            queries = model.num_attention_heads * (latents.plain_dim + latents.rotary_dim)
+            width = max(width, latents.query_dim, queries, latents.latent_dim + latents.rotary_dim)
+        half = 4 * max(rows * width, min(MAX_LOGIT_ROWS, rows) * model.vocab_size)
+        num_bytes += 2 * -(-half // LINE) * LINE * (gang_ranks // tensor_ranks)
+    if shares_experts:
+        num_bytes += expert_windows_bytes(model, num_ranks, expert_rows(tensor_ranks, max_num_tokens, max_num_seqs))
+    return num_bytes
+
+
+def expert_rows(tensor_ranks: int, max_num_tokens: int, max_num_seqs: int) -> int:
+    """Rows that a rank shows the others, at most: those of a replica are shared out among its ranks."""
+    return -(-max_rows(max_num_tokens, max_num_seqs) // tensor_ranks)
+
+
+def expert_windows_bytes(model: ModelConfig, num_ranks: int, rows: int) -> int:
+    """As `ExpertWindows` of native/ops.h lays them out, with room for `rows` rows of each rank."""
+    assert model.experts is not None, "a model without experts has no windows for them"
+    hidden, chosen = model.hidden_size, model.experts.num_chosen
+    return -(-num_ranks * (LINE + 4 * rows * (hidden + chosen * hidden + chosen)) // LINE) * LINE

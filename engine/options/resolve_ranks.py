@@ -1,0 +1,84 @@
+"""How many ranks there are and what each of them gets. Used by `resolve.py`."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import OptionError
+from engine.options.table import MAX_RANKS, OptionValues
+
+
+def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
+    """Ranks of all replicas together. OptionError where the model or the ops cannot be cut like that."""
+    values = options.values
+    size: int = values["tensor_parallel_size"]
+    heads, kv_heads = model.num_attention_heads, model.num_kv_heads
+    if values["pipeline_parallel_size"] > 1:
+        raise OptionError(
+            f"--pipeline-parallel-size {values['pipeline_parallel_size']}: layers are not cut, the limit is 1; "
+            "cut matrices with --tensor-parallel-size"
+        )
+    if heads % size:
+        raise OptionError(
+            f"--tensor-parallel-size {size} does not divide the model's {heads} attention heads; give one of {_divisors(heads)}"
+        )
+    if kv_heads % size and size % kv_heads:
+        fitting = [count for count in _divisors(heads) if kv_heads % count == 0 or count % kv_heads == 0]
+        raise OptionError(
+            f"--tensor-parallel-size {size} neither divides the model's {kv_heads} KV heads nor is divided by them; "
+            f"give one of {fitting}"
+        )
+    if size > 1 and ops != "native":
+        raise OptionError(
+            f"--tensor-parallel-size {size}: reference ops run on one rank of a replica; use --ops native, or "
+            "--data-parallel-size for more processes"
+        )
+    num_ranks: int = size * values["data_parallel_size"]
+    if values["enable_expert_parallel"]:
+        _check_experts(model, ops, num_ranks)
+    if num_ranks > MAX_RANKS:
+        raise OptionError(
+            f"--tensor-parallel-size {size} times --data-parallel-size {values['data_parallel_size']} are {num_ranks} ranks, "
+            f"the limit is {MAX_RANKS}; lower one of them"
+        )
+    return num_ranks
+
+
+def _check_experts(model: ModelConfig, ops: str, num_ranks: int) -> None:
+    if model.experts is None:
+        raise OptionError(f"--enable-expert-parallel: the model is {model.architecture} and has no experts; leave it out")
+    if num_ranks == 1:
+        raise OptionError(
+            "--enable-expert-parallel: there is 1 rank, and experts are shared by 2 at least; add --data-parallel-size or "
+            "--tensor-parallel-size"
+        )
+    if ops != "native":
+        raise OptionError(f"--enable-expert-parallel: {ops} ops compute all experts on each rank; use --ops native")
+
+
+def resolve_threads(options: OptionValues, num_ranks: int) -> int:
+    """Threads of each rank: as asked for, else the cores shared out."""
+    cores = available_cores()
+    threads: int = options.values["threads"] or max(1, cores // num_ranks)
+    if num_ranks > 1 and num_ranks * threads > cores:
+        options.notes.append(
+            f"{num_ranks} ranks of {threads} threads share {cores} cores; fewer threads (--threads) or ranks are faster"
+        )
+    return threads
+
+
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, min(number, MAX_RANKS) + 1) if number % count == 0]
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, and its control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))

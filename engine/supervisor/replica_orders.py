@@ -1,0 +1,231 @@
+"""An order to the schedulers: carried out in every replica, answered once, and taken back where one of them fails.
+
+Owned by the supervisor's `Orders`. All schedulers are told at once, but weights are reloaded in one replica after the other, so
+that the others serve meanwhile; the first one's version number and contents are what the next ones must load. Where a replica
+refuses, fails or dies, those that have done it go back to what their records (`weights.<k>.json`) said before, and the order is
+answered with the failure. The record of a scheduler that died is set back before its successor starts, and reads it.
+
+With one replica there is nothing to take back: its record says what was before the order or what is after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from engine.errors import RequestError, TokamakError
+from engine.messages import AbortRequest, Command, Details, Order, ReloadWeights, Reply, ResetPrefixCache, ReturnToWeights
+from engine.process.run_directory import Run, WeightsRecord
+
+_BACK = "/back"  # behind the id of what takes an order back
+
+
+@dataclass(slots=True)
+class _OpenOrder:
+    """An order that some scheduler is still to carry out or to take back."""
+
+    command: Command
+    before: dict[str, WeightsRecord]  # what each scheduler's record said when it began
+    untold: list[str]  # in their turn
+    unanswered: set[str] = field(default_factory=set)
+    done: dict[str, Reply] = field(default_factory=dict)
+    failures: dict[str, Reply] = field(default_factory=dict)
+    is_going_back: bool = False
+    notes: list[str] = field(default_factory=list)  # what could not be taken back
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether replicas that have done it differ from those that have not."""
+        return not isinstance(self.command.order, (AbortRequest, ResetPrefixCache))
+
+
+class ReplicaOrders:
+    """The orders under way. `tell` puts one on a scheduler's control ring and says why that cannot be, or nothing."""
+
+    def __init__(
+        self, run: Run, schedulers: Sequence[str], tell: Callable[[str, Command], str], answer: Callable[[Reply], None]
+    ) -> None:
+        self._run = run
+        self._schedulers = tuple(schedulers)
+        self._tell = tell
+        self._answer = answer
+        self._open: dict[str, _OpenOrder] = {}  # by command id
+
+    def begin(self, command: Command, tensor_parallel_size: int) -> None:
+        """Carry an order out. RequestError where it makes no sense here, or another one is under way."""
+        schedulers = self._schedulers
+        order = command.order
+        if isinstance(order, ReloadWeights):
+            schedulers = self._replicas_of(order.ranks, tensor_parallel_size)
+        opened = _OpenOrder(command, {}, list(schedulers))
+        if len(self._schedulers) > 1 and opened.changes_weights:
+            self._prepare(opened)
+        self._open[command.command_id] = opened
+        self._tell_next(opened)
+        self._advance(opened)
+
+    def take(self, reply: Reply) -> None:
+        """A scheduler's answer."""
+        command_id, _, scheduler = reply.command_id.removesuffix(_BACK).rpartition("/")
+        opened = self._open.get(command_id)
+        if opened is None or scheduler not in opened.unanswered:
+            return
+        opened.unanswered.discard(scheduler)
+        if opened.is_going_back:
+            if reply.status >= 400:
+                opened.notes.append(f"{scheduler} could not go back: {reply.message}")
+        elif reply.status >= 400:
+            opened.failures[scheduler] = reply
+        else:
+            opened.done[scheduler] = reply
+            self._tell_next(opened)
+        self._advance(opened)
+
+    def scheduler_died(self, scheduler: str, cause: str) -> None:
+        """What it was to do is not done by its successor, and what it may have written down is taken back."""
+        for opened in list(self._open.values()):
+            if scheduler not in opened.unanswered:
+                continue
+            opened.unanswered.discard(scheduler)
+            if not opened.is_going_back:
+                message = f"{spoken(scheduler)} died meanwhile ({cause}); look at the state and ask again"
+                opened.failures[scheduler] = Reply(opened.command.command_id, 503, message)
+            self._write_back(opened, scheduler)
+            self._advance(opened)
+
+    def scheduler_ready(self, scheduler: str) -> None:
+        """One that had done an order died before that was taken back."""
+        for opened in list(self._open.values()):
+            if opened.is_going_back and scheduler in opened.unanswered:
+                self._send_back(opened, scheduler)
+
+    def refuse_open(self, cause: str) -> None:
+        """The engine ends: nothing that is open gets done."""
+        for command_id in self._open:
+            self._answer(Reply(command_id, 503, f"the engine ends: {cause}"))
+        self._open.clear()
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _replicas_of(self, ranks: Sequence[int], tensor_parallel_size: int) -> tuple[str, ...]:
+        """The schedulers of the replicas to which `ranks` belong, which must be whole."""
+        num_ranks = tensor_parallel_size * len(self._schedulers)
+        unknown = [rank for rank in ranks if not 0 <= rank < num_ranks]
+        if unknown:
+            raise RequestError(f"there is no rank {unknown[0]}; the engine has ranks 0 to {num_ranks - 1}", param="ranks")
+        replicas = sorted({rank // tensor_parallel_size for rank in ranks}) or range(len(self._schedulers))
+        for replica in replicas if ranks else ():
+            own = range(replica * tensor_parallel_size, (replica + 1) * tensor_parallel_size)
+            if not set(own) <= set(ranks):
+                raise RequestError(
+                    f"ranks {', '.join(map(str, own))} compute together and must have the same weights; name all of them",
+                    param="ranks",
+                )
+        return tuple(self._schedulers[replica] for replica in replicas)
+
+    def _prepare(self, opened: _OpenOrder) -> None:
+        """Remember what is, and give what is loaded a number that no replica has used."""
+        busy = next((other for other in self._open.values() if other.changes_weights), None)
+        if busy is not None:
+            raise RequestError(
+                f"{type(busy.command.order).__name__} is under way in {', '.join(sorted(busy.unanswered))}; ask again when it "
+                "is answered",
+                status=409,
+            )
+        try:
+            opened.before = {scheduler: self._run.weights(scheduler) for scheduler in self._schedulers}
+        except TokamakError as error:
+            raise RequestError(str(error), status=503) from error
+        order = opened.command.order
+        if isinstance(order, ReloadWeights):
+            version = 1 + max(record.last_version for record in opened.before.values())
+            opened.command.order = replace(order, ranks=[], version=version)
+
+    def _tell_next(self, opened: _OpenOrder) -> None:
+        """The next scheduler, or all, are told."""
+        is_one_by_one = isinstance(opened.command.order, ReloadWeights)
+        while opened.untold and not opened.failures:
+            scheduler = opened.untold.pop(0)
+            self._send(opened, scheduler, self._order_for(opened, scheduler))
+            if is_one_by_one:
+                return
+
+    def _order_for(self, opened: _OpenOrder, scheduler: str) -> Order:
+        """The order; where another replica has loaded the weights already, with what it found in them."""
+        order = opened.command.order
+        if isinstance(order, ReloadWeights) and opened.done:
+            found = self._run.weights(next(iter(opened.done))).contents.get(order.version, "")
+            return replace(order, contents=found)
+        return order
+
+    def _send(self, opened: _OpenOrder, scheduler: str, order: Order, suffix: str = "") -> None:
+        trouble = self._tell(scheduler, Command(f"{opened.command.command_id}/{scheduler}{suffix}", order))
+        if not trouble:
+            opened.unanswered.add(scheduler)
+        elif suffix:
+            opened.notes.append(f"{scheduler} could not go back: {trouble}")
+        else:
+            opened.failures[scheduler] = Reply(opened.command.command_id, 503, trouble)
+
+    def _advance(self, opened: _OpenOrder) -> None:
+        """Once all that were told have answered: take back what only some did, and answer."""
+        if opened.unanswered:
+            return
+        if opened.failures and opened.done and opened.before and not opened.is_going_back:
+            opened.is_going_back = True
+            for scheduler in opened.done:
+                self._send_back(opened, scheduler)
+            if opened.unanswered:
+                return
+        if self._open.pop(opened.command.command_id, None) is not None:
+            self._answer(_answer_of(opened))
+
+    def _send_back(self, opened: _OpenOrder, scheduler: str) -> None:
+        """One that is dead is told when it is there again."""
+        opened.unanswered.add(scheduler)
+        before = opened.before[scheduler]
+        self._tell(scheduler, Command(f"{opened.command.command_id}/{scheduler}{_BACK}", ReturnToWeights(before)))
+
+    def _write_back(self, opened: _OpenOrder, scheduler: str) -> None:
+        """The record of a dead scheduler says what was before the order. Its successor reads it."""
+        if scheduler not in opened.before:
+            return
+        before = opened.before[scheduler]
+        try:
+            last_version = max(before.last_version, self._run.weights(scheduler).last_version)
+            self._run.write_weights(replace(before, last_version=last_version), scheduler)
+        except (OSError, TokamakError) as error:
+            opened.notes.append(f"{scheduler} could not go back: {error}")
+
+
+def _answer_of(opened: _OpenOrder) -> Reply:
+    """One answer of all replicas."""
+    command_id = opened.command.command_id
+    is_abort = isinstance(opened.command.order, AbortRequest)
+    if opened.failures and not (is_abort and opened.done):  # an abort is done where the request was
+        scheduler, failure = next(iter(opened.failures.items()))
+        parts = [failure.message]
+        if opened.before and scheduler not in failure.message:
+            parts[0] = f"{scheduler}: {failure.message}"
+        if opened.is_going_back:
+            parts.append(f"{', '.join(opened.done)} went back to what was before")
+        return Reply(command_id, failure.status, "; ".join([*parts, *opened.notes]), failure.details)
+    replies = list(opened.done.values())
+    if len(replies) == 1:
+        return Reply(command_id, replies[0].status, replies[0].message, replies[0].details)
+    if is_abort:
+        num_aborted = sum(int(str(reply.details["num_aborted"])) for reply in replies)
+        return Reply(command_id, 200, f"{num_aborted} sequences aborted", {"num_aborted": num_aborted})
+    details: Details = {
+        key: value for key, value in replies[0].details.items() if all(reply.details.get(key) == value for reply in replies)
+    }
+    if details != replies[0].details:
+        details["replicas"] = [{"scheduler": name, **reply.details} for name, reply in opened.done.items()]  # type: ignore[dict-item]
+    return Reply(command_id, 200, replies[0].message, details)
+
+
+def spoken(scheduler: str) -> str:
+    """How an operator is told of it: there may be one only."""
+    return "the scheduler" if scheduler == "scheduler" else scheduler

@@ -1,0 +1,37 @@
+"""The ranks that share the columns of a model's matrices, as the native table's executors see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ops import _cpu
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGang:
+    """The ranks that share the experts. `windows`: uint8, memory that all of them have mapped, where `max_rows` rows of each
+    have room (native/ops.h, ExpertWindows). The `num_ranks` ranks from `first_rank` on have the same rows as this one."""
+
+    comm: _cpu.Comm
+    windows: np.ndarray
+    max_rows: int
+    first_rank: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """`buffers`: uint8, memory that all of them have mapped, for gathered arrays. Two halves take turns: an array in one may be
+    read until this rank comes to the next gather; the half is written again after that one alone."""
+
+    comm: _cpu.Comm
+    buffers: np.ndarray
+    experts: ExpertGang | None = None
+
+    def half(self, turn: int, num_bytes: int) -> np.ndarray:
+        """float32 memory at a cache line, of the turn's half."""
+        begin = turn % 2 * (len(self.buffers) // 2 // 64 * 64)
+        assert num_bytes <= len(self.buffers) // 2, f"{num_bytes} bytes in a half of {len(self.buffers)}"
+        return self.buffers[begin : begin + num_bytes].view(np.float32)

@@ -1,0 +1,128 @@
+// What the ranks of a gang exchange tensors with: one piece of memory that all of them map, and rules of who writes where.
+//
+//     0          128 * rank of 64, two lines each, twice   WINDOWS_AT                          buffers_at
+//     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
+//     | header | line of each rank | where it sleeps | x2 | two windows of WINDOW bytes a rank | gathers, and experts    |
+//     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
+//
+// The supervisor alone writes the header: who is a member, and the epoch, one more with each death and each return. Before a rank
+// waits it says on its line which call it has come to (step, sequence, op, bytes); who waits compares it with his own. A call's
+// place on the line is used again by the next but one, and by then all have left it. Sequences start anew with each epoch. A rank
+// has two lines, as it may be in two groups: with the ranks that share its matrices, and with all that share the experts.
+//
+// A wait looks for a short while and then sleeps, in slices that each say that the step gets on. It ends when all have come, when
+// the epoch changes (GangBroken), or after the limit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tokamak::cpu {
+
+constexpr int MAX_RANKS = 64;
+constexpr std::int64_t COMM_LINE = 128;
+constexpr std::int64_t COMM_WINDOW = 256 << 10;  // stays in the second cache
+
+struct CommHeader {
+    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/parallel/clock.py
+};
+
+enum class CommKind : std::uint32_t {
+    BARRIER,
+    GATHER,
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    BROADCAST,
+    ALL_TO_ALL,
+    DISPATCH,
+    COMBINE
+};
+inline constexpr const char *COMM_NAMES[] = {"barrier",   "gather",     "all_gather", "all_reduce", "reduce_scatter",
+                                             "broadcast", "all_to_all", "dispatch",   "combine"};
+
+struct CommCall {
+    std::uint64_t step, sequence, bytes;
+    std::uint32_t kind, versions;
+};
+
+struct alignas(COMM_LINE) CommLine {
+    std::atomic<std::uint64_t> arrived;  // epoch << SEQUENCE_BITS | sequence
+    std::uint64_t unused;
+    CommCall calls[2];
+    alignas(COMM_LINE) std::atomic<std::uint64_t> bell;  // a futex word in its low half; counts rings
+    std::atomic<std::uint32_t> is_asleep;
+};
+static_assert(sizeof(CommHeader) <= COMM_LINE && sizeof(CommLine) == 2 * COMM_LINE);
+
+constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + 2 * MAX_RANKS * static_cast<std::int64_t>(sizeof(CommLine));
+static_assert(COMM_WINDOWS_AT % 64 == 0);
+
+// The epoch is not the one any more in which the rank joined: `rank` is gone, or came back.
+struct GangBroken : std::runtime_error {
+    GangBroken(const std::string &text, int gone, std::uint64_t now) : std::runtime_error(text), rank(gone), epoch(now) {}
+    int rank;
+    std::uint64_t epoch;
+};
+
+// A rank's part in a group of `count` ranks from `first` on, of those of them that were there in the epoch that it joined. One
+// thread at a time calls it. `lines`: 0 or 1, those that the group uses.
+class Comm {
+public:
+    Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t spin_ns, std::int64_t timeout_ns, int lines);
+
+    int rank() const { return rank_; }
+    int first() const { return first_; }
+    int count() const { return count_; }
+    std::uint64_t epoch() const { return epoch_; }
+    // Calls are those of this epoch from now on, of these members.
+    void join(std::uint64_t epoch, std::uint64_t members = ~std::uint64_t{0});
+    bool is_member(int rank) const { return (members_ >> rank & 1) != 0; }
+    // `versions`: of what all must have alike, whatever it is
+    void begin_step(std::uint64_t step, std::uint32_t versions = 0) { step_ = step, versions_ = versions; }
+    std::int64_t waited_ns() const { return waited_ns_; }  // in all
+    std::int64_t num_calls() const { return num_calls_; }
+    void check_epoch() const;  // GangBroken where it is another than that of `join`
+
+    void meet(CommKind kind, std::int64_t bytes);  // returns when all have come here
+    // y: of each rank `bytes`, in the order of the ranks
+    void all_gather(void *y, const void *x, std::int64_t bytes);
+    // y [count]: the ranks' x added up in the order of the ranks; y may be x
+    void all_reduce(float *y, const float *x, std::int64_t count);
+    // x [ranks, count], y [count]: the rank's own part of the sum
+    void reduce_scatter(float *y, const float *x, std::int64_t count);
+    void broadcast(void *values, std::int64_t bytes, int root);  // a rank's place in the group
+    // x: `sent[i]` bytes for each rank, one after another; y: what the others have for this one, `received[i]` bytes of each.
+    // std::invalid_argument where they are more than `most`, on that rank; the others go on.
+    void all_to_all(void *y, std::int64_t most, std::int64_t *received, const void *x, const std::int64_t *sent);
+
+private:
+    CommHeader &header() const { return *reinterpret_cast<CommHeader *>(arena_); }
+    CommLine &line(int rank) const {
+        return *reinterpret_cast<CommLine *>(arena_ + COMM_LINE + (lines_ * MAX_RANKS + rank) * sizeof(CommLine));
+    }
+    char *window(int place, std::uint64_t sequence) const;  // of the rank at this place in the group, for a call
+    template <class Fill, class Take>
+    void in_rounds(CommKind kind, std::int64_t bytes, std::int64_t length, std::int64_t most, const Fill &fill,
+                   const Take &take);
+    void add_windows(float *y, std::int64_t at, std::int64_t count) const;
+    std::uint64_t epoch_now() const;
+    void arrive(CommKind kind, std::int64_t bytes);
+    void await(int peer);
+    void sleep_until_there(int peer);
+    bool is_there(int peer) const;
+    void compare(int peer) const;
+    [[noreturn]] void break_up(std::uint64_t epoch, int peer) const;
+    [[noreturn]] void give_up(int peer) const;
+    CommCall &own_call() const { return line(rank_).calls[sequence_ % 2]; }
+
+    std::uintptr_t arena_;
+    int rank_, first_, count_, lines_;
+    std::int64_t spin_ns_, timeout_ns_, waited_ns_ = 0, num_calls_ = 0;
+    std::uint64_t epoch_ = 0, members_ = ~std::uint64_t{0}, sequence_ = 0, step_ = 0;
+    std::uint32_t versions_ = 0;
+};
+
+}  // namespace tokamak::cpu

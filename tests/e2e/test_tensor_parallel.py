@@ -1,0 +1,97 @@
+"""Two ranks that share a model answer as one does, and a rank that dies or hangs costs no stream a byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
+from tests.e2e.precisions import PRECISIONS
+from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
+from tests.waiting import WATCHDOG_S
+from tools.ctl import main as ctl
+
+MODEL = GOLDEN / "qwen3"
+OPTIONS = ("--max-model-len", "1000", "--restart-limit", "100")
+TWO_RANKS = (*OPTIONS, "--tensor-parallel-size", "2", "--threads", "1", "--hang-timeout", "6")
+BODIES = mixed_bodies(16, seed=20)
+LONG_BODIES = mixed_bodies(8, seed=5, max_tokens=600, max_prompt=150)
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[list[Answer], list[Answer]]:
+    """What one rank answers."""
+    with EngineProcess(MODEL, *OPTIONS) as engine:
+        return answers(engine, BODIES), answers(engine, LONG_BODIES)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with EngineProcess(MODEL, *TWO_RANKS) as engine:
+        yield engine
+
+
+def test_the_same_bytes(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]]) -> None:
+    """Together, and a second time with a warm prefix cache; both ranks took part."""
+    assert answers_together(engine, BODIES) == alone[0]
+    assert answers(engine, BODIES[::-1], concurrency=7)[::-1] == alone[0]
+    assert engine.metric("prefix_cache_hits_total") > 0
+    for rank in ("worker0", "worker1"):
+        assert engine.metric("worker_tokens_total", actor=rank) > 0
+
+
+@pytest.mark.parametrize("victims", [["worker1"], ["worker0"], ["worker0", "worker1"], ["worker1", "scheduler"]], ids=str)
+def test_a_killed_rank_costs_no_byte(
+    engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], victims: list[str]
+) -> None:
+    """In the middle of steps. Only those that were killed are started again."""
+    end_in_turn(engine, alone[1], victims, signal.SIGKILL)
+
+
+def test_a_rank_that_hangs_is_replaced_alone(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]]) -> None:
+    before = engine.metric("actor_hangs_total")
+    end_in_turn(engine, alone[1], ["worker1"], signal.SIGSTOP)
+    assert engine.metric("actor_hangs_total") == before + 1
+
+
+def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(["--run", engine.run.run_id, "gangs", "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)
+    assert [(rank["actor"], rank["replica"], rank["rank"]) for rank in ranks] == [("worker0", 0, 0), ("worker1", 0, 1)]
+    answer = httpx.get(f"{engine.url}/admin/gangs", timeout=WATCHDOG_S, headers=OPERATOR)
+    assert [rank["actor"] for rank in answer.json()["ranks"]] == ["worker0", "worker1"]
+    assert [rank["gang_epoch"] for rank in answer.json()["ranks"]] == [ranks[0]["gang_epoch"]] * 2
+    assert ranks[0]["gang_epoch"] == ranks[1]["gang_epoch"] > 0
+    assert all(rank["collectives_total"] > 0 for rank in ranks)
+
+
+def end_in_turn(engine: EngineProcess, expected: list[Answer], victims: list[str], signal_number: int) -> None:
+    before = {name: int(row["epoch"]) for name, row in engine.actors().items()}
+
+    async def disturbed() -> None:
+        flowing = asyncio.Event()
+        streams = asyncio.create_task(stream_all(engine.url, LONG_BODIES, 8, flowing.set))
+        await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
+        for victim in victims:
+            await asyncio.to_thread(engine.kill, victim, signal_number)
+        for victim in victims:
+            await asyncio.to_thread(engine.wait_for_restart, victim, before[victim])
+        assert await streams == expected
+
+    asyncio.run(disturbed())
+    after = {name: int(row["epoch"]) for name, row in engine.actors().items()}
+    assert after == {name: epoch + (name in victims) for name, epoch in before.items()}
+
+
+@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "float32"])
+def test_the_same_bytes_in_every_precision(precision: str) -> None:
+    options = (*PRECISIONS[precision], "--max-model-len", "400", "--max-num-batched-tokens", "64")
+    with EngineProcess(MODEL, *options) as one:
+        expected = answers(one, BODIES)
+    with EngineProcess(MODEL, *options, "-tp", "2", "--threads", "1") as two:
+        assert answers(two, BODIES) == expected

@@ -1,0 +1,63 @@
+"""What each rank of a gang runs in tests of expert parallelism: its replica's samples on a runner that shares the experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.parallel.placement import LayerPlacement
+from shm.segment import MemoryFile
+from tests.configurations import engine_config
+from tests.workers.parallel.serving import samples
+from tests.workers.serving import Serving, make_runner
+from workers.parallel.clock import GangClock
+from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
+
+
+def share_experts(
+    communicator: Communicator, path: Path, arena: Any, placements: list[LayerPlacement], options: dict[str, Any]
+) -> list[Any]:
+    """With an `arena` all ranks are one replica's, else each is a replica with samples of its own, of which the first begins
+    late. All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the
+    next. What came of each sample of the replica."""
+    rank, count = communicator.rank, communicator.count
+    whole = Communicator(communicator.memory.data, rank, 0, count, timeout_s=60.0, spin_ns=5_000, shares_experts=True)
+    memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), samples(), 0
+    if arena is not None:
+        memory, tensor = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer, communicator
+    else:
+        batch, num_late = batch[rank::count], 2 * (rank == 0)
+    settings = {
+        "tensor_parallel_size": tensor.count,
+        "data_parallel_size": count // tensor.count,
+        "max_model_len": 512,
+        **options,
+    }
+    config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings)
+    experts = ExpertRank(whole, config, ModelConfig.read(path))
+    assert experts.join()
+    clock = GangClock(whole)
+    clock.join()
+    runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, **settings)
+    serving = Serving(runner, chunk=40)
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    while communicator.all_gather(np.array([not all(sample.is_done for sample in batch)])).any():
+        left = [sample for sample in batch if not sample.is_done] if clock.num_done >= num_late else []
+        if left:
+            clock.begin()
+        communicator.barrier()
+        assert clock.is_ahead
+        if placements:
+            experts.place((placements[clock.num_done % len(placements)],) * len(experts.placement))
+        whole.begin_step(clock.num_done + 1, 1 + clock.num_done % 2)
+        if left:
+            serving.step(left)
+        else:
+            runner.run_without_rows()
+        clock.end_step()
+    return [sample.answer() for sample in batch]

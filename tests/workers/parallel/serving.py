@@ -1,0 +1,68 @@
+"""What each rank of a gang runs in tests of tensor parallelism: the same samples on runners with its share of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.messages import SamplingParams
+from ops import _cpu
+from shm.segment import MemoryFile
+from tests.paths import GOLDEN
+from tests.workers.serving import ARCHITECTURES, Sample, Serving, golden_samples, make_runner
+from workers.parallel.communicator import Communicator
+
+PROMPTS = [[(7 * number + 3 * index) % 900 + 3 for index in range(length)] for number, length in enumerate((1, 5, 33, 90, 17))]
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=11, num_logprobs=0),
+    SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.2),
+    SamplingParams(temperature=0.0, num_logprobs=5),
+    SamplingParams(temperature=1.3, top_k=20, seed=2),
+)
+
+Answers = list[tuple[object, ...]]
+
+
+def serve(
+    path: Path, options: dict[str, Any], communicator: Communicator | None = None, arena: memoryview | None = None
+) -> Answers:
+    """Samples of all kinds in one batch, whose prompts are cut into chunks; what came of each. `variant`: of the kernels."""
+    before = _cpu.variant()
+    assert _cpu.select(options.get("variant", before))
+    settings = {name: value for name, value in options.items() if name != "variant"}
+    runner = make_runner(path, communicator=communicator, arena=arena, num_kv_blocks=64, **settings)
+    serving = Serving(runner, chunk=40)
+    batch = [Sample(prompt, sampling, 8) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    serving.run(batch)
+    assert _cpu.select(before)
+    return [sample.answer() for sample in batch]
+
+
+def serve_all(communicator: Communicator, arena: tuple[Any, int], jobs: Sequence[tuple[Path, dict[str, Any]]]) -> list[Answers]:
+    """One rank: every job on a runner of its own, over the arena that the ranks share."""
+    memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
+    found = []
+    for path, options in jobs:
+        num_calls = communicator.native.num_calls
+        found.append(serve(path, options, communicator, memory))
+        assert communicator.native.num_calls > num_calls
+    return found
+
+
+def serve_golden(communicator: Communicator, arena: tuple[Any, int]) -> dict[str, list[list[int]]]:
+    """One rank: the outputs of every architecture's golden prompts."""
+    memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
+    found = {}
+    for architecture in ARCHITECTURES:
+        samples = golden_samples(architecture)[:6]
+        runner = make_runner(GOLDEN / architecture, communicator=communicator, arena=memory, num_kv_blocks=200)
+        serving = Serving(runner)
+        for slot, sample in enumerate(samples):
+            serving.place(sample, slot)
+        serving.run(samples)
+        found[architecture] = [sample.outputs for sample in samples]
+    return found

@@ -1,0 +1,190 @@
+"""Collectives between real processes: what they compute, and how they end when a peer is gone, silent or elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ops import _cpu
+from ops.cpu.array import address_of
+from ops.cpu.executors import barrier_arguments
+from shm.gang import WINDOW_BYTES
+from tests.waiting import wait_until
+from tests.workers.parallel.gangs import gang_of
+from workers.parallel.communicator import Communicator
+
+SIZES = (1, 1000, WINDOW_BYTES // 4 + 7, 3 * WINDOW_BYTES // 4)  # floats: within a window, and in rounds
+
+
+def of_rank(rank: int, size: int) -> np.ndarray:
+    return np.random.default_rng([rank, size]).standard_normal(size, np.float32) * np.float32(10.0) ** rank
+
+
+def in_order(parts: list[np.ndarray]) -> np.ndarray:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def all_collectives(communicator: Communicator) -> None:
+    """Each of any size, compared with what numpy makes of the same numbers."""
+    me, count = communicator.place, communicator.count
+    for size in SIZES:
+        all_x = [of_rank(rank, size) for rank in range(count)]
+        np.testing.assert_array_equal(communicator.all_gather(all_x[me]), all_x)
+        np.testing.assert_array_equal(communicator.all_reduce(all_x[me]), in_order(all_x))
+        parts = [of_rank(rank, count * size).reshape(count, size) for rank in range(count)]
+        np.testing.assert_array_equal(communicator.reduce_scatter(parts[me]), in_order(parts)[me])
+        root = size % count
+        np.testing.assert_array_equal(communicator.broadcast(all_x[me], root), all_x[root])
+        communicator.barrier()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_collectives(num_ranks: int) -> None:
+    with gang_of(num_ranks) as gang:
+        assert gang.run(all_collectives) == [None] * num_ranks
+
+
+def sends(sender: int, to: int) -> np.ndarray:
+    """Of a size of its own: none, little, or several windows."""
+    size = (0, 5, WINDOW_BYTES + 77)[(sender + 2 * to) % 3]
+    return np.random.default_rng([sender, to]).integers(0, 256, size, np.uint8)
+
+
+def exchange(communicator: Communicator, most: int) -> None:
+    me, count = communicator.place, communicator.count
+    found = communicator.all_to_all([sends(me, to) for to in range(count)], most)
+    for sender, part in enumerate(found):
+        np.testing.assert_array_equal(part, sends(sender, me))
+
+
+def test_all_to_all_of_any_sizes() -> None:
+    with gang_of(3) as gang:
+        assert gang.run(exchange, 4 * WINDOW_BYTES) == [None] * 3
+
+
+def test_all_to_all_that_is_too_much_fails_there_alone() -> None:
+    with gang_of(3) as gang:
+        answers = gang.run(exchange, WINDOW_BYTES)
+    assert [answer[0] for answer in answers] == ["ValueError"] * 3  # each is sent one that is too long
+    assert f"is sent {WINDOW_BYTES + 77 + 5} bytes and has room for {WINDOW_BYTES}" in answers[0][1]
+
+
+def on_a_tape(communicator: Communicator) -> Any:
+    """What ops of a tape make of rows whose number changes; none: nobody waits."""
+    rows, width, me = np.zeros(1, np.int32), 5, communicator.place
+    counter = rows.ctypes.data
+    x = np.arange(8 * width, dtype=np.float32).reshape(8, width) + 100 * me
+    total = np.zeros_like(x)
+    kind = _cpu.COMM_KINDS.index("all_reduce")
+    gang = communicator.gang()
+    whole = gang.half(0, 8 * 2 * width * 4).reshape(8, 2 * width)
+    to, of = address_of(total), address_of(x)
+    sent, received, swapped = np.array([4, 12], np.int64), np.zeros(2, np.int64), np.zeros(6, np.float32)
+    exchange_kind = _cpu.COMM_KINDS.index("all_to_all")
+    numbers = (exchange_kind, 4, 0, address_of(received), address_of(sent), counter, 6)
+    tape = _cpu.Tape(
+        [
+            _cpu.collective(*(0 if value is None else value for value in barrier_arguments(gang)), counter, 8),
+            _cpu.collective(to, of, gang.comm.address, kind, 4 * width, 0, 0, 0, counter, 8),
+            _cpu.collective(address_of(swapped), of, gang.comm.address, *numbers),
+            _cpu.gather(address_of(whole), of, gang.comm.address, 2 * width, width, me * width, 0, width, counter, 8),
+        ]
+    )
+    tape.replay()
+    before = communicator.native.num_calls
+    rows[0] = 6
+    tape.replay()
+    return before, total.copy(), np.array(whole), swapped
+
+
+def test_ops_of_a_tape() -> None:
+    with gang_of(2) as gang:
+        answers = gang.run(on_a_tape)
+    x = np.arange(40, dtype=np.float32).reshape(8, 5)
+    for rank, (before, total, whole, swapped) in enumerate(answers):
+        np.testing.assert_array_equal(swapped[: 2 if rank == 0 else 6], [0, 100] if rank == 0 else [1, 2, 3, 101, 102, 103])
+        assert before == 0
+        np.testing.assert_array_equal(total[:6], (2 * x + 100)[:6])
+        assert not total[6:].any()
+        np.testing.assert_array_equal(whole[:6], np.concatenate([x, x + 100], axis=1)[:6])
+
+
+# ------------------------------------------------------------------------------------------------------------- trouble
+
+
+def meet_often(communicator: Communicator) -> None:
+    while True:
+        communicator.all_reduce(np.ones(100_000, np.float32))
+
+
+def meet_once(communicator: Communicator) -> None:
+    communicator.barrier()
+
+
+def test_a_killed_peer_ends_the_collective_at_once() -> None:
+    """kill -9 in the middle of calls; the supervisor's new epoch wakes who waits."""
+    with gang_of(3) as gang:
+        ranks = [gang.start(rank, meet_often) for rank in range(3)]
+        wait_until(lambda: min(gang.header.last_call(rank).sequence for rank in range(3)) > 20)
+        ranks[1].kill()
+        gang.header.set_member(1, False)
+        epoch = gang.header.epoch
+        for survivor in (ranks[0], ranks[2]):
+            kind, text, rank, now = survivor.answer()
+            assert (kind, rank, now) == ("GangBroken", 1, epoch)
+            assert f"rank 1, epoch {epoch}" in text
+
+
+def test_a_gang_that_is_whole_again_goes_on() -> None:
+    with gang_of(2) as gang:
+        gang.start(1, meet_often).kill()
+        gang.header.set_member(1, False)
+        gang.header.set_member(1, True)
+        assert gang.run(all_collectives) == [None, None]
+
+
+def test_a_silent_peer_is_named_after_the_limit() -> None:
+    with gang_of(2, timeout_s=0.2) as gang:
+        kind, text = gang.start(0, meet_once).answer()
+    assert kind == "RuntimeError"
+    assert "rank 1 did not come to barrier 1 of 0 bytes in step 0, where rank 0 waited 200 ms" in text
+    assert "--hang-timeout" in text
+
+
+def in_step(communicator: Communicator, steps: list[int], sizes: list[int]) -> None:
+    communicator.begin_step(steps[communicator.place])
+    communicator.all_reduce(np.zeros(sizes[communicator.place], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes", "texts"),
+    [
+        ([7, 8], [4, 4], ("all_reduce 1 of 16 bytes in step 7", "all_reduce 1 of 16 bytes in step 8")),
+        ([7, 7], [4, 5], ("all_reduce 1 of 16 bytes in step 7", "all_reduce 1 of 20 bytes in step 7")),
+    ],
+)
+def test_ranks_that_do_different_things_are_told(steps: list[int], sizes: list[int], texts: tuple[str, str]) -> None:
+    with gang_of(2) as gang:
+        for kind, text in gang.run(in_step, steps, sizes):
+            assert kind == "RuntimeError"
+            assert all(side in text for side in texts), text
+
+
+def different_calls(communicator: Communicator) -> None:
+    if communicator.place:
+        communicator.all_gather(np.zeros(4, np.float32))
+    else:
+        communicator.all_reduce(np.zeros(4, np.float32))
+
+
+def test_different_calls_are_told() -> None:
+    with gang_of(2) as gang:
+        for kind, text in gang.run(different_calls):
+            assert kind == "RuntimeError"
+            assert "all_reduce 1 of 16 bytes" in text
+            assert "all_gather 1 of 16 bytes" in text

@@ -1,0 +1,76 @@
+"""Ranks that share the experts give one rank's bytes: whichever of them computes what, and whether they share rows too."""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoint.comm_spec import comm_bytes
+from engine.checkpoint.model_config import ModelConfig
+from engine.parallel.placement import LayerPlacement, linear, round_robin
+from shm.segment import MemoryFile
+from tests.paths import GOLDEN
+from tests.workers.parallel.expert_serving import share_experts
+from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.serving import serve
+
+ARENA_BYTES = 32 << 20
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"},
+    "int8": {"quantization": "wint8", "kv_cache_dtype": "int8"},
+    "int4": {"quantization": "wint4", "plan": "eager"},
+}
+
+
+def answers_of(
+    num_ranks: int, path: Path, placements: list[LayerPlacement], options: dict[str, Any], *, is_one: bool
+) -> list[Any]:
+    """Of each rank; `is_one`: they are one replica."""
+    with gang_of(num_ranks) as gang:
+        arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
+        ranks = [
+            gang.start(
+                rank,
+                share_experts,
+                path,
+                (DupFd(arena.fd), ARENA_BYTES) if is_one else None,
+                placements,
+                options | {"num_kv_blocks": 64, "max_num_batched_tokens": 512},
+            )
+            for rank in range(num_ranks)
+        ]
+        return [rank.answer() for rank in ranks]
+
+
+def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerPlacement]:
+    model = ModelConfig.read(path).experts
+    assert model is not None
+    shape = (model.num_experts, num_ranks, model.num_experts + num_redundant)
+    return [linear(*shape), round_robin(*shape)]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) -> None:
+    """Each with samples of its own; three experts lie twice, and all move before every step."""
+    path, options = GOLDEN / name, PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
+    expected = serve(None, path, None, options)
+    found = answers_of(2, path, placements_of(path, 2, 3), options, is_one=False)
+    assert found == [expected[0::2], expected[1::2]]
+
+
+@pytest.mark.parametrize("precision", ["float32", "int4"])
+def test_tensor_ranks_that_share_experts(precision: str, tmp_path: Path) -> None:
+    path, options = GOLDEN / "qwen3_moe", PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
+    expected = serve(None, path, None, options)
+    assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
+
+
+def test_the_arena_has_room_for_all() -> None:
+    model = ModelConfig.read(GOLDEN / "qwen3_moe")
+    sizes = [comm_bytes(model, tensor, 4, 512, 32, shares) for tensor, shares in ((1, False), (1, True), (2, True))]
+    assert sizes[0] == 0 < sizes[1] < sizes[2]

@@ -1,0 +1,77 @@
+"""Several ranks give one rank's bytes: tokens, log-probabilities, of prompts too, in every precision and by every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops import _cpu
+from shm.segment import MemoryFile
+from tests.paths import GOLDEN
+from tests.workers.checkpoints import write_checkpoint
+from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.serving import serve, serve_all, serve_golden
+from tests.workers.serving import ARCHITECTURES, golden_cases
+
+ARENA_BYTES = 32 << 20
+
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"},
+    "int8": {"quantization": "wint8", "kv_cache_dtype": "int8"},
+    "int4": {"quantization": "wint4"},
+}
+
+# heads that end within panels, a KV head that ranks share, matrices of which the last panel is not full, and some so small that
+# they run whole
+ODD = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 72,
+    "intermediate_size": 216,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "vocab_size": 1003,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What each rank answers, over a KV arena that they share."""
+    with gang_of(num_ranks) as gang:
+        arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
+        ranks = [gang.start(rank, function, (DupFd(arena.fd), ARENA_BYTES), *arguments) for rank in range(num_ranks)]
+        return [rank.answer() for rank in ranks]
+
+
+def test_two_ranks_give_the_bytes_of_one() -> None:
+    """In every precision with every variant of the kernels, and op by op."""
+    path = GOLDEN / "llama"
+    jobs = [(path, {**options, "variant": variant}) for variant in _cpu.variants() for options in PRECISIONS.values()]
+    jobs += [(path, {**PRECISIONS[name], "plan": "eager"}) for name in ("float32", "int4")]
+    expected = [serve(*job) for job in jobs]
+    for found in on_each(2, serve_all, jobs):
+        for job, answers, alone in zip(jobs, found, expected, strict=True):
+            assert answers == alone, job
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, ODD)
+    job = (tmp_path, {"max_model_len": 256})
+    assert on_each(num_ranks, serve_all, [job]) == [[serve(*job)]] * num_ranks
+
+
+def test_two_ranks_agree_with_transformers() -> None:
+    expected = {name: [case["greedy_token_ids"] for case in golden_cases(name)[:6]] for name in ARCHITECTURES}
+    assert on_each(2, serve_golden) == [expected] * 2

@@ -1,0 +1,139 @@
+"""A rank's part in its gang: collectives over the comm arena that the supervisor made (`shm/gang.py`).
+
+Made by the worker, used by the runner and, as ops of a tape, by the native table (`ops/cpu/gang.py`). All members of the group
+make the same calls in the same order; a rank that dies ends them at once on all others (GangBroken), one that makes another
+call is an error on all that shows both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ops import _cpu
+from ops.cpu.gang import ExpertGang, Gang
+from shm import gang as arena
+from shm.gang import GangHeader
+
+GangBroken = _cpu.GangBroken  # args: text, the rank that is gone or came back, the epoch now
+SPIN_NS = 40_000
+_ALL = (1 << arena.MAX_RANKS) - 1
+
+_OURS = {
+    "line": arena.LINE,
+    "ranks": arena.MAX_RANKS,
+    "line_bytes": arena.LINE_BYTES,
+    "bell": arena.BELL,
+    "window": arena.WINDOW_BYTES,
+    "windows_at": arena.WINDOWS_AT,
+}
+assert _cpu.COMM_LAYOUT == _OURS, "shm/gang.py and ops/cpu/native/comm.h lay the comm arena out differently"
+
+
+class Communicator:
+    """Of rank `rank` in the group of `count` ranks from `first` on. `spin_ns`: how long a wait looks before it sleeps; 0 where
+    ranks have no cores of their own. `shares_experts`: it is the group of all ranks, and goes on without those that are
+    missing. RuntimeError: a peer did not come within `timeout_s`, or made another call."""
+
+    def __init__(
+        self,
+        memory: memoryview,
+        rank: int,
+        first: int,
+        count: int,
+        *,
+        timeout_s: float,
+        spin_ns: int = SPIN_NS,
+        shares_experts: bool = False,
+    ) -> None:
+        self.header = GangHeader(memory)
+        self.rank = rank
+        self.place = rank - first
+        self.count = count
+        self.memory = np.frombuffer(memory, np.uint8)
+        self.members: tuple[int, ...] = ()
+        self._shares_experts = shares_experts
+        self.native = _cpu.Comm(self.memory.ctypes.data, rank, first, count, spin_ns, int(timeout_s * 1e9), int(shares_experts))
+        self.native.join(0, _ALL)  # no epoch: nobody meets in it
+        self._figures = 0, 0
+
+    @property
+    def epoch(self) -> int:
+        """That it joined last."""
+        return self.native.epoch
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """The gang is in another epoch than this rank."""
+        return self.header.epoch != self.epoch
+
+    def join(self) -> bool:
+        """Take the epoch there is now; whether this rank is a member in it."""
+        epoch, self.members = self.header.membership()
+        self.native.join(epoch, sum(1 << member for member in self.members) if self._shares_experts else _ALL)
+        return self.rank in self.members
+
+    def begin_step(self, step: int, versions: int = 0) -> None:
+        """Calls say that they are of this step, and with these versions of what all must have alike."""
+        self.native.begin_step(step, versions)
+
+    def take_figures(self) -> tuple[int, int]:
+        """Calls, and nanoseconds waited in them, since it was asked last."""
+        now = self.native.num_calls, self.native.waited_ns
+        before, self._figures = self._figures, now
+        return now[0] - before[0], now[1] - before[1]
+
+    def gang(self, experts: ExpertGang | None = None) -> Gang:
+        """For the ops of a tape. The rest of the arena is shared out among the gang's groups, which gather at the same time."""
+        end = len(self.memory) - (len(experts.windows) if experts else 0)
+        buffers = self.memory[arena.buffers_at(self.header.num_ranks) : end]
+        size = len(buffers) * self.count // self.header.num_ranks // arena.LINE * arena.LINE
+        begin = size * ((self.rank - self.place) // self.count)
+        return Gang(self.native, buffers[begin : begin + size], experts)
+
+    # --------------------------------------------------------------------------------------------------- collectives
+
+    def barrier(self) -> None:
+        self.native.barrier()
+
+    def all_gather(self, x: np.ndarray) -> np.ndarray:
+        """[...] -> [count, ...], in the order of the ranks."""
+        x = np.ascontiguousarray(x)
+        y = np.empty((self.count, *x.shape), x.dtype)
+        self.native.all_gather(y.ctypes.data, x.ctypes.data, x.nbytes)
+        return y
+
+    def all_reduce(self, x: np.ndarray, in_place: bool = False) -> np.ndarray:
+        """The sum of all ranks' float32 x, added up in the order of the ranks."""
+        x = _floats(x)
+        y = x if in_place else np.empty_like(x)
+        self.native.all_reduce(y.ctypes.data, x.ctypes.data, x.size)
+        return y
+
+    def reduce_scatter(self, x: np.ndarray) -> np.ndarray:
+        """float32 [count, ...] -> [...]: this rank's part of the sum, added up in the order of the ranks."""
+        x = _floats(x)
+        assert len(x) == self.count, f"{len(x)} parts for {self.count} ranks"
+        y = np.empty(x.shape[1:], np.float32)
+        self.native.reduce_scatter(y.ctypes.data, x.ctypes.data, y.size)
+        return y
+
+    def broadcast(self, x: np.ndarray, root: int = 0) -> np.ndarray:
+        """What the rank at place `root` of the group has; the others' x say how much that is."""
+        y = np.array(x, order="C")
+        self.native.broadcast(y.ctypes.data, y.nbytes, root)
+        return y
+
+    def all_to_all(self, parts: list[np.ndarray], most: int) -> list[np.ndarray]:
+        """`parts[i]` (uint8 [n]) goes to the rank at place i; returns what each has for this one, `most` bytes in all at most
+        (ValueError, on this rank alone)."""
+        sent = np.array([part.nbytes for part in parts], np.int64)
+        x = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
+        y, received = np.empty(most, np.uint8), np.empty(self.count, np.int64)
+        self.native.all_to_all(y.ctypes.data, most, received.ctypes.data, x.ctypes.data, sent.ctypes.data)
+        ends = np.cumsum(received)
+        return [y[end - size : end] for end, size in zip(ends.tolist(), received.tolist(), strict=True)]
+
+
+def _floats(x: np.ndarray) -> np.ndarray:
+    assert x.dtype == np.float32, f"{x.dtype} is not added up"
+    return np.ascontiguousarray(x)

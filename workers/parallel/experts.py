@@ -1,0 +1,50 @@
+"""A rank's part in computing the experts of all ranks: who computes which, and the memory through which rows and results go.
+
+Made by the worker, used by the runner. All members of the gang run every step of its clock (`clock.py`), with rows or without,
+and meet twice in each sparse layer: rows are shown, and results are there. A result lies with its row, and whoever has the row
+adds its results up in the row's own order; so where an expert is computed changes no bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.checkpoint.comm_spec import expert_rows, expert_windows_bytes
+from engine.checkpoint.model_config import ModelConfig
+from engine.config import EngineConfig
+from engine.parallel.placement import FIRST_PLACEMENTS, LayerPlacement, owners, without_missing
+from ops.cpu.gang import ExpertGang
+from workers.parallel.communicator import Communicator
+
+
+class ExpertRank:
+    """`owners`: int32 [sparse layers, experts, 1 + ranks], whose address stays: tapes read it whenever they run."""
+
+    def __init__(self, communicator: Communicator, config: EngineConfig, model: ModelConfig) -> None:
+        assert model.experts is not None, "the model has no experts"
+        self.communicator = communicator
+        num_ranks, group = communicator.count, config.tensor_parallel_size
+        rows = expert_rows(group, config.max_num_batched_tokens, config.max_num_seqs)
+        windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
+        self.gang = ExpertGang(communicator.native, windows, rows, communicator.rank // group * group, group)
+        self._num_experts = model.experts.num_experts
+        num_layers = len(model.experts.sparse_layers)
+        first = FIRST_PLACEMENTS[config.expert_placement_strategy](self._num_experts, num_ranks, self._num_experts)
+        self.placement: tuple[LayerPlacement, ...] = (first,) * num_layers
+        self.owners = np.zeros((num_layers, self._num_experts, 1 + num_ranks), np.int32)
+
+    def join(self) -> bool:
+        """Take the gang's epoch, and make up for who is missing in it; whether this rank is a member."""
+        is_member = self.communicator.join()
+        if is_member:
+            self.place(self.placement)
+        return is_member
+
+    def place(self, placement: tuple[LayerPlacement, ...]) -> None:
+        """From the next step on experts are computed where `placement` says."""
+        self.placement = placement
+        found: dict[LayerPlacement, np.ndarray] = {}
+        for table, layer in zip(self.owners, placement, strict=True):
+            if layer not in found:
+                found[layer] = owners(without_missing(layer, self.communicator.members), self._num_experts)
+            table[...] = found[layer]

@@ -1,0 +1,45 @@
+"""Ranks share the rows that are sampled as they share a model: each takes some, and all learn what came of them, as each feeds
+the tokens to the next step itself. Used by the runner.
+
+A rank has rows that lie side by side, so that logits are read where they lie; what a row gives depends on it alone, whoever
+draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workers.parallel.communicator import Communicator
+from workers.sampling.sampler import Scores
+
+
+def exchanged(communicator: Communicator, num_rows: int, num_top: int, scored: Callable[[slice], Scores]) -> Scores:
+    """`scored(own)` of each rank's rows, put together. `num_top`: the most that any row wants."""
+    most = -(-num_rows // communicator.count)
+    own = _rows_of(communicator.place, num_rows, communicator.count)
+    records = np.zeros(most, _record(num_top))
+    if own.start < own.stop:
+        scores = scored(own)
+        some = records[: own.stop - own.start]
+        for name in ("token_ids", "logprobs", "ranks"):
+            some[name] = getattr(scores, name)
+        for name in ("top_token_ids", "top_logprobs"):
+            some[name][:, : getattr(scores, name).shape[1]] = getattr(scores, name)
+    everybody = communicator.all_gather(records.view(np.uint8)).view(records.dtype)
+    whole = Scores.of(np.empty(num_rows, np.int32), num_top)
+    for place, found in enumerate(everybody):
+        rows = _rows_of(place, num_rows, communicator.count)
+        for name in records.dtype.names or ():
+            getattr(whole, name)[rows] = found[name][: rows.stop - rows.start]
+    return whole
+
+
+def _rows_of(place: int, num_rows: int, count: int) -> slice:
+    return slice(-(-num_rows * place // count), -(-num_rows * (place + 1) // count))
+
+
+def _record(num_top: int) -> np.dtype:
+    tops = [("top_token_ids", np.int32, (num_top,)), ("top_logprobs", np.float32, (num_top,))]
+    return np.dtype([("token_ids", np.int32), ("logprobs", np.float32), ("ranks", np.int32), *tops])

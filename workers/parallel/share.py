@@ -1,0 +1,55 @@
+"""What each of several ranks computes of a model: whole heads, and whole panels of a linear's outputs. Pure; used by the models
+when they declare their weights.
+
+Nothing is cut along inputs and nothing is added up across ranks, so each number is made by the same operations as on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ops.modules import AttentionShape, Columns, HeadRange
+
+PANEL = 16  # outputs that every layout of weights holds side by side at most
+MIN_PANELS = 2  # of a rank: what is smaller takes less time than waiting for the others, and runs whole on each
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShare:
+    """Rank `rank` of `size`."""
+
+    rank: int = 0
+    size: int = 1
+
+    def heads(self, shape: AttentionShape) -> AttentionShape:
+        """The rank's query heads and those of the KV heads that they read: with fewer KV heads than ranks, several ranks have
+        the same one."""
+        if self.size == 1:
+            return shape
+        count, kv_count = shape.num_heads // self.size, max(1, shape.num_kv_heads // self.size)
+        assert count * self.size == shape.num_heads, f"{shape.num_heads} heads on {self.size} ranks"
+        first_kv = self.rank * shape.num_kv_heads // self.size
+        return replace(shape, own=HeadRange(self.rank * count, count, first_kv, kv_count))
+
+    def columns(self, num_outputs: Sequence[int]) -> Columns:
+        """Of outputs one after another the same part of each; none: all, as it is too little to be cut."""
+        if self.size == 1 or min(num_outputs) < MIN_PANELS * self.size * PANEL:
+            return ()
+        ranges, first = [], 0
+        for count in num_outputs:
+            num_panels = -(-count // PANEL)
+            begin, end = (num_panels * rank // self.size * PANEL for rank in (self.rank, self.rank + 1))
+            ranges.append((first + begin, first + min(end, count)))
+            first += count
+        return tuple(ranges)
+
+
+def head_columns(shape: AttentionShape) -> Columns:
+    """Of queries, keys and values one after another; none: all."""
+    if shape.own is None:
+        return ()
+    own, dim = shape.own, shape.head_dim
+    keys_at, values_at = shape.queries_width, shape.queries_width + shape.keys_width
+    ranges = ((0, own.first, own.count), (keys_at, own.first_kv, own.kv_count), (values_at, own.first_kv, own.kv_count))
+    return tuple((at + first * dim, at + (first + count) * dim) for at, first, count in ranges)
