@@ -142,6 +142,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("gang_epoch", "gauge", "epoch", "Epoch of its gang that this rank joined last; 0: it has no peers."),
         Metric("collectives_total", "counter", "calls", "Collectives that this rank came to, gathers of its steps included."),
         Metric("collective_wait_seconds_total", "counter", "seconds", "Time in which it waited for its peers there."),
+        Metric("gang_steps_total", "counter", "steps", "Steps of the gang that shares experts which this rank ran."),
+        Metric("empty_gang_steps_total", "counter", "steps", "Those in which it had no rows of its own."),
         Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use, as they are kept."),
         Metric("weights_version", "gauge", "version", "Version of the weights this rank holds; 0 while cleared."),
         Metric("weights_load_seconds", "gauge", "seconds", "Time the last load took."),

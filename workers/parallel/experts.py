@@ -31,6 +31,7 @@ class ExpertRank:
         num_layers = len(model.experts.sparse_layers)
         first = FIRST_PLACEMENTS[config.expert_placement_strategy](self._num_experts, num_ranks, self._num_experts)
         self.placement: tuple[LayerPlacement, ...] = (first,) * num_layers
+        self.version = 0  # of the placement
         self.owners = np.zeros((num_layers, self._num_experts, 1 + num_ranks), np.int32)
 
     def join(self) -> bool:
@@ -39,6 +40,10 @@ class ExpertRank:
         if is_member:
             self.place(self.placement)
         return is_member
+
+    def begin_step(self, number: int, weight_version: int) -> None:
+        """Step `number` of the gang. All must have the same weights, and experts where the others think them."""
+        self.communicator.begin_step(number, (weight_version & 0xFFFF) << 16 | self.version & 0xFFFF)
 
     def place(self, placement: tuple[LayerPlacement, ...]) -> None:
         """From the next step on experts are computed where `placement` says."""

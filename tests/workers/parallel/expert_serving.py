@@ -39,9 +39,8 @@ def share_experts(
     }
     config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings)
     experts = ExpertRank(whole, config, ModelConfig.read(path))
-    assert experts.join()
     clock = GangClock(whole)
-    clock.join()
+    clock.join(experts.join())
     runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, **settings)
     serving = Serving(runner, chunk=40)
     for slot, sample in enumerate(batch):
