@@ -162,7 +162,7 @@ class WorkerActor(Actor):
         if order is not None:
             self._take(order, received_ns)
             return num_done + 1
-        if not turns.has_turn():
+        if not turns.has_turn(self._runner.weights.version > 0):
             return num_done
         try:
             step = turns.begin_turn(self._runner.weights.version)

@@ -1,4 +1,4 @@
-"""Replicas that share the experts answer as one rank does, an idle one serves the others, and who dies costs no stream a byte."""
+"""Replicas that share experts answer as one rank does, an idle one serves the others, and a death costs no stream a byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.test_replicas import ask
+from tests.e2e.test_replicas import ask, order
 from tests.e2e.test_tensor_parallel import end_in_turn
 from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies
 
@@ -58,3 +58,16 @@ def test_ranks_of_one_replica(alone: tuple[list[Answer], list[Answer]]) -> None:
     with EngineProcess(MODEL, *SHARED, "--tensor-parallel-size", "2", "--expert-placement-strategy", "round_robin") as engine:
         assert answers_together(engine, BODIES) == alone[0]
         end_in_turn(engine, alone[1], ["worker0"], signal.SIGKILL)
+
+
+def test_weights_change_while_all_replicas_are_at_rest(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]]) -> None:
+    """One that runs would have rows computed by ranks that hold other weights already."""
+    refused = order(engine, "reload")
+    assert (refused.status_code, "pause the engine first" in refused.text) == (409, True)
+    assert order(engine, "reload", ranks=[0]).status_code == 400
+    for path in ("pause", "reload", "resume"):
+        assert order(engine, path).status_code == 200, path
+    assert {answer.weight_version for answer in answers(engine, BODIES[:4])} == {"2"}
+    for path in ("pause", "sleep", "wake"):
+        assert order(engine, path).status_code == 200, path
+    assert [answer.text for answer in answers_together(engine, BODIES)] == [answer.text for answer in alone[0]]

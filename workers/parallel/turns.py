@@ -25,8 +25,8 @@ _SLICE_NS = 100_000_000  # of a wait for a Step: then a heartbeat
 
 
 class GangTurns:
-    """`tensor`: the ranks that have the same rows. `bells`: of all readers of all replicas' rings. `beat` says that the rank gets
-    on."""
+    """`tensor`: the ranks that have the same rows. `bells`: of all readers of all replicas' rings. `beat` says that the rank
+    gets on."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class GangTurns:
         self._beat = beat
         self._clock = GangClock(experts.communicator)
         self._waiting: deque[Message] = deque()
+        self._has_weights = True
 
     def join(self) -> None:
         """Take the gang's epoch, in which the communicator of `tensor` is already."""
@@ -65,8 +66,12 @@ class GangTurns:
             self._waiting.popleft()
         return None
 
-    def has_turn(self) -> bool:
-        """Whether this rank is to run a step now. With rows of its own, and nobody before it, it begins one."""
+    def has_turn(self, has_weights: bool) -> bool:
+        """Whether this rank is to run a step now. With rows of its own, and nobody before it, it begins one. Without weights it
+        keeps the others waiting until it has some."""
+        self._has_weights = has_weights
+        if not has_weights:
+            return False
         if self._waiting and self._tensor.place == 0 and not self._clock.is_ahead and self._clock.begin():
             for bells in self._bells:
                 bells.ring()
@@ -86,9 +91,9 @@ class GangTurns:
         self._clock.end_step()
 
     def wait(self, timeout_ns: int) -> None:
-        """Until something comes on the ring, or a step of the gang was begun."""
+        """Until something comes on the ring, or another step of the gang was begun."""
         clock = self._experts.communicator.header.clock
-        if not self._clock.is_beyond(clock):
+        if not self._clock.is_beyond(clock) or not self._has_weights:
             self._reader.watch(self._experts.communicator.header.memory, arena.CLOCK, clock)
             self._reader.wait(timeout_ns)
 

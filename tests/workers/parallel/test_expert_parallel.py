@@ -58,7 +58,7 @@ def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerP
 def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) -> None:
     """Each with samples of its own; three experts lie twice, and all move before every step."""
     path, options = GOLDEN / name, PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
-    expected = serve(None, path, None, options)
+    expected = serve(path, options)
     found = answers_of(2, path, placements_of(path, 2, 3), options, is_one=False)
     assert found == [expected[0::2], expected[1::2]]
 
@@ -66,7 +66,7 @@ def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) 
 @pytest.mark.parametrize("precision", ["float32", "int4"])
 def test_tensor_ranks_that_share_experts(precision: str, tmp_path: Path) -> None:
     path, options = GOLDEN / "qwen3_moe", PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
-    expected = serve(None, path, None, options)
+    expected = serve(path, options)
     assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
 
 
