@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
+from ops.modules import Experts
 from workers.devices.device import make_device
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
@@ -122,6 +123,7 @@ class ModelRunner:
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
         self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
+        self.mixtures: list[Experts] = []  # of the weights that were loaded last, where ranks share them
         self._sample_ns = 0  # of the step so far
 
     # ------------------------------------------------------------------------------------------------------ weights
@@ -151,8 +153,10 @@ class ModelRunner:
             share=self._share,
         )
         if self._experts is not None:
-            for mixture, table in zip(loaded.mixtures, self._experts.owners, strict=True):
-                mixture.owners = table
+            for layer, mixture in enumerate(loaded.mixtures):
+                mixture.owners = self._experts.owners[layer]
+                mixture.counts = None if self._experts.counts is None else self._experts.counts[layer]
+            self.mixtures = loaded.mixtures
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)

@@ -30,11 +30,14 @@ from engine.messages import (
     decode,
 )
 from engine.metrics import WEIGHT_CACHE_OUTCOMES
+from engine.parallel.eplb import Topology
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox
 from shm.broadcast import BroadcastReader, ReaderBells
 from shm.counters import State
+from workers.parallel.balance_board import BalanceBoard
+from workers.parallel.balancer import Balancer
 from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
 from workers.parallel.experts import ExpertRank
 from workers.parallel.turns import GangTurns
@@ -63,6 +66,9 @@ class WorkerActor(Actor):
         self._collective_wait = context.counter("collective_wait_seconds_total")
         self._gang_steps = context.counter("gang_steps_total")
         self._empty_gang_steps = context.counter("empty_gang_steps_total")
+        self._rebalances = context.counter("eplb_rebalances_total")
+        self._moved_experts = context.counter("eplb_moved_experts_total")
+        self._imbalance = context.counter("eplb_predicted_imbalance")
         self._weights_bytes = context.counter("weights_bytes")
         self._weights_version = context.counter("weights_version")
         self._load_seconds = context.counter("weights_load_seconds")
@@ -236,9 +242,11 @@ class WorkerActor(Actor):
         self._communicator = self._make_communicator()
         self._communicators = [self._communicator] if self._communicator else []
         self._experts: ExpertRank | None = None
+        self._balancer: Balancer | None = None
         if config.enable_expert_parallel:
             self._experts = ExpertRank(self._communicator_of(0, config.num_ranks, shares_experts=True), config, model)
             self._communicators.append(self._experts.communicator)
+            self._balancer = self._make_balancer(self._experts, model)
         return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat, self._communicator, self._experts)
 
     def _make_communicator(self) -> Communicator | None:
@@ -274,7 +282,23 @@ class WorkerActor(Actor):
             return None
         size, run_id = self.context.config.tensor_parallel_size, self.context.run.run_id
         bells = [ReaderBells(run_id, scheduler, range(size)) for scheduler in self.context.schedulers]
-        return GangTurns(self._experts, self._communicator, self._reader, bells, self._beat)
+        return GangTurns(self._experts, self._communicator, self._reader, bells, self._beat, self._balancer)
+
+    def _make_balancer(self, experts: ExpertRank, model: ModelConfig) -> Balancer | None:
+        """None: experts stay where they are at first."""
+        config = self.context.config
+        if not config.enable_eplb or model.experts is None:
+            return None
+        board = BalanceBoard(experts.communicator.memory, model, config.num_ranks, self.context.index)
+        experts.counts = board.counts[self.context.index]
+        topology = Topology(config.num_ranks, experts.num_slots, num_groups=model.experts.num_groups)
+        return Balancer(experts, board, config.eplb_config, topology, lambda: self._runner.mixtures, self._tell_rebalance)
+
+    def _tell_rebalance(self, num_moved: int, imbalance: float) -> None:
+        self._rebalances.add(1)
+        self._moved_experts.add(num_moved)
+        self._imbalance.set(imbalance)
+        self.context.log.debug("%d experts move; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
 
     def _load(self, path: str, version: int, contents: str = "") -> None:
         """Load weights, those of these contents where some are named; CheckpointError leaves the present ones."""

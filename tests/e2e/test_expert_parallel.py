@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 
@@ -71,3 +72,14 @@ def test_weights_change_while_all_replicas_are_at_rest(engine: EngineProcess, al
     for path in ("pause", "sleep", "wake"):
         assert order(engine, path).status_code == 200, path
     assert [answer.text for answer in answers_together(engine, BODIES)] == [answer.text for answer in alone[0]]
+
+
+def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]]) -> None:
+    """All the time, by what was asked for last, some of them twice there; who leads that dies in the middle of it."""
+    config = {"num_redundant_experts": 3, "window_size": 60, "step_interval": 5, "check_interval_s": 0.02, "min_gain": 0}
+    options = ("--data-parallel-size", "2", "--enable-eplb", "--eplb-config", json.dumps(config))
+    with EngineProcess(MODEL, *SHARED, *options) as engine:
+        assert answers_together(engine, BODIES) == alone[0]
+        for victim in RANKS:
+            end_in_turn(engine, alone[1], [victim], signal.SIGKILL)
+        assert engine.metric("eplb_moved_experts_total") > engine.metric("eplb_rebalances_total") > 10

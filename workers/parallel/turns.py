@@ -8,6 +8,7 @@ two.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ import numpy as np
 from engine.messages import Message, Step, decode
 from shm import gang as arena
 from shm.broadcast import BroadcastReader, ReaderBells
+from workers.parallel.balancer import Balancer
 from workers.parallel.clock import GangClock
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
@@ -35,8 +37,10 @@ class GangTurns:
         reader: BroadcastReader,
         bells: Sequence[ReaderBells],
         beat: Callable[[], None],
+        balancer: Balancer | None = None,
     ) -> None:
         self._experts = experts
+        self._balancer = balancer
         self._tensor = tensor
         self._reader = reader
         self._bells = bells
@@ -48,9 +52,13 @@ class GangTurns:
     def join(self) -> None:
         """Take the gang's epoch, in which the communicator of `tensor` is already."""
         self._clock.join(self._experts.join())
+        if self._balancer is not None:
+            self._balancer.join()
 
     def receive(self) -> int:
         """What has come; how much that was."""
+        if self._balancer is not None:
+            self._balancer.advance(time.monotonic())
         payloads = self._reader.receive()
         self._waiting += [decode(payload) for payload in payloads]
         return len(payloads)
@@ -80,6 +88,8 @@ class GangTurns:
     def begin_turn(self, weight_version: int) -> Step | None:
         """The Step that goes with this step of the gang; None: this rank has no rows in it. GangBroken."""
         number = self._clock.num_done + 1
+        if self._balancer is not None:
+            self._balancer.begin_step(number)
         self._experts.begin_step(number, weight_version)
         step_id = self._waiting[0].step_id if self._waiting and isinstance(self._waiting[0], Step) else _NO_STEP
         if self._tensor.count > 1:
@@ -98,6 +108,8 @@ class GangTurns:
             self._reader.wait(timeout_ns)
 
     def close(self) -> None:
+        if self._balancer is not None:
+            self._balancer.close()
         for bells in self._bells:
             bells.close()
 

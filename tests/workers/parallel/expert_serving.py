@@ -52,8 +52,8 @@ def share_experts(
         communicator.barrier()
         assert clock.is_ahead
         if placements:
-            experts.place((placements[clock.num_done % len(placements)],) * len(experts.placement))
-        whole.begin_step(clock.num_done + 1, 1 + clock.num_done % 2)
+            experts.place((placements[clock.num_done % len(placements)],) * len(experts.placement), clock.num_done)
+        experts.begin_step(clock.num_done + 1, 1)
         if left:
             serving.step(left)
         else:
