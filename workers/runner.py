@@ -100,7 +100,9 @@ class ModelRunner:
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang)
+        self._device = device = make_device(
+            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang
+        )
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
@@ -126,18 +128,19 @@ class ModelRunner:
         if is_random and path != self._config.model:
             self._model_config.of_same_shape(Path(path))
         seed = self._config.seed + version - 1 if is_random else None
-        loaded = load_model(
-            Path(path),
-            self._model_config,
-            self._ops,
-            self._config.max_model_len,
-            on_progress,
-            precision=Precision(self._config.dtype, self._config.quantization),
-            random_seed=seed,
-            cache=self._weight_cache,
-            contents=contents,
-            share=self._share,
-        )
+        with self._device.threads_of(self._config.num_ranks):
+            loaded = load_model(
+                Path(path),
+                self._model_config,
+                self._ops,
+                self._config.max_model_len,
+                on_progress,
+                precision=Precision(self._config.dtype, self._config.quantization),
+                random_seed=seed,
+                cache=self._weight_cache,
+                contents=contents,
+                share=self._share,
+            )
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
