@@ -40,10 +40,13 @@ _PAGE_HEADERS = {
 
 _PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
-    "access-control-allow-headers": "authorization, content-type, x-request-id, *",
+    "access-control-allow-headers": "authorization, content-type, x-request-id, x-data-parallel-rank, *",
     "access-control-max-age": "600",
 }
-_SHARED = {"access-control-expose-headers": "x-request-id, x-tokamak-weight-version, retry-after", "vary": "origin"}
+_SHARED = {
+    "access-control-expose-headers": "x-request-id, x-tokamak-weight-version, x-tokamak-replica, retry-after",
+    "vary": "origin",
+}
 
 
 def routes() -> list[BaseRoute]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
-from api.schemas.responses import Health, HealthProblem, Load, Version
+from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, Version
 from engine.messages import WeightsState
 from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
@@ -88,14 +88,33 @@ async def live(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """The route: samples that are open at the edge, in the batch, and waiting."""
-    counters = Exchange.of(request).services.context.counters
+    """The route: samples that are open at the edge, in the batch, and waiting; and of each replica what it has room for, for
+    balancers outside."""
+    context = Exchange.of(request).services.context
+    counters = context.counters
 
     def total(gauge: str, role: str) -> int:
         return int(sum(counters.counter(gauge, name).value for name in _actors(counters, role)))
 
-    running, waiting = total("num_requests_running", SCHEDULER), total("num_requests_waiting", SCHEDULER)
-    return json_response(Load(server_load=total("open_requests", "api"), running=running, waiting=waiting))
+    def of_replica(replica: int, scheduler: str) -> ReplicaLoad:
+        def gauge(name: str) -> int:
+            return int(counters.counter(name, scheduler).value)
+
+        return ReplicaLoad(
+            replica=replica,
+            running=gauge("num_requests_running"),
+            waiting=gauge("num_requests_waiting"),
+            tokens_to_compute=gauge("num_tokens_to_compute"),
+            max_num_seqs=context.config.max_num_seqs,
+            free_slots=gauge("num_free_slots"),
+            max_num_batched_tokens=context.config.max_num_batched_tokens,
+            kv_blocks=gauge("num_kv_blocks"),
+            free_kv_blocks=gauge("num_free_kv_blocks"),
+        )
+
+    replicas = [of_replica(replica, name) for replica, name in enumerate(_actors(counters, SCHEDULER))]
+    running, waiting = sum(each.running for each in replicas), sum(each.waiting for each in replicas)
+    return json_response(Load(server_load=total("open_requests", "api"), running=running, waiting=waiting, replicas=replicas))
 
 
 async def show_version(request: Request) -> Response:

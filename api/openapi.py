@@ -128,6 +128,10 @@ def _headers(operation: Operation) -> Schema:
             "description": "The weights that made the answer (of a stream: its first token).",
             "schema": {"type": "string"},
         }
+        headers["x-tokamak-replica"] = {
+            "description": "The replica that made it; several where the samples of several prompts went to several.",
+            "schema": {"type": "string"},
+        }
     return headers
 
 

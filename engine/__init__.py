@@ -5,6 +5,7 @@ concern that several share:
     process/      what a process of the engine is: actor, its context, the run that it belongs to
     options/      what the user asks for, made into one frozen configuration (`config.py`)
     checkpoint/   what a model's files say, before any weight is read
+    parallel/     which replica a prompt goes to
     supervisor/   the launcher's process: starts the others, watches them, starts them again
     tokenizer/    text to tokens and back
     scheduler/    batches, KV blocks, the state of the weights

@@ -47,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1  # ranks of a replica
     data_parallel_size: int = 1  # replicas: schedulers, each with its ranks, its cache messenger and its KV arena
     comm_bytes: int = 0  # size of a replica's comm arena; 0: it has one rank
+    data_parallel_routing: str = "prefix"  # "prefix" | "load" | "round-robin"
     api_processes: int
     tokenizer_processes: int
     restart_limit: int  # deaths of one actor within restart_window_s that end the engine

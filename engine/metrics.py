@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.parallel.routing import REASONS
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -44,6 +46,10 @@ def _responses(status: str) -> Metric:
 
 def _cache_loads(found: str) -> Metric:
     return Metric("weight_cache_loads_total", "counter", "loads", "Loads by what the weight cache had.", (("found", found),))
+
+
+def _routes(reason: str) -> Metric:
+    return Metric("requests_routed_total", "counter", "samples", "Samples by what chose their replica.", (("reason", reason),))
 
 
 EVERY_ROLE = (
@@ -85,6 +91,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("tokenized_tokens_total", "counter", "tokens", "Prompt tokens encoded."),
         Metric("detokenized_tokens_total", "counter", "tokens", "Output tokens decoded."),
         Metric("open_streams", "gauge", "samples", "Samples being decoded."),
+        *(_routes(reason) for reason in REASONS),
         Metric("stop_strings_total", "counter", "samples", "Samples ended by a stop string."),
         Metric("helper_jobs_total", "counter", "jobs", "Prompts and calls given to the helper processes."),
         Metric("helper_jobs_waiting", "gauge", "jobs", "Jobs that wait for a helper process."),
@@ -97,6 +104,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("kv_cache_usage_perc", "gauge", "ratio", "KV blocks in use by running samples, 0 to 1."),
         Metric("num_kv_blocks", "gauge", "blocks", "KV blocks in the arena."),
         Metric("num_free_kv_blocks", "gauge", "blocks", "KV blocks not used by a running sample (cached ones included)."),
+        Metric("num_free_slots", "gauge", "slots", "Batch slots that no sample holds."),
+        Metric("num_tokens_to_compute", "gauge", "tokens", "Prompt tokens of running and waiting samples to be computed."),
         Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks that the prefix index holds."),
         Metric("prefix_cache_queries_total", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
         Metric("prefix_cache_hits_total", "counter", "tokens", "Prompt tokens found in the prefix cache."),

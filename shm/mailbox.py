@@ -99,6 +99,9 @@ class MailboxSender:
 
     def __init__(self, segment: Segment, ring: int, epoch: int) -> None:
         self.segment = segment
+        offset = ring_offsets(segment.buffer)[ring]
+        self._written = StructView("WriterLine", segment.buffer, offset)
+        self._read = StructView("ReaderLine", segment.buffer, offset + READER_OFFSET)
         self._writer = _native.MailboxWriter(segment.buffer, ring, epoch)
         self.max_record_bytes = self._writer.max_record_bytes
 
@@ -121,12 +124,22 @@ class MailboxSender:
         return self._writer.fill_bytes
 
     @property
+    def sent_position(self) -> int:
+        """Where the last record that was sent ends; it grows for ever."""
+        return self._written.word("tail")
+
+    @property
+    def received_position(self) -> int:
+        """Where the last record that was received ends."""
+        return self._read.word("head")
+
+    @property
     def num_full_waits(self) -> int:
         """Sends refused because the ring was full, since the ring was made."""
         return self._writer.num_full_waits
 
     def close(self) -> None:
-        del self._writer
+        del self._writer, self._written, self._read
         self.segment.close()
 
 

@@ -38,7 +38,7 @@ from engine.messages import (
     Tokenized,
 )
 from engine.process.context import ActorContext
-from engine.process.topology import SCHEDULER, role_of
+from engine.process.topology import SCHEDULER, index_of, role_of
 
 CALL_TIMEOUT_S = 30.0
 MAX_CALLS = 256  # under way, of one api process
@@ -169,13 +169,15 @@ class EdgeClient:
                 call.answer.set_result(message)
 
     def on_peer(self, name: str) -> None:
-        """An actor behind the edge came back with a new epoch: what it held is submitted again."""
+        """An actor behind the edge came back with a new epoch: what it held is submitted again; of a scheduler, the samples of
+        its replica and those that no replica has answered yet."""
         is_scheduler = role_of(name) == SCHEDULER
         if not is_scheduler and name not in self._backlogs:
             return
+        places = (index_of(name), -1)  # -1: it may have been there, nobody has said yet
         for generation in self._generations.values():
             for sample in generation.samples:
-                if not sample.is_finished and (is_scheduler or sample.tokenizer == name):
+                if not sample.is_finished and (sample.replica in places if is_scheduler else sample.tokenizer == name):
                     self._resubmissions.add(1)
                     self._backlogs[sample.tokenizer].push(generation.key, sample.next_attempt())
         if not is_scheduler:

@@ -38,6 +38,7 @@ class OpenSample:
         "pending",
         "prompt_logprobs",
         "prompt_token_ids",
+        "replica",
         "stop_reason",
         "submit",
         "tokenizer",
@@ -56,6 +57,7 @@ class OpenSample:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.weight_versions: list[int] = []
+        self.replica = -1  # that made the last of it; -1: none yet
         self.cumulative_logprob = 0.0
         self.finish_reason = ""
         self.stop_reason: int | str | None = None
@@ -82,6 +84,8 @@ class OpenSample:
         self.generation.hold(delta)
         if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
             self.weight_versions.append(delta.weight_version)
+        if delta.replica >= 0:
+            self.replica = delta.replica
         self.delivered.extend(delta.token_ids)
         self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
@@ -110,6 +114,7 @@ class OpenSample:
             attempt=self.submit.attempt + 1,
             resume_token_ids=self.delivered.tobytes(),
             num_scored_prompt_tokens=len(self.prompt_logprobs),
+            replica=self.replica,
         )
         return self.submit
 
@@ -146,6 +151,12 @@ class Generation:
     def weight_version(self) -> str:
         """The weight versions that made any of its samples, ascending: "1", or "1,2" where they changed meanwhile."""
         return ",".join(map(str, sorted({version for sample in self.samples for version in sample.weight_versions})))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an answer says of who made it, in its headers."""
+        replicas = sorted({sample.replica for sample in self.samples if sample.replica >= 0})
+        return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
 
     async def wait(self) -> None:
         """Until a stream has something to take, or every sample has ended. Raises why the request failed."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from api.access import priority_of
@@ -19,11 +20,13 @@ from api.client.generation import Generation
 from api.exchange import ABORT_KEY, Exchange
 from api.model import ServedModel
 from api.schemas.requests import GenerationRequest, invalid
+from engine.errors import RequestError
 from engine.messages import Prompt, SamplingParams, Submit, TextOptions
 
 V = TypeVar("V", int, float)
 
 _SEED_MASK = 2**64 - 1
+_RANK_HEADER = "x-data-parallel-rank"  # as vLLM's
 
 
 def sampling_params(
@@ -115,7 +118,15 @@ def open_generation(
     config = exchange.services.context.config
     return exchange.services.client.open(
         exchange.key,
-        make_submits(exchange, body, prompts, sampling, best_of, priority_of(request.headers, body.priority, config)),
+        make_submits(
+            exchange,
+            body,
+            prompts,
+            sampling,
+            best_of,
+            priority_of(request.headers, body.priority, config),
+            pinned_replica(request.headers, config.data_parallel_size),
+        ),
         samples_per_prompt=best_of,
         is_streaming=bool(body.stream),
         abort_connection=request.scope[ABORT_KEY],
@@ -129,6 +140,7 @@ def make_submits(
     sampling: SamplingParams,
     best_of: int,
     priority: int,
+    replica: int,
 ) -> list[Submit]:
     """Prompt by prompt; samples of one prompt share `group_id`. What comes before the first `~` of any of these ids is the
     request id that the client knows."""
@@ -152,9 +164,23 @@ def make_submits(
                     priority=priority,
                     arrival_ns=exchange.arrival_ns,
                     deadline_ns=exchange.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0,
+                    pinned_replica=replica,
                 )
             )
     return submits
+
+
+def pinned_replica(headers: Headers, num_replicas: int) -> int:
+    """The replica that a client asks for; -1: it leaves that to the engine."""
+    given = headers.get(_RANK_HEADER)
+    if given is None:
+        return -1
+    if given not in map(str, range(num_replicas)):
+        raise RequestError(
+            f"{_RANK_HEADER} is {given[:20]!r}, the replicas are 0 to {num_replicas - 1}; name one of them, or leave it out",
+            param=_RANK_HEADER,
+        )
+    return int(given)
 
 
 def int32(token_ids: Sequence[int]) -> bytes:

@@ -158,7 +158,7 @@ async def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: 
     )
     if body.prompt_logprobs is not None:
         answer.prompt_logprobs = await prompt_logprobs(generation.samples[0].prompt_logprobs, body.prompt_logprobs)
-    return WholeAnswer(answer, choices)
+    return WholeAnswer(answer, choices, generation.headers)
 
 
 async def _choice(index: int, sample: OpenSample, body: ChatRequest) -> ChatChoice:

@@ -168,7 +168,7 @@ async def _answer(head: CompletionHead, generation: Generation, builders: Sequen
         usage=usage_of(generation),
         weight_version=generation.weight_version,
     )
-    return WholeAnswer(answer, choices)
+    return WholeAnswer(answer, choices, generation.headers)
 
 
 def likeliest(generation: Generation, start: int, n: int) -> list[int]:

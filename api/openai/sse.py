@@ -80,7 +80,7 @@ class EventStream(Response):
         watch = asyncio.create_task(leave_with_client(self._generation, receive))
         try:
             await self._generation.wait()
-            self.headers["x-tokamak-weight-version"] = self._generation.weight_version
+            self.headers.update(self._generation.headers)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._pump(send)
         finally:

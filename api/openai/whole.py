@@ -16,11 +16,11 @@ _NO_CHOICES = b'"choices":[]'  # in no text of an answer: there, quotes are esca
 class WholeAnswer(Response):
     media_type = "application/json"
 
-    def __init__(self, answer: Completion | ChatCompletion, choices: list[bytes]) -> None:
+    def __init__(self, answer: Completion | ChatCompletion, choices: list[bytes], headers: dict[str, str]) -> None:
         """`answer`: all but its `choices`, which are encoded already."""
         head, mark, tail = encoder.encode(answer).partition(_NO_CHOICES)
         self._parts = [head + mark[:-1], *(choices[:1]), *(b"," + choice for choice in choices[1:]), b"]" + tail]
-        super().__init__(headers={"x-tokamak-weight-version": answer.weight_version})
+        super().__init__(headers=headers)
         self.headers["content-length"] = str(sum(map(len, self._parts)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

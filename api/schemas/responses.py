@@ -197,10 +197,23 @@ class Version(msgspec.Struct):
     version: str
 
 
+class ReplicaLoad(msgspec.Struct):
+    replica: int
+    running: int
+    waiting: int
+    tokens_to_compute: int  # of their prompts
+    max_num_seqs: int
+    free_slots: int
+    max_num_batched_tokens: int
+    kv_blocks: int
+    free_kv_blocks: int
+
+
 class Load(msgspec.Struct):
     server_load: int
     running: int
     waiting: int
+    replicas: list[ReplicaLoad] = []
 
 
 class AdminAnswer(msgspec.Struct):

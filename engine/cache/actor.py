@@ -32,6 +32,8 @@ from engine.process.control import bind_again
 from engine.process.outbox import BackloggedOutbox, earliest
 from engine.process.topology import CACHE, SUPERVISOR, index_of
 from shm.counters import State
+from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
+from shm.segment import Segment, segment_name
 
 TOPIC = b"kv"
 DEVICE = "device"
@@ -71,6 +73,9 @@ class CacheMessengerActor(Actor):
         self._supervisor = context.counters.actor(SUPERVISOR)
         given = context.config.kv_events_endpoint
         self._endpoint = endpoint_of(context.name, given) if given else context.run.kv_events_endpoint(context.name)
+        self._prefixes: FingerprintWriter | None = None  # tokenizers route by them where there are several replicas
+        if context.config.data_parallel_size > 1:
+            self._prefixes = FingerprintWriter(Segment.attach(segment_name(context.run.run_id, KIND, context.name)))
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._zmq.socket(zmq.PUB)
         self._sequence = 0
@@ -89,11 +94,17 @@ class CacheMessengerActor(Actor):
     def on_message(self, sender: str, message: Message) -> None:
         match message:
             case BlocksStored(block_hashes, parent_hash, token_ids, block_size):
+                if self._prefixes is not None:
+                    self._prefixes.add_all(map(fingerprint_of, block_hashes))
                 tokens = array("i", token_ids).tolist()
                 self._events.append(BlockStored(block_hashes, parent_hash or None, tokens, block_size))
             case BlocksRemoved(block_hashes):
+                if self._prefixes is not None:
+                    self._prefixes.remove_all(map(fingerprint_of, block_hashes))
                 self._events.append(BlockRemoved(block_hashes))
             case BlocksCleared():
+                if self._prefixes is not None:
+                    self._prefixes.clear()
                 self._events.append(AllBlocksCleared())
             case BlocksMove():
                 self._to_scheduler.post(BlocksMoved(message.move_id, refusal(message)))

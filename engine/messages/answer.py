@@ -64,6 +64,7 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     prompt_token_ids: bytes = b""  # int32, in the first Delta where asked for
     prompt_logprobs: list[DecodedLogprobs] = []  # of some more prompt tokens, in order, each once
     first_prompt_token: bytes = b""  # which has no log-probability; in the first Delta where those of the prompt are wanted
+    replica: int = -1  # that made it; -1: none
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -36,6 +36,8 @@ class Submit(msgspec.Struct, gc=False):
     arrival_ns: int = 0  # CLOCK_MONOTONIC
     deadline_ns: int = 0  # CLOCK_MONOTONIC, 0: none
     key: str = ""  # of the HTTP request: what waits for a ring waits in one queue for each; empty: the request id
+    pinned_replica: int = -1  # the one that the client asks for; -1: any
+    replica: int = -1  # where the attempt before was; -1: there was none, or the edge has not heard
 
 
 class SampleStart(msgspec.Struct, array_like=True, gc=False):
@@ -48,6 +50,7 @@ class SampleStart(msgspec.Struct, array_like=True, gc=False):
     attempt: int = 0
     resume_token_ids: bytes = b""  # int32
     num_scored_prompt_tokens: int = 0
+    replica: int = -1  # of the attempt before
 
 
 class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -63,6 +66,7 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
     priority: int
     arrival_ns: int
     deadline_ns: int
+    pinned_replica: int = -1
 
     @staticmethod
     def of(submits: Sequence[Submit]) -> Submission:
@@ -85,6 +89,7 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
             first.priority,
             first.arrival_ns,
             first.deadline_ns,
+            first.pinned_replica,
         )
 
     def submits(self) -> list[Submit]:
@@ -105,6 +110,8 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
                 self.arrival_ns,
                 self.deadline_ns,
                 self.key,
+                self.pinned_replica,
+                start.replica,
             )
             for start in self.samples
         ]

@@ -47,6 +47,7 @@ _SAME = (
     "tokenizer_processes",
     "tensor_parallel_size",
     "data_parallel_size",
+    "data_parallel_routing",
     "restart_limit",
     "host",
     "port",

@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engine.errors import OptionError
 from engine.options.kinds import (
@@ -31,6 +31,7 @@ from engine.options.kinds import (
     texts,
     whole,
 )
+from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
 MAX_RANKS = 64
@@ -143,6 +144,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             1,
             "replicas, each with a scheduler, ranks and a KV cache of its own; limits of batches and caches are for each",
             short="-dp",
+        ),
+        Option(
+            "data-parallel-routing",
+            choice(*get_args(Policy)),
+            "prefix",
+            "what chooses a prompt's replica; prefix: what is cached and what there is to do; load: that alone",
         ),
         Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
         Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),

@@ -94,6 +94,10 @@ class ActorContext:
         """The epoch in which `name` runs now; 0: it was never started."""
         return self._peer_rows[name].epoch
 
+    def is_peer_ready(self, name: str) -> bool:
+        """Whether it takes work."""
+        return self._peer_rows[name].state in (State.READY, State.RUNNING)
+
     def peers(self) -> list[str]:
         """Every other actor but the supervisor."""
         return list(self._peer_rows)

@@ -47,6 +47,16 @@ class Outbox:
         return self._sender.max_record_bytes
 
     @property
+    def sent_position(self) -> int:
+        """Where the last record that was sent ends."""
+        return self._sender.sent_position
+
+    @property
+    def received_position(self) -> int:
+        """Where the last record that the other took ends."""
+        return self._sender.received_position
+
+    @property
     def fill_bytes(self) -> int:
         return self._sender.fill_bytes
 

@@ -3,6 +3,7 @@
 counters.main          counters file
 mailbox.<receiver>     one per child
 broadcast.<scheduler>  one per replica: scheduler to its ranks
+prefix.<cache>         one per replica, where there are several: which blocks are cached there
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
 memfd                  comm arena, one per replica of several ranks
 """
@@ -32,6 +33,7 @@ from engine.process.topology import (
 from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
+from shm.fingerprints import FingerprintSet, num_slots_for
 from shm.gang import GangHeader
 from shm.mailbox import Mailbox
 from shm.memory import available_memory_bytes
@@ -45,6 +47,7 @@ from shm.segment import (
     unlink_segment,
 )
 
+PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
 
@@ -53,9 +56,17 @@ class RunSegments:
     """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
     that a name that was removed keeps no actor from coming back."""
 
-    def __init__(self, run_id: str, names: Sequence[str], sizes: RingSizes, arena_bytes: int, comm_bytes: int = 0) -> None:
-        """`names`: the children; `arena_bytes`, `comm_bytes`: of each replica's KV arena and comm arena. StartError where there
-        is no room."""
+    def __init__(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        sizes: RingSizes,
+        arena_bytes: int,
+        num_kv_blocks: int = 0,
+        comm_bytes: int = 0,
+    ) -> None:
+        """`names`: the children; `arena_bytes`, `num_kv_blocks`, `comm_bytes`: of each replica's KV arena and comm arena.
+        StartError: there is no room."""
         require_room(required_bytes(names, sizes), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -71,6 +82,10 @@ class RunSegments:
         }
         segments = [self.counters.segment, *(ring.segment for ring in self.broadcasts.values())]
         segments += [mailbox.segment for mailbox in self._mailboxes]
+        caches = actors_of(CACHE, names) if len(self._readers) > 1 else ()
+        num_slots = num_slots_for(num_kv_blocks, PREFIX_BYTES // max(1, len(caches)))
+        self._prefixes = [FingerprintSet.create(run_id, cache, num_slots) for cache in caches]
+        segments += [prefixes.segment for prefixes in self._prefixes]
         self.descriptors = {
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
@@ -85,7 +100,7 @@ class RunSegments:
     def of(cls, config: EngineConfig, names: Sequence[str]) -> RunSegments:
         """The segments that `config` asks for."""
         sizes = ring_sizes(names, config.max_model_len)
-        return cls(config.run_id, names, sizes, config.kv_cache_bytes, config.comm_bytes)
+        return cls(config.run_id, names, sizes, config.kv_cache_bytes, config.num_kv_blocks, config.comm_bytes)
 
     def arena_of(self, name: str) -> MemoryFile | None:
         """The KV arena of the replica of a cache messenger or a rank; None: the actor gets none."""
@@ -121,6 +136,8 @@ class RunSegments:
             mailbox.close()
         for broadcast in self.broadcasts.values():
             broadcast.close()
+        for prefixes in self._prefixes:
+            prefixes.close()
         self.counters.close()
         for arena in (*self.arenas, *self._comms):
             arena.close()
@@ -176,7 +193,8 @@ def _lock_counters(run_id: str, operation: int) -> int:
 def required_bytes(names: Sequence[str], sizes: RingSizes) -> int:
     """What the segments take in /dev/shm."""
     rings = sum(sizes.mailbox[name] * len(senders_of(name, names)) for name in names)
-    return rings + max(1, len(actors_of(SCHEDULER, names))) * sizes.broadcast + _OVERHEAD_BYTES
+    num_replicas = max(1, len(actors_of(SCHEDULER, names)))
+    return rings + num_replicas * sizes.broadcast + (PREFIX_BYTES if num_replicas > 1 else 0) + _OVERHEAD_BYTES
 
 
 def free_bytes() -> int:

@@ -127,6 +127,7 @@ class SchedulerActor(Actor):
             case Requests():
                 for request in message.requests():
                     self._on_request(request)
+                self.stats.show_load()
             case Abort():
                 self._on_abort(message)
             case Hello():

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.scheduler.block_pool import ROOT, BlockPool, CachedBlock, hash_blocks
-from engine.scheduler.policy import Admission, Limits
+from engine.block_keys import ROOT, hash_blocks
+from engine.scheduler.block_pool import BlockPool, CachedBlock
+from engine.scheduler.policy import Admission, Limits, find_prefix
 from engine.scheduler.queues import SequenceQueue, WaitingQueue
 from engine.scheduler.sequence import Sequence, SequenceState
 
@@ -43,10 +44,27 @@ class BatchState:
         """A sequence from the intake; one that replaces an earlier attempt is no newcomer."""
         assert sequence.request.request_id not in self.sequences
         self.sequences[sequence.request.request_id] = sequence
+        self._estimate(sequence)
         if is_newcomer:
             self.waiting.add_newcomer(sequence)
         else:
             self.waiting.push(sequence)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Of prompts, without what is cached of them, as far as that is known."""
+        return self.waiting.num_tokens_to_compute + sum(
+            max(0, sequence.num_prompt_tokens - sequence.num_computed) for sequence in self.running
+        )
+
+    def _estimate(self, sequence: Sequence) -> None:
+        """What a sequence that is to wait will have computed once it is admitted, from what is cached now."""
+        num_hits = len(find_prefix(sequence, self.pool, self.limits)) * self.limits.block_size
+        sequence.num_tokens_to_compute = sequence.num_tokens - num_hits
 
     def admit(self, admissions: list[Admission]) -> None:
         """Give waiting sequences their slots and the blocks of all their tokens."""
@@ -109,6 +127,7 @@ class BatchState:
         self.pool.release(sequence.forget_blocks())
         if sequence.state is SequenceState.LEAVING:
             sequence.state = SequenceState.WAITING
+            self._estimate(sequence)
             self.waiting.push(sequence)
 
     def share_blocks(self, sequence: Sequence) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.block_keys import KEY_BYTES
 from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
 from engine.process.outbox import BackloggedOutbox, Outbox
-from engine.scheduler.block_pool import KEY_BYTES, BlockPool, CachedBlock
+from engine.scheduler.block_pool import BlockPool, CachedBlock
 
 MIN_BACKLOG = 1024
 

@@ -8,42 +8,15 @@ A block is in exactly one of three places:
     cached     no references, but in the prefix index: evicted in LRU order when `vacant` runs out
     vacant     no references and nothing worth keeping
 
-A full block's key is chained: `hash_block(parent key, its token ids)`, so that equal keys mean equal tokens all the way from
-the first position, and the longest cached prefix is found by walking down a prompt's keys. Block ids start at 1: block 0 of
-the arena is the dummy block that padded rows write to, and is nobody's.
+The index is by the chained keys of `engine/block_keys.py`: the longest cached prefix is found by walking down a prompt's keys.
+Block ids start at 1: block 0 of the arena is the dummy block that padded rows write to, and is nobody's.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import msgspec
-
-ROOT = b""  # the parent of a chain's first block
-KEY_BYTES = 32
-
-ExtraKeys = tuple[int | str | bytes, ...]
-
-
-def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
-    """The key of a full block: blake2b over the parent's key, the block's int32 token ids and whatever else its KV depends
-    on."""
-    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)
-    digest.update(token_ids)
-    if extra:
-        digest.update(msgspec.msgpack.encode(extra))
-    return digest.digest()
-
-
-def hash_blocks(token_ids: array[int], block_size: int, keys: list[bytes], num_tokens: int) -> None:
-    """Extend `keys` to one key for each full block of `token_ids[:num_tokens]`."""
-    for index in range(len(keys), num_tokens // block_size):
-        block = token_ids[index * block_size : (index + 1) * block_size]
-        keys.append(hash_block(keys[-1] if keys else ROOT, block.tobytes()))
 
 
 @dataclass(slots=True, frozen=True)

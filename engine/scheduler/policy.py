@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.scheduler.block_pool import BlockPool, hash_blocks
+from engine.block_keys import hash_blocks
+from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 

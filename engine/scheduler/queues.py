@@ -56,6 +56,7 @@ class WaitingQueue(SequenceQueue):
     def __init__(self) -> None:
         super().__init__()
         self.is_held = False
+        self.num_tokens_to_compute = 0  # of all that wait
         self._newcomers: dict[str, Sequence] = {}
         self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
 
@@ -66,11 +67,17 @@ class WaitingQueue(SequenceQueue):
     def add_newcomer(self, sequence: Sequence) -> None:
         """A sequence from the intake."""
         if self.is_held:
+            self.num_tokens_to_compute += sequence.num_tokens_to_compute
             self._newcomers[sequence.request.request_id] = sequence
         else:
             self.push(sequence)
 
+    def push(self, sequence: Sequence) -> None:
+        self.num_tokens_to_compute += sequence.num_tokens_to_compute
+        super().push(sequence)
+
     def remove(self, sequence: Sequence) -> None:
+        self.num_tokens_to_compute -= sequence.num_tokens_to_compute
         if self._newcomers.get(sequence.request.request_id) is sequence:
             del self._newcomers[sequence.request.request_id]
         else:
@@ -85,7 +92,7 @@ class WaitingQueue(SequenceQueue):
         self.is_held = False
         self._away.clear()
         for sequence in self._newcomers.values():
-            self.push(sequence)
+            super().push(sequence)
         self._newcomers.clear()
 
     def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:

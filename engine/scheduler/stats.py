@@ -24,6 +24,8 @@ class SchedulerStats:
         self._usage = cell("kv_cache_usage_perc")
         self._free_blocks = cell("num_free_kv_blocks")
         self._cached_blocks = cell("num_cached_kv_blocks")
+        self._free_slots = cell("num_free_slots")
+        self._tokens_to_compute = cell("num_tokens_to_compute")
         self._slow_streams = cell("slow_streams")
         self._version = cell("weight_version")
         self._state = cell("engine_state")
@@ -64,15 +66,22 @@ class SchedulerStats:
         self._sample.observe(result.sample_ns / 1e9)
         self._return.observe(max(0, now_ns - result.received_ns - result.run_ns - result.sample_ns) / 1e9)
 
+    def show_load(self) -> None:
+        """What tokenizers choose replicas by: shown with each record of requests, since from then on they count on it."""
+        batch = self._batch
+        self._running.set(len(batch.running))
+        self._waiting.set(batch.num_waiting)
+        self._tokens_to_compute.set(batch.num_tokens_to_compute)
+        self._free_blocks.set(batch.pool.num_free)
+        self._free_slots.set(batch.num_free_slots)
+
     def show(self) -> None:
         """The gauges as things are now."""
         batch, pool = self._batch, self._batch.pool
         num_free = pool.num_free
-        self._running.set(len(batch.running))
-        self._waiting.set(batch.num_waiting)
         self._usage.set(1 - num_free / pool.num_blocks)
-        self._free_blocks.set(num_free)
         self._cached_blocks.set(pool.num_cached)
+        self.show_load()
         self._slow_streams.set(sum(sequence.reader.is_slow for sequence in batch.running))
         self._version.set(0 if self._weights.state is WeightsState.CLEARED else self._weights.version)
         self._state.set(self._weights.state)

@@ -94,7 +94,7 @@ class WeightState:
         return replace(self.record, last_version=version or self.record.last_version + 1)
 
     def loaded(self, path: str, ranks: Sequence[int], contents: str = "") -> WeightsRecord:
-        """These ranks hold the weights of `path`, and these `contents` if any are given, under the number that was taken last."""
+        """These ranks hold the weights of `path`, with these `contents` if any are given, under the number taken last."""
         version = self.record.last_version
         state = _PAUSED if self.record.state is _PAUSED else _NORMAL
         weights = tuple((path, version) if rank in ranks else held for rank, held in enumerate(self.record.ranks))

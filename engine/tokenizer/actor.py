@@ -27,6 +27,7 @@ from engine.messages import (
     Output,
     Outputs,
     Rejected,
+    Request,
     Submission,
     Submit,
     Tokenize,
@@ -120,6 +121,7 @@ class TokenizerActor(Actor):
 
     def on_stop(self) -> None:
         self._lanes.close()
+        self._replicas.close()
 
     def step(self) -> int:
         """Send what has gathered, take what helpers have done, open samples for a while."""
@@ -152,6 +154,8 @@ class TokenizerActor(Actor):
         submits = [] if is_stale else [submit for submit in submission.submits() if not self._is_known(submit)]
         self._num_dropped.add(len(submission.samples) - len(submits))
         for submit in submits:
+            if submit.request_id in self._streams:
+                submit.replica = self._streams[submit.request_id].replica
             self._forget(submit.request_id)
         if not submits:
             return
@@ -250,14 +254,20 @@ class TokenizerActor(Actor):
             self._channel(stream.api).add(stream.already_stopped())
             return
         try:
-            request = opening.request(self.context.name)
-            stream.replica = self._replicas.choose(request)
-            self._replicas.request(stream.replica, opening.key, request)
+            self._route(stream, opening.request(self.context.name), submit.pinned_replica)
         except RequestError as error:
             self._reject(submit.request_id, submit.attempt, submit.api, refusal_of(error))
             return
+        self._replicas.leave(stream.replica, stream.key, submit)
         self._streams[stream.request_id] = stream
         self._num_open.set(len(self._streams))
+
+    def _route(self, stream: TextStream, request: Request, pinned: int) -> None:
+        replica, num_tokens = self._replicas.choose(request, pinned, stream.refused_by)
+        self._replicas.request(replica, stream.key, request, num_tokens)
+        stream.replica = replica
+        if self._replicas.are_several and pinned == UNKNOWN:
+            stream.request = request
 
     # ---------------------------------------------------------------------------------------------- from the scheduler
 
@@ -269,6 +279,7 @@ class TokenizerActor(Actor):
             if stream is None or stream.attempt != output.attempt:
                 self._num_dropped.add(1)
                 continue
+            stream.request = None
             delta = stream.take(output)
             num_tokens += len(delta.token_ids)
             self._channels[stream.api].add(delta)
@@ -289,8 +300,19 @@ class TokenizerActor(Actor):
         if stream is None or stream.attempt != rejected.attempt:
             self._num_dropped.add(1)
             return
+        if rejected.status == 429 and stream.request is not None and self._is_rerouted(stream, stream.request):
+            return
         self._forget(rejected.request_id)
         self._channels[stream.api].post(rejected)
+
+    def _is_rerouted(self, stream: TextStream, request: Request) -> bool:
+        """A replica that others had filled meanwhile refused it: another one gets it, while one has room."""
+        stream.refused_by |= {stream.replica}
+        if not self._replicas.is_any_left(stream.refused_by):
+            return False
+        self._replicas.ended(stream.group_id)
+        self._route(stream, request, UNKNOWN)
+        return True
 
     # --------------------------------------------------------------------------------------------------------- sending
 
@@ -348,7 +370,9 @@ class TokenizerActor(Actor):
 
     def _forget(self, request_id: str) -> None:
         """A sample or a call of which nobody wants to hear any more."""
-        if self._streams.pop(request_id, None) is not None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._replicas.ended(stream.group_id)
             self._num_open.set(len(self._streams))
         self._openings.drop(request_id)
         job = self._jobs.pop(request_id, None)

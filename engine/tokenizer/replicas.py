@@ -1,25 +1,84 @@
-"""The ways from a tokenizer to the schedulers of all replicas, and which of them a sample takes.
+"""The replicas as a tokenizer sees them: the ways to their schedulers, what each has to do and has cached, and which one a
+sample goes to.
 
-Used by the tokenizer's loop.
+Used by the tokenizer's loop. `engine/parallel/routing.py` decides; what it decides from is read here: the gauges of the
+schedulers, what this tokenizer sent and a scheduler has not taken yet, and the fingerprints that the cache messengers write.
 """
 
 from __future__ import annotations
 
-from zlib import crc32
+from array import array
+from dataclasses import replace
 
-from engine.messages import Abort, Request
+from engine.block_keys import ROOT, hash_block
+from engine.messages import Abort, Request, Submit, WeightsState
+from engine.parallel.routing import REASONS, ReplicaLoad, route
 from engine.process.context import ActorContext
+from engine.process.topology import CACHE, names_of, readers_of
 from engine.tokenizer.scheduler_channel import SchedulerChannel
+from shm.fingerprints import FingerprintSet, fingerprint_of
 
-UNKNOWN = -1  # where an earlier tokenizer, or nobody yet, has sent a sample
+UNKNOWN = -1  # where a sample is, or whether one is asked for
+
+
+class Replica:
+    """One of several: its channel, its load and its cached prefixes."""
+
+    def __init__(self, context: ActorContext, index: int, channel: SchedulerChannel) -> None:
+        scheduler = context.schedulers[index]
+        self._context = context
+        self._actors = (scheduler, *readers_of(scheduler, (context.name, *context.peers())))
+        self._channel = channel
+        self._prefixes = FingerprintSet.attach(context.run.run_id, names_of(CACHE, len(context.schedulers))[index])
+        cell = context.counters.counter
+        self._num_tokens = cell("num_tokens_to_compute", scheduler)
+        self._num_running = cell("num_requests_running", scheduler)
+        self._num_waiting = cell("num_requests_waiting", scheduler)
+        self._num_free_slots = cell("num_free_slots", scheduler)
+        self._num_free_blocks = cell("num_free_kv_blocks", scheduler)
+        self._state = cell("engine_state", scheduler)
+
+    @property
+    def is_ready(self) -> bool:
+        """Its scheduler and all its ranks take work, and it does not load weights."""
+        return all(map(self._context.is_peer_ready, self._actors)) and self._state.value != WeightsState.LOADING
+
+    def has(self, fingerprint: int) -> bool:
+        """Whether a block is cached there, as far as that is known."""
+        return fingerprint in self._prefixes
+
+    def load(self, num_cached_tokens: int) -> ReplicaLoad:
+        num_sent_samples, num_sent_tokens = self._channel.unacknowledged()
+        num_waiting = int(self._num_waiting.value) + num_sent_samples
+        return ReplicaLoad(
+            self.is_ready,
+            num_waiting >= self._context.config.max_waiting,
+            int(self._num_tokens.value) + num_sent_tokens,
+            int(self._num_running.value) + num_waiting,
+            int(self._num_free_slots.value) - num_sent_samples,
+            int(self._num_free_blocks.value),
+            num_cached_tokens,
+        )
+
+    def close(self) -> None:
+        self._prefixes.close()
 
 
 class Replicas:
-    """A channel to each scheduler."""
+    """All of them; with one there is nothing to choose."""
 
     def __init__(self, context: ActorContext) -> None:
+        self._config = context.config
         self._channels = [SchedulerChannel(context.outbox(scheduler)) for scheduler in context.schedulers]
-        self._indexes = {scheduler: index for index, scheduler in enumerate(context.schedulers)}
+        are_several = len(self._channels) > 1
+        self._replicas = [Replica(context, index, channel) for index, channel in enumerate(self._channels) if are_several]
+        self._num_routed = {reason: context.counter("requests_routed_total", reason=reason) for reason in REASONS}
+        self._turn = 0
+        self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open samples, of each group that has any
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._channels) > 1
 
     @property
     def is_waiting(self) -> bool:
@@ -30,22 +89,85 @@ class Replicas:
         """Records that found no room, of the scheduler that keeps up best."""
         return min(channel.num_waiting for channel in self._channels)
 
-    def index_of(self, scheduler: str) -> int:
-        return self._indexes[scheduler]
+    def choose(self, request: Request, pinned: int = UNKNOWN, refused_by: frozenset[int] = frozenset()) -> tuple[int, int]:
+        """The replica that a sample is to go to, and how many tokens it must compute there. `refused_by`: full ones."""
+        num_tokens = (len(request.prompt_token_ids) + len(request.resume_token_ids)) // 4
+        if not self.are_several:
+            return 0, num_tokens
+        first_key, num_cached = self._cached(request)
+        replica, reason = pinned, "pinned"
+        if pinned == UNKNOWN:
+            replica, reason = self._choose(request, num_tokens, first_key, num_cached, refused_by)
+        self._num_routed[reason].add(1)
+        return replica, num_tokens - num_cached[replica]
 
-    def choose(self, request: Request) -> int:
-        """The replica that a sample is to go to."""
-        return crc32((request.group_id or request.request_id).encode()) % len(self._channels)
+    def request(self, replica: int, key: str, request: Request, num_tokens: int) -> None:
+        """Goes out with the next `flush`; it has `num_tokens` to compute. RequestError where no ring record can hold it."""
+        self._channels[replica].request(key, request, num_tokens)
+        if self.are_several and request.group_id:
+            self._groups[request.group_id] = replica, self._groups.get(request.group_id, (replica, 0))[1] + 1
 
-    def request(self, replica: int, key: str, request: Request) -> None:
-        """Goes out with the next `flush`. RequestError where no ring record can hold it."""
-        self._channels[replica].request(key, request)
+    def ended(self, group_id: str) -> None:
+        """A sample of the group is open no more."""
+        if group_id in self._groups:
+            replica, num_open = self._groups.pop(group_id)
+            if num_open > 1:
+                self._groups[group_id] = replica, num_open - 1
 
     def abort(self, replica: int, key: str, abort: Abort) -> None:
         """Goes out behind what waits of the same request; to every scheduler where it is not known which one has it."""
         for channel in self._channels if replica == UNKNOWN else [self._channels[replica]]:
             channel.abort(key, abort)
 
+    def leave(self, replica: int, key: str, submit: Submit) -> None:
+        """An earlier attempt of a sample that goes to `replica` was at another, or nobody knows where: it is aborted there."""
+        for index, channel in enumerate(self._channels if submit.attempt else []):
+            if index != replica and submit.replica in (UNKNOWN, index):
+                channel.abort(key, Abort(submit.request_id, submit.attempt - 1))
+
+    def is_any_left(self, refused_by: frozenset[int]) -> bool:
+        """Whether one that has not refused may take a sample."""
+        return any(
+            replica.is_ready and not replica.load(0).is_full
+            for index, replica in enumerate(self._replicas)
+            if index not in refused_by
+        )
+
     def flush(self) -> int:
         """Send what the rings take. The number of records sent."""
         return sum(channel.flush() for channel in self._channels)
+
+    def close(self) -> None:
+        for replica in self._replicas:
+            replica.close()
+
+    def _choose(
+        self, request: Request, num_tokens: int, first_key: bytes, num_cached: list[int], refused_by: frozenset[int]
+    ) -> tuple[int, str]:
+        group_replica = self._groups.get(request.group_id, (UNKNOWN, 0))[0]
+        if group_replica != UNKNOWN and self._replicas[group_replica].is_ready and group_replica not in refused_by:
+            return group_replica, "group"
+        loads = [replica.load(cached) for replica, cached in zip(self._replicas, num_cached, strict=True)]
+        if refused_by:
+            loads = [replace(load, is_full=load.is_full or index in refused_by) for index, load in enumerate(loads)]
+        self._turn += 1
+        return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
+
+    def _cached(self, request: Request) -> tuple[bytes, list[int]]:
+        """The key of the first block (or of what a shorter prompt has), and how many tokens each replica has cached."""
+        size = self._config.block_size
+        tokens = array("i", request.prompt_token_ids + request.resume_token_ids)
+        first_key = key = hash_block(ROOT, tokens[:size].tobytes())
+        num_cached = [0] * len(self._replicas)
+        has_prefixes = self._config.enable_prefix_caching and request.sampling.num_prompt_logprobs < 0
+        holders = list(range(len(self._replicas))) if has_prefixes else []
+        for end in range(size, len(tokens), size):  # at least the last token is left to compute
+            if end > size:
+                key = hash_block(key, tokens[end - size : end].tobytes())
+            fingerprint = fingerprint_of(key)
+            holders = [index for index in holders if self._replicas[index].has(fingerprint)]
+            if not holders:
+                break
+            for index in holders:
+                num_cached[index] = end
+        return first_key, num_cached

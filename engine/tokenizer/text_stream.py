@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 
-from engine.messages import DecodedLogprobs, Delta, Output, Submit, TokenLogprobs
+from engine.messages import DecodedLogprobs, Delta, Output, Request, Submit, TokenLogprobs
 from engine.tokenizer.detokenizer import Detokenizer
 from engine.tokenizer.vocabulary import Vocabulary
 
@@ -25,8 +25,11 @@ class TextStream:
         "_vocabulary",
         "api",
         "attempt",
+        "group_id",
         "key",
+        "refused_by",
         "replica",
+        "request",
         "request_id",
     )
 
@@ -37,7 +40,10 @@ class TextStream:
         self.request_id = submit.request_id
         self.attempt = submit.attempt
         self.api = submit.api
-        self.replica = 0  # whose scheduler has it
+        self.group_id = submit.group_id
+        self.replica = -1  # whose scheduler has it; -1: none
+        self.request: Request | None = None  # as long as another replica may have to take it
+        self.refused_by: frozenset[int] = frozenset()  # replicas that were full
         self._vocabulary = vocabulary
         self._prompt_token_ids = prompt_token_ids
         self._returns_prompt = submit.text.return_prompt_token_ids and not self._resumed
@@ -77,6 +83,7 @@ class TextStream:
             num_prompt_tokens=output.num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
             weight_version=output.weight_version,
+            replica=self.replica,
             logprobs=[self._decoded(entry, self._is_token_shown) for entry in output.logprobs[: len(token_ids)]],
         )
         if self._detokenizer.stop_string is not None:

@@ -46,10 +46,10 @@ def assert_same_bytes(alone: list[Answer], *options: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--max-num-batched-tokens", "16", "--max-num-seqs", "16", "--plan", "eager"),
+        ("--max-num-batched-tokens", "16", "--max-num-seqs", "16", "--plan", "eager", "--data-parallel-size", "2"),
         ("--num-kv-blocks", "60", "--block-size", "8", "--threads", "2"),
     ],
-    ids=["chunked-eager", "preempted-two-threads"],
+    ids=["chunked-eager-replicas", "preempted-two-threads"],
 )
 def test_same_bytes_in_every_precision(alone: list[Answer], precision: str, options: tuple[str, ...]) -> None:
     assert_same_bytes(alone, *PRECISIONS[precision], *options)
@@ -60,9 +60,9 @@ def test_same_bytes_in_every_precision(alone: list[Answer], precision: str, opti
     [
         (),
         ("--threads", "2", "--block-size", "32", "--max-num-batched-tokens", "2048"),
-        ("--tokenizer-processes", "2", "--api-processes", "2"),
+        ("--tokenizer-processes", "2", "--api-processes", "2", "--data-parallel-size", "2"),
     ],
-    ids=["together", "wide", "pools"],
+    ids=["together", "wide", "pools-and-replicas"],
 )
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_same_bytes(alone: list[Answer], precision: str, options: tuple[str, ...]) -> None:

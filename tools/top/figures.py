@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import WeightsState
-from engine.process.topology import role_of
+from engine.process.topology import CACHE, SCHEDULER, actors_of, partner_of, readers_of, role_of
 from tools.top.snapshot import Snapshot
 
 WINDOW_NS = 10_000_000_000  # distributions are over about this long
@@ -49,8 +49,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     interval_s: float  # of the rates; 0: there was one snapshot only
     window_s: float  # of the recent distributions
-    engine_state: str
-    weight_version: int
+    engine_state: str  # of several replicas that differ, all of them: "normal, loading"
+    weight_version: str  # likewise
     num_running: int
     num_waiting: int
     num_open: int  # samples that the edge holds
@@ -70,6 +70,8 @@ class Figures(msgspec.Struct, frozen=True):
     step: dict[str, StepPart]
     rank_idle_share: float | None  # of the time in which requests ran, over all ranks
     worker_idle_share: dict[str, float | None]  # the same of each worker
+    replica: dict[str, str]  # of each actor of one, where there are several: "1", or with its tensor rank "1.0"
+    routed: dict[str, int]  # samples by what chose their replica
     latency: dict[str, Distribution]
     cpu_share: dict[str, float | None]  # by actor; 1 is one processor
     ring_records_per_s: dict[str, float | None]  # by "sender>receiver"
@@ -88,8 +90,8 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
     return Figures(
         interval_s=interval_s,
         window_s=(now.taken_ns - window.taken_ns) / 1e9 if window else 0.0,
-        engine_state=WeightsState(int(now.total("engine_state"))).name.lower(),
-        weight_version=int(now.total("weight_version")),
+        engine_state=", ".join(WeightsState(int(state)).name.lower() for state in now.distinct("engine_state")),
+        weight_version=", ".join(f"{version:g}" for version in now.distinct("weight_version")),
         num_running=int(now.total("num_requests_running")),
         num_waiting=int(now.total("num_requests_waiting")),
         num_open=int(now.total("open_requests")),
@@ -110,6 +112,12 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
         rank_idle_share=_idle_share(now, window),
         worker_idle_share={
             actor.name: _idle_share(now, window, actor=actor.name) for actor in now.actors if role_of(actor.name) == "worker"
+        },
+        replica=_replicas([actor.name for actor in now.actors]),
+        routed={
+            str(row.labels["reason"]): int(now.total(row.name, reason=row.labels["reason"]))
+            for row in now.rows
+            if row.name == "requests_routed_total"
         },
         latency={key: _distribution(name, now, window) for key, name in LATENCIES.items()},
         cpu_share=_cpu_shares(now, tick, interval_s),
@@ -141,6 +149,16 @@ class History:
 def report(run: dict[str, Any], now: Snapshot, derived: Figures) -> dict[str, Any]:
     """The document of `tokamak top --json`: what was read, row by row, and what it comes to."""
     return {"run": run, "derived": msgspec.to_builtins(derived), **msgspec.to_builtins(now)}
+
+
+def _replicas(names: list[str]) -> dict[str, str]:
+    schedulers = actors_of(SCHEDULER, names)
+    replicas: dict[str, str] = {}
+    for index, scheduler in enumerate(schedulers if len(schedulers) > 1 else ()):
+        replicas[scheduler] = replicas[partner_of(scheduler, CACHE, names)] = str(index)
+        ranks = readers_of(scheduler, names)
+        replicas |= {rank: f"{index}.{tensor_rank}" for tensor_rank, rank in enumerate(ranks)}
+    return replicas
 
 
 def _rate(now: float, before: float, seconds: float) -> float | None:

@@ -55,16 +55,19 @@ def render(
     footer: str = "",
 ) -> RenderableType:
     """The screen; without `height` as many lines as there is to tell."""
+    num_other_lines = 1 + 1 + 3 + bool(title.kernels) + bool(figures.replica) + 6 + bool(footer)
+    shown = snapshot.actors if height is None else _first_actors(snapshot.actors, max(6, height - num_other_lines - 3))
     blocks: list[list[RenderableType]] = [
         [_title(title, snapshot, figures, now, width)],
-        [_actors(snapshot, figures)],
-        [*_load(figures, generation_rates, width), *_kernels(title)],
+        [_actors(shown, figures), *_folded(snapshot, shown)],
+        [*_load(figures, generation_rates, width), *_routed(figures), *_kernels(title)],
         [_times(figures)],
     ]
     num_rings, num_errors = len(snapshot.rings), min(MAX_ERRORS, len(snapshot.errors))
     is_airy = True
     if height is not None:
-        room = height - 1 - (1 + len(snapshot.actors)) - 3 - bool(title.kernels) - 6 - bool(footer)
+        num_actor_lines = len(shown) + (len(shown) < len(snapshot.actors))
+        room = height - num_other_lines - num_actor_lines
         is_airy = room >= num_rings + num_errors + 7
         num_errors = min(num_errors, max(1, room // 3))
         num_rings = max(0, room - num_errors - 1)
@@ -103,13 +106,15 @@ def _title(title: RunTitle, snapshot: Snapshot, figures: Figures, now: float, wi
     return text.append_text(state)
 
 
-def _actors(snapshot: Snapshot, figures: Figures) -> Table:
-    table = _table("actor", "state", "epoch", "pid", "heartbeat", "restarts", "cpu", "idle", "rss", "steps", left=2)
-    for actor in snapshot.actors:
+def _actors(shown: Sequence[Actor], figures: Figures) -> Table:
+    replica = ["rank"] if figures.replica else []
+    table = _table("actor", *replica, "state", "epoch", "pid", "heartbeat", "restarts", "cpu", "idle", "rss", "steps", left=2)
+    for actor in shown:
         age = actor.heartbeat_age_s
         is_late = actor.is_alive and age is not None and age > LATE_HEARTBEAT_S
         table.add_row(
             actor.name,
+            *([figures.replica.get(actor.name, "")] if figures.replica else []),
             _state(actor),
             str(actor.epoch),
             str(actor.pid or MISSING),
@@ -121,6 +126,21 @@ def _actors(snapshot: Snapshot, figures: Figures) -> Table:
             count(actor.step),
         )
     return table
+
+
+def _folded(snapshot: Snapshot, shown: Sequence[Actor]) -> list[Text]:
+    """Which actors have no line."""
+    num_others = len(snapshot.actors) - len(shown)
+    return [Text(f"and {num_others} actors more", style="dim")] if num_others else []
+
+
+def _first_actors(actors: Sequence[Actor], num_lines: int) -> list[Actor]:
+    """As many as have a line, in their order: those that are not all right before all others."""
+    if len(actors) <= num_lines:
+        return list(actors)
+    ranked = sorted(actors, key=lambda actor: actor.is_alive and actor.state in ("RUNNING", "READY"))
+    first = ranked[: max(1, num_lines - 1)]
+    return [actor for actor in actors if actor in first]
 
 
 def _state(actor: Actor) -> Text:
@@ -157,6 +177,12 @@ def _load(figures: Figures, generation_rates: Sequence[float], width: int) -> li
     )
     tokens.append(sparkline(list(generation_rates), width - len(tokens) - 1), style="cyan")
     return [requests, blocks, tokens]
+
+
+def _routed(figures: Figures) -> list[Text]:
+    """What chose the replicas of the samples, where there are several."""
+    parts = [(f"{number}", reason) for reason, number in figures.routed.items() if number]
+    return [_line(("routed", ""), *parts)] if figures.replica else []
 
 
 def _kernels(title: RunTitle) -> list[Text]:

@@ -13,6 +13,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
+from engine.options.resolve_ranks import available_cores
 from engine.options.table import GROUPS, OPTIONS, make_parser, read_options
 from engine.process.topology import default_plan
 from shm.gang import buffers_at
@@ -263,6 +264,22 @@ def test_exit_codes(arguments: list[str], code: int) -> None:
     )
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+def test_replicas(model: Path) -> None:
+    """Cores and the memory for caches are shared out; limits are for each."""
+    cores = available_cores()
+    two = configure(model, "-dp", "2", "--num-kv-blocks", "100")
+    assert (two.data_parallel_size, two.tensor_parallel_size, two.num_ranks) == (2, 1, 2)
+    assert (two.threads, two.num_kv_blocks) == (max(1, cores // 2), 100)
+    assert configure(model).num_ranks == 1
+    options = read_options([str(model), "--data-parallel-size", "64", "--threads", str(cores)], {})
+    assert resolve(options)[0].threads == cores
+    assert any(f"64 ranks of {cores} threads share {cores} cores" in note for note in options.notes)
+    with pytest.raises(OptionError, match="--data-parallel-size 65"):
+        configure(model, "--data-parallel-size", "65")
+    with pytest.raises(OptionError, match="--data-parallel-routing random"):
+        configure(model, "--data-parallel-routing", "random")
 
 
 def test_tensor_ranks(model: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scheduler.block_pool import ROOT, BlockPool, CachedBlock, hash_block, hash_blocks
+from engine.block_keys import ROOT, hash_block, hash_blocks
+from engine.scheduler.block_pool import BlockPool, CachedBlock
 
 BLOCK_SIZE = 4
 

@@ -585,3 +585,21 @@ def test_a_messenger_that_does_not_read_gets_the_index_later(directory: Path) ->
         index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.entries()}
         simulation.run_until(lambda: simulation.turn() == 0, "nothing is left to say")
         assert replay(simulation.cache_messages) == index
+
+
+def test_load_is_shown(simulation: Simulation) -> None:
+    """What tokenizers choose replicas by: prompt tokens still to be computed, without what is cached of them."""
+    size = simulation.config.block_size
+    prompt = list(range(3, 3 + 4 * size))
+    simulation.finish(simulation.submit(prompt))
+    simulation.turn()
+    num_slots = simulation.config.max_num_seqs
+    assert (simulation.metric("num_tokens_to_compute"), simulation.metric("num_free_slots")) == (0, num_slots)
+    streams = [simulation.submit([*prompt, number]) for number in range(num_slots)]
+    others = [simulation.submit([*prompt[:size], *range(50, 60)]), simulation.submit(list(range(90, 100)))]
+    simulation.loop.turn()
+    assert simulation.metric("num_free_slots") == 0
+    assert simulation.metric("num_tokens_to_compute") == 10 + 10  # what runs has nothing left of its prompt to dispatch
+    simulation.finish(*streams, *others)
+    simulation.turn()
+    assert (simulation.metric("num_tokens_to_compute"), simulation.metric("num_free_slots")) == (0, num_slots)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.messages import (
@@ -18,6 +19,7 @@ from engine.messages import (
     ReloadWeights,
     ResetPrefixCache,
     Resume,
+    ReturnToWeights,
     SamplingParams,
     WeightsState,
     encode,
@@ -538,3 +540,50 @@ def test_a_checkpoint_that_is_not_in_use_any_more_may_be_written_over(simulation
     simulation.run_until(lambda: simulation.rank.version == 2, "what is in use")
     record = simulation.run.weights()
     assert (record.path, record.version, record.last_version, record.ranks) == (OTHER, 2, 2, ((OTHER, 2),))
+
+
+@pytest.mark.parametrize("before", [WeightsState.NORMAL, WeightsState.PAUSED, WeightsState.CLEARED])
+@pytest.mark.parametrize("order", [Pause("keep"), Resume(), DropWeights("keep"), ReloadWeights(OTHER)], ids=str)
+def test_an_order_is_taken_back(simulation: Simulation, before: WeightsState, order: Order) -> None:
+    """Another replica failed: all is as before, but for the number that was used."""
+    running_streams(simulation)
+    if before is not WeightsState.NORMAL:
+        simulation.ask(Pause("keep", "pause" if before is WeightsState.PAUSED else "sleep"))
+    record = simulation.run.weights()
+    if simulation.ask(order).status == 409:
+        return  # then there is nothing to take back
+    last_version = simulation.run.weights().last_version
+    assert simulation.ask(ReturnToWeights(record)).status == 200
+    assert simulation.run.weights() == msgspec.structs.replace(record, last_version=last_version)
+    assert state_of(simulation) is before
+    assert simulation.rank.version == (0 if before is WeightsState.CLEARED else 1)
+    if before is not WeightsState.NORMAL:
+        simulation.ask(Resume())
+    later = submit_all(simulation, count=4, seed=9)
+    simulation.finish()
+    simulation.check(*later)
+    assert simulation.ask(ReloadWeights(OTHER)).details["weight_version"] == last_version + 1
+
+
+def test_it_is_taken_back_when_nothing_else_goes_on(simulation: Simulation) -> None:
+    record = simulation.run.weights()
+    simulation.ask(ReloadWeights(OTHER))
+    simulation.rank.hangs_on_loads = True
+    reload = simulation.order(ReloadWeights(OTHER))
+    simulation.run_until(lambda: state_of(simulation) is WeightsState.LOADING, "the next reload begins")
+    back = simulation.order(ReturnToWeights(record))
+    simulation.turn()
+    assert back not in simulation.replies
+    simulation.rank.hangs_on_loads = False
+    simulation.run_until(lambda: back in simulation.replies, "it is taken back")
+    assert (simulation.replies[reload].status, simulation.replies[back].status) == (200, 200)
+    assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
+
+
+def test_a_replica_loads_what_another_has_loaded(simulation: Simulation) -> None:
+    """With its number, and only if it finds the same contents."""
+    simulation.rank.files = "b"
+    reply = simulation.ask(ReloadWeights(OTHER, version=7, contents="a"))
+    assert (reply.status, simulation.run.weights().version, simulation.run.weights().last_version) == (400, 1, 7)
+    assert simulation.ask(ReloadWeights(OTHER, version=9, contents="b")).details["weight_version"] == 9
+    assert simulation.rank.version == 9

@@ -42,13 +42,14 @@ from engine.process.actor import ActorLoop
 from engine.process.context import ActorContext
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments, unlink_segments
-from engine.process.topology import RingSizes
+from engine.process.topology import CACHE, SCHEDULER, RingSizes, names_of
 from engine.tokenizer.actor import TokenizerActor
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
 from engine.tokenizer.prompt_encoder import PromptEncoder
 from engine.tokenizer.sampling_rules import SamplingRules
 from engine.tokenizer.vocabulary import Vocabulary
+from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
 from tests.engine.tokenizer.vocabularies import vocabulary_of
@@ -96,14 +97,18 @@ class Bench:
         fields: dict[str, Any] = {"model": str(MODEL), "max_model_len": MAX_MODEL_LEN}
         fields |= {"trust_request_chat_template": True, "num_kv_blocks": 64, "run_id": self.run_id, "run_dir": str(directory)}
         self.config = engine_config(**(fields | options))
-        sizes = dict.fromkeys(NAMES, ring_bytes) | {"scheduler": scheduler_ring_bytes or ring_bytes}
-        self._segments = RunSegments(self.run_id, NAMES, RingSizes(sizes, 1 << 20), 0)
-        for name in NAMES:
+        num_replicas = self.config.data_parallel_size
+        schedulers = names_of(SCHEDULER, num_replicas)
+        names = NAMES if num_replicas == 1 else ("api0", "api1", "tokenizer0", *schedulers, *names_of(CACHE, num_replicas))
+        sizes = dict.fromkeys(names, ring_bytes) | dict.fromkeys(schedulers, scheduler_ring_bytes or ring_bytes)
+        self._segments = RunSegments(self.run_id, names, RingSizes(sizes, 1 << 20), 0)
+        for name in names:
             self.begin_epoch(name, 1)
+            self.set_state(name, State.READY)
         run = Run(self.run_id, directory)
         run.write(run.model_path, ModelRecord.read(Path(self.config.model)).encode())
         self.context = ActorContext(run, self.config, "tokenizer0", 1)
-        self._inboxes = {name: Mailbox.attach(self.run_id, name, 1) for name in ("api0", "api1", "scheduler")}
+        self._inboxes = {name: Mailbox.attach(self.run_id, name, 1) for name in ("api0", "api1", *schedulers)}
         self._outboxes = {name: MailboxSender.attach(self.run_id, "tokenizer0", name, 1) for name in self._inboxes}
         self.actor = TokenizerActor(self.context)
         self.actor.on_start()
@@ -122,6 +127,9 @@ class Bench:
 
     def begin_epoch(self, name: str, epoch: int) -> None:
         self._segments.counters.actor(name).begin_epoch(epoch, 0)
+
+    def set_state(self, name: str, state: State) -> None:
+        self._segments.counters.actor(name).set_state(state)
 
     def send(self, sender: str, *messages: Message | Submit) -> None:
         """And see it done, by the helpers as well."""

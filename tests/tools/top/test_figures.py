@@ -26,10 +26,20 @@ def test_rates_are_over_the_interval() -> None:
 
 def test_gauges() -> None:
     result = figures(busy(1.0))
-    assert (result.num_running, result.num_waiting, result.weight_version) == (12, 3, 2)
+    assert (result.num_running, result.num_waiting, result.weight_version) == (12, 3, "2")
     assert (result.num_kv_blocks, result.num_used_kv_blocks, result.num_cached_kv_blocks) == (1000, 600, 250)
     assert result.engine_state == "normal"
     assert figures(snapshot(1.0, [counter("engine_state", "scheduler", 3)])).engine_state == "loading"
+
+
+def test_replicas_are_compared_and_not_added() -> None:
+    rows = [counter("engine_state", f"scheduler{replica}", 1) for replica in range(2)]
+    rows += [counter("weight_version", f"scheduler{replica}", 4) for replica in range(2)]
+    result = figures(snapshot(1.0, rows))
+    assert (result.engine_state, result.weight_version) == ("paused", "4")
+    rows += [counter("engine_state", "scheduler2", 3), counter("weight_version", "scheduler2", 3)]
+    result = figures(snapshot(1.0, rows))
+    assert (result.engine_state, result.weight_version) == ("paused, loading", "3, 4")
 
 
 def test_one_snapshot_has_no_rates() -> None:

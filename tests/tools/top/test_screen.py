@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from tests.tools.engines import ACTORS, RINGS, busy, snapshot
+from tests.tools.engines import ACTORS, RINGS, busy, counter, snapshot
 from tools import units
 from tools.top.figures import History, figures
 from tools.top.screen import RunTitle, render
@@ -127,3 +128,21 @@ def test_sparkline() -> None:
     assert units.sparkline([0, 1, 4, 8], 3) == "▁▄█"
     assert units.sparkline([0.0, 0.0], 5) == ""
     assert units.sparkline([1.0], 0) == ""
+
+
+def test_more_actors_than_lines_fold() -> None:
+    """Those that are not all right stay."""
+    names = ("scheduler0", "scheduler1", "cache0", "cache1", *(f"worker{rank}" for rank in range(40)))
+    whole = busy(5.0)
+    actors = [msgspec.structs.replace(whole.actors[0], name=name) for name in names]
+    actors[-1] = msgspec.structs.replace(actors[-1], state="DEAD", is_alive=False)
+    rows = [*whole.rows, counter("requests_routed_total", "tokenizer0", 7, reason="prefix")]
+    lines = screen(msgspec.structs.replace(whole, actors=actors, rows=rows), 80, 30)
+    assert len(lines) <= 30
+    text = "\n".join(lines)
+    assert "worker39" in text
+    assert "actors more" in text
+    assert "worker38" not in text
+    assert "routed    7 prefix" in text
+    assert any(line.split()[:2] == ["scheduler1", "1"] for line in lines)
+    assert any(line.split()[:2] == ["worker39", "1.19"] for line in lines)

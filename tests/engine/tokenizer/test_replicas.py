@@ -1,0 +1,236 @@
+"""What a tokenizer knows of the replicas, on real rings and counters: their load, what is cached there, who takes work."""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.block_keys import hash_blocks
+from engine.messages import (
+    Abort,
+    Message,
+    Rejected,
+    Request,
+    Requests,
+    SamplingParams,
+    Submit,
+    TextOptions,
+    TokensPrompt,
+    WeightsState,
+    decode,
+)
+from engine.process.context import ActorContext
+from engine.process.run_directory import Run, new_run_id
+from engine.process.segments import RunSegments, unlink_segments
+from engine.process.topology import default_plan
+from engine.tokenizer.replicas import UNKNOWN, Replicas
+from shm.counters import State
+from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
+from shm.mailbox import Mailbox
+from shm.segment import Segment, segment_name
+from tests.configurations import engine_config
+from tests.engine.tokenizer.test_tokenizer import Bench, outputs, submit
+
+BLOCK_SIZE = 16
+PROMPT = list(range(100, 200))
+
+
+class Engine:
+    """Two replicas without their processes; the tokenizer's end is `replicas`."""
+
+    def __init__(self, directory: Path) -> None:
+        run_id = new_run_id()
+        config = engine_config(
+            model="/none",
+            max_model_len=512,
+            num_kv_blocks=64,
+            max_num_seqs=4,
+            max_waiting=2,
+            run_id=run_id,
+            run_dir=str(directory),
+            data_parallel_size=2,
+        )
+        self.run_id = run_id
+        self.segments = RunSegments.of(config, [plan.name for plan in default_plan(config)])
+        for replica in range(2):
+            self.gauge(replica, "num_free_slots", config.max_num_seqs)
+            self.gauge(replica, "num_free_kv_blocks", config.num_kv_blocks)
+            for name in (f"scheduler{replica}", f"worker{replica}"):
+                self.segments.counters.actor(name).set_state(State.READY)
+        self.context = ActorContext(Run(run_id, directory), config, "tokenizer0", 1)
+        self.replicas = Replicas(self.context)
+        self._mailboxes = [Mailbox.attach(run_id, f"scheduler{replica}", 1) for replica in range(2)]
+
+    def gauge(self, replica: int, name: str, value: float) -> None:
+        self.segments.counters.counter(name, f"scheduler{replica}").set(value)
+
+    def cached(self, replica: int, token_ids: list[int]) -> None:
+        keys: list[bytes] = []
+        hash_blocks(array("i", token_ids), BLOCK_SIZE, keys, len(token_ids))
+        writer = FingerprintWriter(Segment.attach(segment_name(self.run_id, KIND, f"cache{replica}")))
+        writer.add_all(map(fingerprint_of, keys))
+        writer.close()
+
+    def received(self, replica: int) -> list[Message]:
+        return [decode(payload) for _, payload in self._mailboxes[replica].receive()]
+
+    def choose(self, request: Request, pinned: int = UNKNOWN) -> int:
+        return self.replicas.choose(request, pinned)[0]
+
+    def send(self, replica: int, request: Request, num_tokens: int = 100) -> None:
+        self.replicas.request(replica, request.request_id, request, num_tokens)
+        self.replicas.flush()
+
+    def reasons(self) -> dict[str, int]:
+        counters = self.context.counters
+        rows = ("prefix", "load", "hash", "group", "pinned")
+        return {reason: int(counters.counter("requests_routed_total", "tokenizer0", reason=reason).value) for reason in rows}
+
+    def close(self) -> None:
+        self.replicas.close()
+        self.context.close()
+        for mailbox in self._mailboxes:
+            mailbox.close()
+        self.segments.close()
+        unlink_segments(self.run_id)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory:
+        made = Engine(Path(directory))
+        yield made
+        made.close()
+
+
+def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **sampling: Any) -> Request:
+    token_ids = array("i", prompt).tobytes()
+    return Request(request_id, "api0", 1, "tokenizer0", 0, token_ids, b"", SamplingParams(**sampling), group_id=group_id)
+
+
+def test_the_longest_cached_prefix_is_found(engine: Engine) -> None:
+    """As far as both have it, and never the whole prompt: its last token is computed."""
+    engine.cached(0, PROMPT[:32])
+    engine.cached(1, PROMPT[:96])
+    assert engine.replicas.choose(request_of(PROMPT)) == (1, 4)
+    assert engine.replicas.choose(request_of(PROMPT[:96])) == (1, 16)
+    assert engine.reasons() == {"prefix": 2, "load": 0, "hash": 0, "group": 0, "pinned": 0}
+    same = request_of(PROMPT[:40] + PROMPT[:40])  # both have its first two blocks
+    assert engine.replicas.choose(same)[1] == 80 - 32
+    assert engine.reasons()["hash"] == 1
+    assert engine.replicas.choose(request_of(PROMPT, num_prompt_logprobs=0))[1] == 100  # computes its whole prompt
+
+
+def test_what_was_sent_counts_until_it_is_taken(engine: Engine) -> None:
+    first = engine.choose(request_of(PROMPT))
+    engine.send(first, request_of(PROMPT, "a"))
+    assert engine.choose(request_of(PROMPT)) == 1 - first
+    assert isinstance(engine.received(first)[0], Requests)
+    assert engine.choose(request_of(PROMPT)) == first
+    engine.gauge(first, "num_tokens_to_compute", 100)  # from here on the scheduler says so
+    assert engine.choose(request_of(PROMPT)) == 1 - first
+
+
+def test_one_that_takes_no_work_gets_nothing(engine: Engine) -> None:
+    engine.cached(1, PROMPT[:96])
+    for actor in ("scheduler1", "worker1"):
+        for state in (State.DEAD, State.LOADING):
+            engine.segments.counters.actor(actor).set_state(state)
+            assert engine.choose(request_of(PROMPT)) == 0
+        engine.segments.counters.actor(actor).set_state(State.RUNNING)
+        assert engine.choose(request_of(PROMPT)) == 1
+    engine.gauge(1, "engine_state", WeightsState.LOADING)  # its weights are reloaded
+    assert engine.choose(request_of(PROMPT)) == 0
+    engine.gauge(1, "engine_state", WeightsState.PAUSED)
+    assert engine.choose(request_of(PROMPT)) == 1
+    assert engine.choose(request_of(PROMPT), pinned=0) == 0
+    engine.gauge(1, "num_requests_waiting", 2)
+    assert engine.choose(request_of(PROMPT)) == 0
+    assert engine.replicas.is_any_left(frozenset({1}))
+    assert not engine.replicas.is_any_left(frozenset({0}))
+
+
+def test_a_group_stays_together_while_it_is_open(engine: Engine) -> None:
+    sample = request_of(PROMPT, "a-0", group_id="a")
+    home = engine.choose(sample)
+    engine.send(home, sample)
+    assert engine.choose(request_of(PROMPT, "a-1", group_id="a")) == home
+    engine.segments.counters.actor(f"scheduler{home}").set_state(State.DEAD)
+    assert engine.choose(request_of(PROMPT, "a-2", group_id="a")) == 1 - home
+    engine.segments.counters.actor(f"scheduler{home}").set_state(State.READY)
+    engine.replicas.ended("a")
+    assert engine.choose(request_of(PROMPT, "a-3", group_id="a")) == 1 - home  # there is still what was sent before
+    assert engine.reasons()["group"] == 1
+
+
+@pytest.mark.parametrize(("before", "aborted"), [(0, [0]), (1, []), (UNKNOWN, [0])])
+def test_a_sample_that_moved_is_aborted_where_it_was(engine: Engine, before: int, aborted: list[int]) -> None:
+    submit = Submit("r", "api0", 1, 2, TokensPrompt(b""), SamplingParams(), TextOptions(), replica=before)
+    engine.replicas.leave(1, "r", submit)
+    engine.replicas.leave(1, "r", msgspec.structs.replace(submit, attempt=0, replica=UNKNOWN))  # a newcomer was nowhere
+    engine.replicas.flush()
+    assert [replica for replica in range(2) for message in engine.received(replica) if message == Abort("r", 1)] == aborted
+
+
+# ------------------------------------------------------------------------------------------------ the tokenizer's own part
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path, data_parallel_size=2) as made:
+        yield made
+
+
+def taken(bench: Bench) -> tuple[int, Request]:
+    """Which scheduler got a request, and nothing else came to any."""
+    messages = [(replica, message) for replica in range(2) for message in bench.received(f"scheduler{replica}")]
+    assert len(messages) == 1, messages
+    replica, message = messages[0]
+    assert isinstance(message, Request)
+    return replica, message
+
+
+def test_a_replica_that_others_filled_passes_a_sample_on(bench: Bench) -> None:
+    """Refused by all, it is refused."""
+    bench.send("api0", submit("Hello world", group_id="g"))
+    first, request = taken(bench)
+    refusal = Rejected("r", 0, "api0", 429, "full", retry_after_s=1)
+    bench.send(f"scheduler{first}", refusal)
+    assert taken(bench) == (1 - first, request)
+    assert bench.received() == []
+    bench.send(f"scheduler{1 - first}", refusal)
+    assert bench.one(Rejected) == refusal
+    assert bench.count("open_streams") == 0
+
+
+@pytest.mark.parametrize("reason", ["pinned", "refused"])
+def test_what_is_not_passed_on(bench: Bench, reason: str) -> None:
+    """A pinned sample, and one that can run nowhere."""
+    bench.send("api0", submit("Hello world", pinned_replica=1 if reason == "pinned" else -1))
+    replica, _ = taken(bench)
+    assert replica == 1 or reason != "pinned"
+    bench.send(f"scheduler{replica}", Rejected("r", 0, "api0", 429 if reason == "pinned" else 400, "no"))
+    assert bench.one(Rejected).message == "no"
+
+
+def test_a_delta_names_its_replica_and_a_later_attempt_may_have_another(bench: Bench) -> None:
+    sample = submit("Hello world", max_tokens=8)
+    bench.send("api0", sample)
+    first, request = taken(bench)
+    bench.send(f"scheduler{first}", outputs([5]))
+    assert bench.delta().replica == first
+    bench.set_state(f"scheduler{first}", State.DEAD)
+    bench.send("api0", msgspec.structs.replace(sample, attempt=1, resume_token_ids=array("i", [5]).tobytes(), replica=first))
+    assert bench.received(f"scheduler{first}") == [Abort("r", 0)]
+    again, moved = taken(bench)
+    assert (again, moved.attempt, moved.prompt_token_ids) == (1 - first, 1, request.prompt_token_ids)
+    bench.send(f"scheduler{first}", outputs([6]))  # it had sent that before it died
+    assert bench.received() == []
+    bench.send(f"scheduler{again}", outputs([6], attempt=1))
+    assert (bench.delta().replica, bench.count("messages_dropped_total")) == (again, 1)
