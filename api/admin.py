@@ -26,12 +26,22 @@ from engine.messages import (
     RestartActor,
     Resume,
 )
+from engine.process.gangs import gang_ranks
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def list_actors(request: Request) -> Response:
     return await _carry_out(request, ListActors())
+
+
+async def list_gangs(request: Request) -> Response:
+    """From shared memory: nobody is asked."""
+    context = Exchange.of(request).services.context
+    states = {actor.name: actor.state.name for actor in context.counters.actors()}
+    values = {(row["labels"]["actor"], row["name"]): row.get("value", 0) for row in context.counters.snapshot()["metrics"]}
+    ranks = gang_ranks(states, values, context.config.tensor_parallel_size)
+    return json_response({"message": f"{len(ranks)} ranks", "ranks": ranks})
 
 
 async def restart_actor(request: Request) -> Response:

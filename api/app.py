@@ -65,6 +65,7 @@ def routes() -> list[BaseRoute]:
         Route("/metrics", metrics),
         Route("/openapi.json", openapi),
         Route("/admin/actors", admin.list_actors),
+        Route("/admin/gangs", admin.list_gangs),
         Route("/admin/actors/{name}/restart", admin.restart_actor, methods=["POST"]),
         Route("/admin/pause", admin.pause, methods=["POST"]),
         Route("/admin/resume", admin.resume, methods=["POST"]),

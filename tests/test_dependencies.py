@@ -22,7 +22,7 @@ BY_HAND = {  # run by a person who installs what their docstrings name
         for name in ("batches", "checkpoint", "examine", "muon", "network", "train")
     },
 }
-PADDLE_USERS = ("ops/paddle/", "workers/devices/")
+PADDLE_USERS = ("ops/paddle/", "workers/devices/", "workers/parallel/gloo.py")
 
 
 def normal(name: str) -> str:

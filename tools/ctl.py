@@ -30,8 +30,8 @@ from engine.messages import (
 )
 from engine.messages.control import WEIGHT_MODES
 from engine.process.control import DEFAULT_TIMEOUT_S, ControlClient
+from engine.process.gangs import FIGURES, gang_ranks
 from engine.process.run_directory import Run, choose_run
-from engine.process.topology import index_of, role_of
 from shm.counters import Counters
 from tools import units
 from tools.top.observer import Observer
@@ -39,7 +39,6 @@ from tools.top.snapshot import Actor, Row
 
 _MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
 _STOP_POLL_S = 0.02
-_GANG_FIGURES = ("gang_epoch", "collectives_total", "collective_wait_seconds_total")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,20 +132,15 @@ def show_gangs(run: Run, options: argparse.Namespace) -> int:
     observer.close()
     size = run.manifest().config.tensor_parallel_size
     values = {(row.labels["actor"], row.name): row.value for row in snapshot.rows}
-    ranks: list[dict[str, Any]] = []
-    for actor in snapshot.actors:
-        if role_of(actor.name) == "worker":
-            replica, tensor_rank = divmod(index_of(actor.name), size)
-            figures = {name: values[actor.name, name] for name in _GANG_FIGURES}
-            ranks.append({"actor": actor.name, "replica": replica, "rank": tensor_rank, "state": _state(actor), **figures})
+    ranks = gang_ranks({actor.name: _state(actor) for actor in snapshot.actors}, values, size)
     if options.json:
         _print_json(ranks)
         return 0
-    rows = [("ACTOR", "REPLICA", "RANK", "STATE", "GANG EPOCH", "COLLECTIVES", "WAITED")]
+    rows: list[tuple[str, ...]] = [("ACTOR", "REPLICA", "RANK", "STATE", "GANG EPOCH", "COLLECTIVES", "WAITED")]
     for rank in ranks:
-        epoch, num_calls, waited_s = (rank[name] for name in _GANG_FIGURES)
+        epoch, num_calls, waited_s = (float(rank[name]) for name in FIGURES)
         shown = (f"{epoch:.0f}" if epoch else "-", units.count(int(num_calls)), units.seconds(waited_s))
-        rows.append((rank["actor"], str(rank["replica"]), str(rank["rank"]), rank["state"], *shown))
+        rows.append((*(str(rank[name]) for name in ("actor", "replica", "rank", "state")), *shown))
     _print_table(rows)
     return 0
 

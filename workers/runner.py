@@ -16,7 +16,6 @@ import numpy as np
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
 from ops.modules import Experts
@@ -108,7 +107,9 @@ class ModelRunner:
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang)
+        self._device = device = make_device(
+            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang
+        )
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
@@ -129,29 +130,25 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------------------ weights
 
     def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
-        """Load the checkpoint at `path` beside the present weights, then take its place. On an error (CheckpointError) the
+        """Load the checkpoint at `path` beside the present weights, which it then replaces. On an error (CheckpointError) the
         present ones stay. ContentsError where `contents` are asked for and it holds others."""
-        found = ModelConfig.read(path)
-        differences = self._model_config.shape_differences(found)
-        if differences:
-            raise CheckpointError(
-                f"{path} is another model than the engine was started with ({'; '.join(differences)}); "
-                "start a new engine for it"
-            )
         is_random = self._config.load_format == "dummy"
+        if is_random and path != self._config.model:
+            self._model_config.of_same_shape(Path(path))
         seed = self._config.seed + version - 1 if is_random else None
-        loaded = load_model(
-            Path(path),
-            found,
-            self._ops,
-            self._config.max_model_len,
-            on_progress,
-            precision=Precision(self._config.dtype, self._config.quantization),
-            random_seed=seed,
-            cache=self._weight_cache,
-            contents=contents,
-            share=self._share,
-        )
+        with self._device.threads_of(self._config.num_ranks):
+            loaded = load_model(
+                Path(path),
+                self._model_config,
+                self._ops,
+                self._config.max_model_len,
+                on_progress,
+                precision=Precision(self._config.dtype, self._config.quantization),
+                random_seed=seed,
+                cache=self._weight_cache,
+                contents=contents,
+                share=self._share,
+            )
         if self._experts is not None:
             for layer, mixture in enumerate(loaded.mixtures):
                 mixture.owners = self._experts.owners[layer]

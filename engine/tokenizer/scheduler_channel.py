@@ -7,7 +7,7 @@ refuses waits here, and requests take turns: one that brings much delays itself.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import RequestError
 from engine.messages import Abort, Request, Requests, encode
@@ -34,7 +34,8 @@ class SchedulerChannel:
         self._num_gathered_bytes = 0
         self._num_gathered_tokens = 0
         self._records: FairQueue[_Record] = FairQueue()
-        self._sent: deque[tuple[int, int, int]] = deque()  # position in the ring, samples, tokens: not received yet
+        self._sent: deque[tuple[int, _Record]] = deque()  # with where they end in the ring, until they are received
+        self._num_samples = self._num_tokens = 0  # of all that is gathered, waits or was sent, until it is received
 
     @property
     def is_waiting(self) -> bool:
@@ -49,13 +50,10 @@ class SchedulerChannel:
         """Samples that the scheduler has not taken yet, and the tokens that they have to compute."""
         received = self._outbox.received_position
         while self._sent and self._sent[0][0] <= received:
-            self._sent.popleft()
-        num_samples, num_tokens = len(self._gathered), self._num_gathered_tokens
-        for record in self._records:
-            num_samples, num_tokens = num_samples + record.num_samples, num_tokens + record.num_tokens
-        for _, num_sent_samples, num_sent_tokens in self._sent:
-            num_samples, num_tokens = num_samples + num_sent_samples, num_tokens + num_sent_tokens
-        return num_samples, num_tokens
+            _, record = self._sent.popleft()
+            self._num_samples -= record.num_samples
+            self._num_tokens -= record.num_tokens
+        return self._num_samples, self._num_tokens
 
     def request(self, key: str, request: Request, num_tokens: int = 0) -> None:
         """Goes out with the next `flush`; it has `num_tokens` to compute. RequestError where no ring record can hold it."""
@@ -73,6 +71,8 @@ class SchedulerChannel:
         self._gathered_key = key
         self._gathered.append(request)
         self._num_gathered_tokens += num_tokens
+        self._num_samples += 1
+        self._num_tokens += num_tokens
 
     def abort(self, key: str, abort: Abort) -> None:
         """Goes out behind what waits of the same request."""
@@ -87,7 +87,7 @@ class SchedulerChannel:
             record = self._records.pop()
             num_sent += 1
             if record.num_samples:
-                self._sent.append((self._outbox.sent_position, record.num_samples, record.num_tokens))
+                self._sent.append((self._outbox.sent_position, replace(record, payload=b"")))
         if len(self._sent) > MAX_SENT:
             self.unacknowledged()
         return num_sent

@@ -72,7 +72,7 @@ class CpuOps:
         return inputs
 
     def embedding(self, inputs: Inputs, module: Embedding) -> Array:
-        return self._look_up(module.weight, inputs.token_ids, module.width, self._rows(inputs))
+        return self._look_up(module.weight, inputs.token_ids, module.num_rows, module.width, self._rows(inputs))
 
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
         return self._take_rows(x, row_ids, rows_of(row_ids))
@@ -84,12 +84,12 @@ class CpuOps:
 
     def _take_rows(self, x: Tensor, row_ids: Tensor, rows: Rows) -> Array:
         table = PackedWeight(WEIGHT_KINDS.index("float32"), x, is_in_panels=False)
-        y = self._look_up(table, row_ids, x.shape[1], rows)
+        y = self._look_up(table, row_ids, rows_of(x).limit, x.shape[1], rows)
         if isinstance(x, Array):
             y.columns, y.whole_width = x.columns, x.whole_width
         return y
 
-    def _look_up(self, table: PackedWeight, row_ids: Tensor, width: int, rows: Rows) -> Array:
+    def _look_up(self, table: PackedWeight, row_ids: Tensor, num_rows: int, width: int, rows: Rows) -> Array:
         y = self._executor.allocate(rows, width)
         self._executor.emit(
             _cpu.embedding,
@@ -99,6 +99,7 @@ class CpuOps:
             table.multipliers,
             table.offsets,
             row_ids,
+            num_rows,
             width,
             table.group_size,
             table.kind,

@@ -25,7 +25,7 @@ from tests.waiting import WATCHDOG_S, wait_until
 MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--data-parallel-size", "2", "--max-model-len", "1200", "--restart-limit", "100")
 VICTIMS = ("scheduler0", "cache1", "worker1", "tokenizer0", "scheduler1")
-BODIES = mixed_bodies(8, seed=9, max_tokens=600, max_prompt=150)
+BODIES = mixed_bodies(8, seed=9, max_tokens=1000, max_prompt=150)
 PINNED = "x-data-parallel-rank"
 
 
@@ -58,6 +58,24 @@ def replica_of(answer: httpx.Response) -> str:
 
 def gauges(engine: EngineProcess, name: str) -> list[float]:
     return [engine.metric(name, actor=f"scheduler{replica}") for replica in range(2)]
+
+
+def content(answer: Answer) -> tuple[list[int], list[float], str, str | None]:
+    """All but the version of the weights, which the tests change."""
+    return answer.token_ids, answer.token_logprobs, answer.text, answer.finish_reason
+
+
+def wait_for_epoch(engine: EngineProcess, actor: str, epoch: int) -> None:
+    def is_back() -> bool:
+        row = engine.actors().get(actor, {"epoch": 0})
+        return int(row["epoch"]) >= epoch and row["state"] in ("READY", "RUNNING")
+
+    wait_until(is_back, what=f"{actor} with epoch {epoch}")
+
+
+def num_open(engine: EngineProcess) -> list[float]:
+    both = zip(gauges(engine, "num_requests_running"), gauges(engine, "num_requests_waiting"), strict=True)
+    return [sum(numbers) for numbers in both]
 
 
 def order(engine: EngineProcess, path: str, **body: Any) -> httpx.Response:
@@ -95,6 +113,7 @@ def test_samples_of_a_prompt_stay_together(engine: EngineProcess) -> None:
 
 
 def test_load_is_shown_for_each(engine: EngineProcess) -> None:
+    assert {row["state"] for row in engine.actors().values()} <= {"READY", "RUNNING"}  # all were waited for
     load = httpx.get(f"{engine.url}/load", timeout=WATCHDOG_S).json()
     assert [each["replica"] for each in load["replicas"]] == [0, 1]
     assert all(each["free_slots"] == each["max_num_seqs"] and each["tokens_to_compute"] == 0 for each in load["replicas"])
@@ -120,7 +139,7 @@ def test_orders_hold_for_both(engine: EngineProcess, undisturbed: list[Answer]) 
     assert order(engine, "reset_prefix_cache").status_code == 200
     found = answers(engine, BODIES)
     assert {answer.weight_version for answer in found} == {f"{version + 3:g}"}
-    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in undisturbed]
+    assert list(map(content, found)) == list(map(content, undisturbed))
 
 
 def test_a_reload_that_fails_in_one_replica_is_taken_back_in_the_other(engine: EngineProcess) -> None:
@@ -156,45 +175,51 @@ def test_a_reload_that_fails_in_one_replica_is_taken_back_in_the_other(engine: E
 
 
 def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturbed: list[Answer]) -> None:
-    """Those of replica 0 end while the scheduler of replica 1 stands still; when it is replaced, its samples alone are
-    submitted again. New ones go to replica 0 meanwhile, and /health says who is missing."""
+    """Its rank stands still, its cache messenger dies, and nothing is submitted again. Its scheduler stands still too, and the
+    other replica answers, also who names none; /health says who is missing. When it is replaced, its samples alone are
+    submitted again."""
     resubmissions = engine.metric("resubmissions_total")
+    engine.kill("worker1", signal.SIGSTOP)
 
-    async def run_and_stop() -> None:
-        flowing = [asyncio.Event() for _ in BODIES]
-        streams: list[asyncio.Task[Answer]] = []
+    async def run_and_kill() -> None:
         async with client_of(engine, 0) as first, client_of(engine, 1) as second:
-            for body, client, begun in zip(BODIES, [first, second] * 4, flowing, strict=True):
-                streams.append(asyncio.create_task(stream_one(client, body, begun.set)))
-            for event in flowing:
-                await asyncio.wait_for(event.wait(), timeout=WATCHDOG_S)
+            held_up = [asyncio.create_task(stream_one(second, body)) for body in BODIES[1::2]]
+            await asyncio.to_thread(wait_until, lambda: num_open(engine) == [0, len(held_up)], what="they are there")
+            epoch = await asyncio.to_thread(engine.kill, "cache1")
+            await asyncio.to_thread(wait_for_epoch, engine, "cache1", epoch + 1)
+            assert engine.metric("resubmissions_total") == resubmissions
             epoch = await asyncio.to_thread(engine.kill, "scheduler1", signal.SIGSTOP)
-            for index in range(0, len(BODIES), 2):
-                assert (await streams[index]).token_ids == undisturbed[index].token_ids
-            await asyncio.to_thread(wait_for_503, engine, "scheduler1")
-            await asyncio.to_thread(engine.kill, "scheduler1", signal.SIGKILL)
+            others = await asyncio.gather(*(stream_one(first, body) for body in BODIES[::2]))
+            assert list(map(content, others)) == list(map(content, undisturbed[::2]))
             new = await asyncio.to_thread(ask, engine, {"prompt": [5] * 20, "max_tokens": 1})
-            assert new.status_code == 200
+            assert replica_of(new) == "0"
+            await asyncio.to_thread(wait_for_503, engine, "scheduler1")
+            await asyncio.to_thread(engine.kill, "worker0", signal.SIGSTOP)
+            other = asyncio.create_task(stream_one(first, BODIES[0]))
+            await asyncio.to_thread(wait_until, lambda: num_open(engine)[0] == 1, what="it is scheduled, which its edge hears")
+            (await first.post("/tokenize", json={"prompt": "behind it"})).raise_for_status()  # so that it has heard by now
+            await asyncio.to_thread(engine.kill, "scheduler1", signal.SIGKILL)
+            for worker in ("worker0", "worker1"):
+                await asyncio.to_thread(engine.kill, worker, signal.SIGCONT)
             await asyncio.to_thread(engine.wait_for_restart, "scheduler1", epoch)
-            for index in range(1, len(BODIES), 2):
-                found = await streams[index]
-                assert (found.token_ids, found.text) == (undisturbed[index].token_ids, undisturbed[index].text)
+            found = await asyncio.gather(*held_up, other)
+            assert list(map(content, found)) == list(map(content, [*undisturbed[1::2], undisturbed[0]]))
+            assert engine.metric("resubmissions_total") - resubmissions == len(held_up)
 
-    asyncio.run(run_and_stop())
-    assert engine.metric("resubmissions_total") - resubmissions == len(BODIES) // 2
+    asyncio.run(run_and_kill())
     engine.wait_until_idle()
 
 
 @pytest.mark.timeout(600)
 def test_streams_survive_every_kill(engine: EngineProcess, undisturbed: list[Answer]) -> None:
-    expected = [(answer.token_ids, answer.token_logprobs, answer.text) for answer in undisturbed]
+    expected = list(map(content, undisturbed))
 
     async def disturbed_run() -> None:
         deltas = Deltas(seed=78)
         killer = asyncio.create_task(kill_in_turn(engine, deltas, [(victim,) for victim in VICTIMS]))
         while not killer.done():
             found = await stream_all(engine.url, BODIES, len(BODIES), deltas.note)
-            assert [(answer.token_ids, answer.token_logprobs, answer.text) for answer in found] == expected
+            assert list(map(content, found)) == expected
         await killer
 
     asyncio.run(disturbed_run())
@@ -203,21 +228,20 @@ def test_streams_survive_every_kill(engine: EngineProcess, undisturbed: list[Ans
 
 def test_both_replicas_drop_what_a_dead_api_process_asked_for(engine: EngineProcess) -> None:
     async def run_and_kill() -> None:
-        flowing = [asyncio.Event() for _ in BODIES]
         async with client_of(engine, 0) as first, client_of(engine, 1) as second:
             streams = [
-                asyncio.create_task(stream_one(client, body | {"max_tokens": 1000}, begun.set))
-                for body, client, begun in zip(BODIES, [first, second] * 4, flowing, strict=True)
+                asyncio.create_task(stream_one(client, body)) for body, client in zip(BODIES, [first, second] * 4, strict=True)
             ]
-            for event in flowing:
-                await asyncio.wait_for(event.wait(), timeout=WATCHDOG_S)
+            await asyncio.to_thread(wait_until, lambda: num_open(engine) == [len(BODIES) // 2] * 2, what="they wait")
             epoch = await asyncio.to_thread(engine.kill, "api0")
-            found = await asyncio.gather(*streams, return_exceptions=True)
-            assert all(isinstance(answer, httpx.TransportError) for answer in found)
-            await asyncio.to_thread(engine.wait_for_restart, "api0", epoch)
+            cut = await asyncio.gather(*streams, return_exceptions=True)
+            assert all(isinstance(answer, httpx.TransportError) for answer in cut)
+            await asyncio.to_thread(wait_for_epoch, engine, "api0", epoch + 1)
 
+    assert order(engine, "pause").status_code == 200
     asyncio.run(run_and_kill())
     engine.wait_until_idle()
+    assert order(engine, "resume").status_code == 200
 
 
 def test_nothing_is_left_of_a_killed_supervisor(engine: EngineProcess) -> None:

@@ -6,10 +6,13 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S
@@ -62,6 +65,9 @@ def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[st
     assert ctl(["--run", engine.run.run_id, "gangs", "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)
     assert [(rank["actor"], rank["replica"], rank["rank"]) for rank in ranks] == [("worker0", 0, 0), ("worker1", 0, 1)]
+    answer = httpx.get(f"{engine.url}/admin/gangs", timeout=WATCHDOG_S, headers=OPERATOR)
+    assert [rank["actor"] for rank in answer.json()["ranks"]] == ["worker0", "worker1"]
+    assert [rank["gang_epoch"] for rank in answer.json()["ranks"]] == [ranks[0]["gang_epoch"]] * 2
     assert ranks[0]["gang_epoch"] == ranks[1]["gang_epoch"] > 0
     assert all(rank["collectives_total"] > 0 for rank in ranks)
 
@@ -89,5 +95,26 @@ def test_the_same_bytes_in_every_precision(precision: str) -> None:
     options = (*PRECISIONS[precision], "--max-model-len", "400", "--max-num-batched-tokens", "64")
     with EngineProcess(MODEL, *options) as one:
         expected = answers(one, BODIES)
-    with EngineProcess(MODEL, *options, "-tp", "2", "--threads", "1") as two:
+    with EngineProcess(MODEL, *options, "-tp", "2", "--threads", "1", "--no-weight-cache") as two:
         assert answers(two, BODIES) == expected
+        directory = two.run.directory
+        assert len(list(directory.glob("packed/*.weights"))) == 1
+    assert not directory.exists()
+
+
+def test_a_reload_is_of_all_ranks_or_of_none(
+    engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], tmp_path: Path
+) -> None:
+    def reload(**body: object) -> int:
+        return httpx.post(f"{engine.url}/admin/reload", json=body, timeout=WATCHDOG_S, headers=OPERATOR).status_code
+
+    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
+    version = engine.metric("weight_version")
+    assert reload(path=str(tmp_path)) == 400  # no weights
+    assert reload(ranks=[1]) == 400  # the other rank would go on with others
+    assert engine.metric("weight_version") == version
+    assert answers(engine, BODIES[:4]) == [replace(answer, weight_version=f"{version:.0f}") for answer in alone[0][:4]]
+    assert reload() == 200
+    found = answers(engine, BODIES[:4])
+    assert {answer.weight_version for answer in found} == {f"{engine.metric('weight_version'):.0f}"} != {f"{version:.0f}"}
+    assert [answer.token_logprobs for answer in found] == [answer.token_logprobs for answer in alone[0][:4]]

@@ -30,6 +30,7 @@ from shm.gang import GangHeader, buffers_at
 from shm.segment import MemoryFile
 from tools.units import size as size_text
 from workers.parallel.communicator import Communicator
+from workers.parallel.gloo import gloo_calls
 
 NUM_RANKS = 2
 BARS = {4 << 10: 10.0, 64 << 10: 10.0, 1 << 20: 4.0, 16 << 20: 2.0}  # bytes of each rank: times as fast as gloo
@@ -86,7 +87,7 @@ def _free_port() -> int:
 def _run(rank: int, arena: Any, num_bytes: int, port: int, sizes: list[int], rounds: int, answers: Connection) -> None:
     """One rank's process."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Paddle has much to say
-    gloo = _gloo_calls(rank, port)
+    gloo = gloo_calls(rank, NUM_RANKS, port)
     memory = MemoryFile.from_fd(arena.detach(), num_bytes).buffer
     communicator = Communicator(memory, rank, 0, NUM_RANKS, timeout_s=_TIMEOUT_S)
     communicator.join()
@@ -109,35 +110,6 @@ def _run(rank: int, arena: Any, num_bytes: int, port: int, sizes: list[int], rou
                         times[op, size, route].append((time.perf_counter_ns() - begin_ns) / 1e3)
     if rank == 0:
         answers.send(dict(times))
-
-
-def _gloo_calls(rank: int, port: int) -> dict[str, Callable[[np.ndarray], object]]:
-    """The same collectives of paddle.distributed, on tensors of the host."""
-    endpoints = [f"127.0.0.1:{port + 1 + other}" for other in range(NUM_RANKS)]
-    os.environ.update(
-        PADDLE_TRAINER_ID=str(rank),
-        PADDLE_TRAINERS_NUM=str(NUM_RANKS),
-        PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
-        PADDLE_CURRENT_ENDPOINT=endpoints[rank],
-        PADDLE_MASTER=f"127.0.0.1:{port}",
-        PADDLE_DISTRI_BACKEND="gloo",
-    )
-    import paddle
-    import paddle.distributed
-
-    paddle.set_device("cpu")
-    paddle.distributed.init_parallel_env()
-    tensors: dict[int, Any] = {}
-
-    def tensor_of(x: np.ndarray) -> Any:
-        if len(x) not in tensors:
-            tensors[len(x)] = paddle.to_tensor(x)
-        return tensors[len(x)]
-
-    return {
-        "all_gather": lambda x: paddle.distributed.all_gather([], tensor_of(x)),
-        "all_reduce": lambda x: paddle.distributed.all_reduce(tensor_of(x)),
-    }
 
 
 def _rows(times: Times) -> list[dict[str, Any]]:

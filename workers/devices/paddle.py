@@ -1,8 +1,11 @@
-"""A Paddle place with the reference ops. The one module of the worker, besides the ops themselves, that imports Paddle; made by
-`device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors are the same memory.
+"""A Paddle place with the reference ops. Besides the ops themselves and `parallel/gloo.py` the one module that imports Paddle;
+made by `device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors are the same memory.
 """
 
 from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
 
 import numpy as np
 import paddle
@@ -34,3 +37,7 @@ class PaddleDevice:
     def upload(self, host: np.ndarray, tensor: paddle.Tensor) -> None:
         if not self._is_host:
             paddle.assign(host, output=tensor)
+
+    def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
+        """Paddle's own."""
+        return contextlib.nullcontext()

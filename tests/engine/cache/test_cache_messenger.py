@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.cache.actor import CacheMessengerActor
+from engine.cache.actor import CacheMessengerActor, endpoint_of
 from engine.messages import (
     BlocksCleared,
     BlocksMove,
@@ -218,3 +218,17 @@ def test_the_arena_is_reserved_once_the_engine_serves(bench: Bench) -> None:
 
     wait_until(is_reserved, what="the arena is reserved")
     assert bench.actor.deadline_ns() == 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "given", "expected"),
+    [
+        ("cache", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+        ("cache0", "tcp://*:5557", "tcp://*:5557"),
+        ("cache2", "tcp://*:5557", "tcp://*:5559"),
+        ("cache", "ipc:///tmp/events", "ipc:///tmp/events"),
+        ("cache1", "ipc:///tmp/events", "ipc:///tmp/events.1"),
+    ],
+)
+def test_each_replica_has_an_endpoint(cache: str, given: str, expected: str) -> None:
+    assert endpoint_of(cache, given) == expected

@@ -6,6 +6,7 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -79,8 +80,8 @@ class Engine:
     def received(self, replica: int) -> list[Message]:
         return [decode(payload) for _, payload in self._mailboxes[replica].receive()]
 
-    def choose(self, request: Request, **options: int) -> int:
-        return self.replicas.choose(request, **options)[0]
+    def choose(self, request: Request, pinned: int = UNKNOWN) -> int:
+        return self.replicas.choose(request, pinned)[0]
 
     def send(self, replica: int, request: Request, num_tokens: int = 100) -> None:
         self.replicas.request(replica, request.request_id, request, num_tokens)
@@ -108,7 +109,7 @@ def engine() -> Iterator[Engine]:
         made.close()
 
 
-def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **sampling: int) -> Request:
+def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **sampling: Any) -> Request:
     token_ids = array("i", prompt).tobytes()
     return Request(request_id, "api0", 1, "tokenizer0", 0, token_ids, b"", SamplingParams(**sampling), group_id=group_id)
 
