@@ -4,6 +4,7 @@ llama.cpp's names, and a tokenizer."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,15 @@ _PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe"}  # that have another name there
 
 Encode = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType]]
 """(llama.cpp's name, values) -> what is stored, and its type."""
@@ -41,6 +50,8 @@ def gguf_name(name: str) -> str:
     for outer, short in (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")):
         if name.startswith(f"{outer}."):
             return name.replace(outer, short)
+    if name.endswith(".mlp.moe_statics.e_score_correction_bias"):
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     _, _, layer, *part, suffix = name.split(".")
     return f"blk.{layer}.{_PARTS['.'.join(part)]}.{suffix}"
 
@@ -49,7 +60,8 @@ def as_type(type_name: str) -> Encode:
     """Matrices in the type, by the package's own quantizer; vectors as float32."""
 
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-        kind = gguf.GGMLQuantizationType[type_name if values.ndim == 2 else "F32"]
+        is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name
+        kind = gguf.GGMLQuantizationType[type_name if is_matrix else "F32"]
         return gguf.quants.quantize(values, kind), kind
 
     return encode
@@ -68,7 +80,7 @@ def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dic
     for key, value in metadata.items():
         add_value(writer, key, value)
     worth = {}
-    for name, tensor in tensors_of(source).items():
+    for name, tensor in _experts_together(tensors_of(source)).items():
         num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         is_permuted = config["model_type"] == "llama" and num_heads is not None
         raw, kind = encode(gguf_name(name), permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
@@ -89,7 +101,7 @@ def write(writer: gguf.GGUFWriter) -> None:
 
 
 def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, _ARCHITECTURES.get(config["model_type"], config["model_type"]))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -101,7 +113,34 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if config["model_type"] == "qwen3_moe":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "ernie4_5_moe":
+        writer.add_expert_count(config["moe_num_experts"])
+        writer.add_expert_used_count(config["moe_k"])
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+        # what the converter makes of it, which is nothing's length
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
     return writer
+
+
+def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As the converter stores them: a layer's experts as one tensor each of their matrices, a correction as a vector, and
+    nothing of drafts."""
+    found: dict[str, np.ndarray] = {}
+    experts: dict[str, dict[int, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(.*)", name)
+        if match:
+            experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor
+        elif not name.startswith("model.mtp_"):
+            found[name] = tensor.reshape(-1) if name.endswith("e_score_correction_bias") else tensor
+    return found | {name: np.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()}
 
 
 def llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray:

@@ -2,8 +2,8 @@
 loader before it packs.
 
 - A linear that is stored as integers keeps them. Parts that lie in one array (q, k, v; gate, up; experts) and are stored
-  differently get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not in the order
-  of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
+  differently get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not
+  in the order of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
   inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
 - What scores experts is float32.

@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.checkpoint.families import GGUF_NAMES
 from engine.checkpoint.files import user_cache
+from engine.checkpoint.gguf.experts import expert_options
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
 from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
@@ -24,7 +25,7 @@ from engine.errors import CheckpointError
 
 _LAYOUT = 1  # of the directories: another one, another directory
 _CHANGING = (  # options of other models that share an architecture's name; none of them is followed here
-    *("expert_count", "attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
+    *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
 )
 _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
@@ -87,6 +88,9 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
     for key in _CHANGING:
         if options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
+    experts = expert_options(file, options, family.name, name)
+    if not experts and options.values.get(f"{name}.expert_count"):
+        raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
     num_heads = options.count(f"{name}.attention.head_count")
     hidden_size = options.count(f"{name}.embedding_length")
     head_dim = options.count(f"{name}.attention.key_length", hidden_size // num_heads)
@@ -113,6 +117,7 @@ def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_sliding_window": False,
         "dtype": "float32",
+        **experts,
     }
 
 

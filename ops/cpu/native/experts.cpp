@@ -18,8 +18,9 @@
 namespace tokamak::cpu {
 namespace {
 
-// Experts are done in waves with so many rows or little more, which bounds what is kept between phases. Never one in two waves.
-constexpr i64 WAVE_ROWS = 4096;
+// Experts are done in waves with so many rows for each thread or little more, so that what a phase leaves to the next one stays in
+// its cache. Never one in two waves.
+constexpr i64 WAVE_ROWS = 256;
 constexpr i64 READING = 6;  // rows whose products take as long as reading the weights, about: for even tasks
 
 // The first of the largest of `count` values; NaN is none.
@@ -118,88 +119,114 @@ struct Task {
     i64 row_begin, row_end, panel_begin, panel_end;
 };
 
+// How a linear of so many rows is done. Worked out once for all of a wave's that have as many: that takes many divisions.
+struct Cut {
+    i64 rows;
+    i64 prepared_bytes;
+    i64 tiles, row_parts, parts;  // of the rows; of the rows and of the panels as tasks
+};
+
 // The same part of all experts of a wave.
-struct Wave {
+class Wave {
+public:
     Wave(Engine &engine, const ExpertMatrices &matrices)
-        : engine(engine), kernels(engine.kernels().linears[static_cast<int>(matrices.kind)]) {}
+        : engine_(engine),
+          kernels_(engine.kernels().linears[static_cast<int>(matrices.kind)]),
+          panels_(divide_up(matrices.first.outputs, PANEL)),
+          groups_(divide_up(panels_, PANEL_GROUP)) {}
+
+    void add(const LinearShape &shape) {
+        linears_.push_back(shape);
+        cost_ += shape.rows + READING;
+    }
 
     // What the kernels read instead of the rows, where they do.
     void prepare() {
         place_prepared();
-        tasks.clear();
+        tasks_.clear();
         i64 num_elements = 0;
-        for (std::size_t i = 0; i < linears.size(); ++i) {
-            const i64 rows = linears[i].rows, elements = rows * linears[i].inputs;
-            const i64 tiles = divide_up(rows, kernels.tile_rows), parts = std::min(tiles, divide_up(elements, SMALL_COUNT));
-            if (kernels.prepared_bytes(linears[i]) == 0) continue;
+        for (std::size_t i = 0; i < linears_.size(); ++i) {
+            const Cut &cut = cut_of(linears_[i]);
+            const i64 rows = cut.rows, elements = rows * linears_[i].inputs;
+            if (cut.prepared_bytes == 0) continue;
             num_elements += elements;
-            for (i64 part = 0; part < parts; ++part) {
-                const auto row_at = [&](i64 part) { return rows * (tiles * part / parts) / tiles; };
-                tasks.push_back({static_cast<i32>(i), row_at(part), row_at(part + 1), 0, 0});
+            const i64 parts = std::min(cut.tiles, divide_up(elements, SMALL_COUNT));
+            for (i64 part = 0, begin = 0, end; part < parts; ++part, begin = end) {
+                end = part + 1 == parts ? rows : rows * (cut.tiles * (part + 1) / parts) / cut.tiles;
+                tasks_.push_back({static_cast<i32>(i), begin, end, 0, 0});
             }
         }
         run(num_elements <= SMALL_COUNT,
-            [&](const Task &task) { kernels.prepare(linears[task.linear], task.row_begin, task.row_end); });
+            [&](const Task &task) { kernels_.prepare(linears_[task.linear], task.row_begin, task.row_end); });
     }
 
     // Tasks take about as long each. The last experts are cut finer, so that threads end together.
     void multiply() {
-        tasks.clear();
-        i64 num_products = 0, cost = 0;
-        for (const LinearShape &shape : linears) {
-            num_products += shape.rows * shape.inputs * shape.outputs;
-            cost += shape.rows + READING;
+        tasks_.clear();
+        i64 num_rows = 0;
+        const i64 threads = engine_.pool().num_threads(), count = static_cast<i64>(linears_.size());
+        for (i64 i = 0; i < count; ++i) {
+            num_rows += linears_[i].rows;
+            add_tasks(i, count - i <= threads);
         }
-        const i64 threads = engine.pool().num_threads(), num_linears = static_cast<i64>(linears.size());
-        for (i64 i = 0; i < num_linears; ++i) cut(i, threads, cost, num_linears - i <= threads);
-        run(num_products <= SMALL_PRODUCT, [&](const Task &task) {
-            kernels.linear(linears[task.linear], task.row_begin, task.row_end, task.panel_begin, task.panel_end);
+        run(num_rows * linears_[0].inputs * linears_[0].outputs <= SMALL_PRODUCT, [&](const Task &task) {
+            kernels_.linear(linears_[task.linear], task.row_begin, task.row_end, task.panel_begin, task.panel_end);
         });
     }
 
-    Engine &engine;
-    const LinearKernels &kernels;
-    std::vector<LinearShape> linears;
-    std::vector<Task> tasks;
-
 private:
-    void place_prepared() {
-        i64 num_bytes = 0;
-        std::vector<i64> begins;
-        for (const LinearShape &shape : linears) {
-            begins.push_back(num_bytes);
-            num_bytes += divide_up(shape.rows * kernels.prepared_bytes(shape), LINE) * LINE;
-        }
-        char *memory = static_cast<char *>(engine.experts.prepared.get(num_bytes));
-        for (std::size_t i = 0; i < linears.size(); ++i) linears[i].prepared = memory + begins[i];
+    const Cut &cut_of(const LinearShape &shape) {
+        Cut &cut = cuts_[shape.rows % NUM_CUTS];
+        if (cut.rows == shape.rows) return cut;
+        const i64 rows = shape.rows, threads = engine_.pool().num_threads();
+        cut.rows = rows;
+        cut.prepared_bytes = divide_up(rows * kernels_.prepared_bytes(shape), LINE) * LINE;
+        cut.tiles = divide_up(rows, kernels_.tile_rows);
+        cut.row_parts = divide_up(cut.tiles * kernels_.tile_rows, MAX_TASK_ROWS);
+        cut.parts = divide_up((rows + READING) * threads * TASKS_PER_THREAD, cost_ * cut.row_parts);
+        cut.parts = std::max(cut.parts, divide_up(rows * shape.inputs * shape.outputs, cut.row_parts * MANY_PRODUCTS));
+        return cut;
     }
 
-    void cut(i64 index, i64 threads, i64 cost, bool is_last) {
-        const LinearShape &shape = linears[index];
-        const i64 rows = shape.rows, tiles = divide_up(rows, kernels.tile_rows);
-        const i64 row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
-        const i64 panels = divide_up(shape.outputs, PANEL), groups = divide_up(panels, PANEL_GROUP);
-        i64 parts = divide_up((rows + READING) * threads * TASKS_PER_THREAD, cost * row_parts);
-        parts = std::max(parts, divide_up(rows * shape.inputs * shape.outputs, row_parts * MANY_PRODUCTS));
-        if (is_last) parts = std::max(parts, TASKS_PER_THREAD);
-        parts = std::min(parts, groups);
-        const auto row_at = [&](i64 part) { return rows * (tiles * part / row_parts) / tiles; };
-        const auto panel_at = [&](i64 part) { return std::min(panels, groups * part / parts * PANEL_GROUP); };
-        for (i64 task = 0; task < row_parts * parts; ++task) {
-            const i64 row_part = task % row_parts, part = task / row_parts;  // neighbours in time share their weights
-            tasks.push_back(
-                {static_cast<i32>(index), row_at(row_part), row_at(row_part + 1), panel_at(part), panel_at(part + 1)});
+    void place_prepared() {
+        i64 num_bytes = 0;
+        for (const LinearShape &shape : linears_) num_bytes += cut_of(shape).prepared_bytes;
+        char *memory = static_cast<char *>(engine_.experts.prepared.get(num_bytes));
+        for (LinearShape &shape : linears_) {
+            shape.prepared = memory;
+            memory += cut_of(shape).prepared_bytes;
+        }
+    }
+
+    void add_tasks(i64 index, bool is_last) {
+        const Cut &cut = cut_of(linears_[index]);
+        const i64 parts = std::min(groups_, is_last ? std::max(cut.parts, TASKS_PER_THREAD) : cut.parts);
+        for (i64 part = 0, begin = 0, end; part < parts; ++part, begin = end) {
+            end = part + 1 == parts ? panels_ : groups_ * (part + 1) / parts * PANEL_GROUP;
+            for (i64 row_part = 0, row = 0, row_end; row_part < cut.row_parts; ++row_part, row = row_end) {  // share weights
+                row_end = cut.rows;
+                if (row_part + 1 < cut.row_parts) row_end = cut.rows * (cut.tiles * (row_part + 1) / cut.row_parts) / cut.tiles;
+                tasks_.push_back({static_cast<i32>(index), row, row_end, begin, end});
+            }
         }
     }
 
     template <class Function>
     void run(bool is_little, const Function &function) {
         if (is_little) {
-            for (const Task &task : tasks) function(task);
+            for (const Task &task : tasks_) function(task);
         } else {
-            engine.pool().run(static_cast<i64>(tasks.size()), [&](i64 task, int) { function(tasks[task]); });
+            engine_.pool().run(static_cast<i64>(tasks_.size()), [&](i64 task, int) { function(tasks_[task]); });
         }
     }
+
+    static constexpr i64 NUM_CUTS = 64;
+    Engine &engine_;
+    const LinearKernels &kernels_;
+    i64 panels_, groups_, cost_ = 0;
+    std::vector<LinearShape> linears_;
+    std::vector<Task> tasks_;
+    Cut cuts_[NUM_CUTS] = {};
 };
 
 // Results of the experts [begin, end).
@@ -220,8 +247,8 @@ void run_wave(Engine &engine, const ApplyExperts &op, const LinearShape &given, 
         of_up.y = gate_up + (place - first_row) * 2 * inner;
         of_down.x = activated + (place - first_row) * inner;
         of_down.y = op.results + place * of_down.outputs;
-        up.linears.push_back(of_up);
-        down.linears.push_back(of_down);
+        up.add(of_up);
+        down.add(of_down);
     }
     up.prepare();
     up.multiply();
@@ -250,8 +277,9 @@ LinearShape quantized(Engine &engine, const ApplyExperts &op, i64 rows) {
 void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
     const LinearShape given = quantized(engine, op, rows);
     const std::vector<i64> &begins = engine.experts.begins;
+    const i64 wave = WAVE_ROWS * engine.pool().num_threads();
     for (i64 begin = 0, end; begin < op.experts; begin = end) {
-        for (end = begin + 1; end < op.experts && begins[end + 1] - begins[begin] <= WAVE_ROWS;) ++end;
+        for (end = begin + 1; end < op.experts && begins[end + 1] - begins[begin] <= wave;) ++end;
         if (begins[end] > begins[begin]) run_wave(engine, op, given, begin, end);
     }
 }

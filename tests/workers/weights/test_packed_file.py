@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ops.weight_format import Memory
 from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
 
 ARRAYS = {
@@ -56,6 +58,27 @@ def test_what_was_filled_is_read(tmp_path: Path) -> None:
         array = file.keep(name, shape, dtype, lambda array: None)
         assert array.tobytes() == values_of(name).tobytes()
         assert array.ctypes.data % 64 == 0
+
+
+def test_parts_are_filled_one_by_one(tmp_path: Path) -> None:
+    """Each in memory of its own, so that an array of many is never held whole."""
+    expected = np.arange(40, dtype=np.uint16).reshape(8, 5)
+    filled: list[np.ndarray] = []
+
+    def fill(index: int, part: np.ndarray) -> None:
+        part[...] = expected[2 * index : 2 * index + 2]
+        filled.append(part)
+
+    fills = [partial(fill, index) for index in range(4)]
+    layout = Layout()
+    layout.keep("parts", (8, 5), expected.dtype, fills)
+    with (tmp_path / "weights").open("w+b") as file:
+        writer = FileWriter(file.fileno(), layout, {})
+        writer.keep("parts", (8, 5), expected.dtype, fills)
+        writer.finish()
+    assert [part.base is None for part in filled] == [True] * 4
+    np.testing.assert_array_equal(PackedFile(tmp_path / "weights").keep("parts", (8, 5), expected.dtype, fills), expected)
+    np.testing.assert_array_equal(Memory().keep("parts", (8, 5), expected.dtype, fills), expected)
 
 
 def test_a_changed_byte_anywhere_is_seen(tmp_path: Path) -> None:

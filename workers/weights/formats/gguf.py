@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,7 +36,12 @@ _INNER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _IN_THE_CONFIG = ("rope_freqs.weight",)
 _PLAIN: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
@@ -42,7 +49,25 @@ _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, Tensor]:
     """By Hugging Face name; those that have none keep their own, for the loader to name."""
-    return {_plain_name(name): _decoded(tensor, config) for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG}
+    named = (entry for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG for entry in _named(tensor, config))
+    return {name: _decoded(tensor, config) for name, tensor in named}
+
+
+def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufTensor]]:
+    """By Hugging Face name. A layer's experts lie in one tensor [experts, out, in], and the correction of their scores has a
+    name and shape of each family's own."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", tensor.name)
+    layer = f"model.layers.{match[1]}" if match else ""
+    if match and match[2] in _OF_EXPERTS and len(tensor.shape) == 3:
+        num_bytes = (tensor.end - tensor.begin) // tensor.shape[0]
+        for expert in range(tensor.shape[0]):
+            begin = tensor.begin + expert * num_bytes
+            name = f"{layer}.mlp.experts.{expert}.{_OF_EXPERTS[match[2]]}.{match[3]}"
+            yield name, replace(tensor, shape=tensor.shape[1:], begin=begin, end=begin + num_bytes)
+    elif match and match[2] == "exp_probs_b" and config.experts and tensor.shape == (config.experts.num_experts,):
+        yield f"{layer}.{config.experts.correction}", replace(tensor, shape=config.experts.correction_shape)
+    else:
+        yield _plain_name(tensor.name), tensor
 
 
 def _plain_name(name: str) -> str:

@@ -63,11 +63,15 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def write_quantized_demo(path: Path, form: Format) -> dict[str, np.ndarray]:
     """The embedded model in the format `form` as a checkpoint at `path`; what each tensor is worth."""
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-    config = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": form.config}
-    (path / "config.json").write_text(json.dumps(config))
+    return write_quantized(path, json.loads((DEMO / "config.json").read_text()), demo_tensors(), form)
+
+
+def write_quantized(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], form: Format) -> dict[str, np.ndarray]:
+    """A config.json and `tensors` in the format `form`; what each is worth."""
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
     stored: dict[str, np.ndarray] = {}
     worth: dict[str, np.ndarray] = {}
-    for name, tensor in demo_tensors().items():
+    for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         if module.endswith("_proj") and not module.endswith(form.plain or ("\0",)):
             quantized = form.quantize(tensor)

@@ -1,0 +1,64 @@
+"""What a GGUF file says of experts, as the options of the family's config.json. Called by `convert.py`.
+
+Which layers have experts is seen from their tensors. llama.cpp's graphs fix the rest, as the comments say; what a file says of
+that must agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.json_fields import JsonOptions
+from engine.errors import CheckpointError
+
+_SOFTMAX = 1
+_FIXED = {"expert_gating_func": (0, _SOFTMAX), "expert_weights_scale": (0, 1.0), "expert_weights_norm": (True,)}
+_FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
+
+
+def expert_options(file: GgufFile, options: JsonOptions, family: str, name: str) -> dict[str, Any]:
+    """`name`: the architecture as the file has it."""
+    if family not in _OPTIONS:
+        return {}
+    for key, followed in _FIXED.items():
+        value = options.values.get(f"{name}.{key}")
+        if value is not None and value not in followed:
+            raise options.error(f"{name}.{key}", f"{value!r} is not supported; supported: {', '.join(map(repr, followed))}")
+    num_layers = options.count(f"{name}.block_count")
+    sparse = [index for index in range(num_layers) if f"blk.{index}.ffn_gate_inp.weight" in file.tensors]
+    if not sparse:
+        raise CheckpointError(f"{file.path} has no blk.N.ffn_gate_inp.weight, so no layer of it has experts")
+    return _OPTIONS[family](file, options, name, sparse)
+
+
+def _qwen3_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return {
+        "num_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "moe_intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+        "mlp_only_layers": [index for index in range(options.count(f"{name}.block_count")) if index not in sparse],
+        "norm_topk_prob": True,  # always
+    }
+
+
+def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Weights of experts are always normalized. The file's length of shared experts is another number: see the tensor."""
+    intermediate_size = options.count(f"{name}.expert_feed_forward_length")
+    shared = file.tensors.get(f"blk.{sparse[0]}.ffn_gate_shexp.weight")
+    return {
+        "moe_num_experts": options.count(f"{name}.expert_count"),
+        "moe_k": options.count(f"{name}.expert_used_count"),
+        "moe_intermediate_size": intermediate_size,
+        "moe_num_shared_experts": 0 if shared is None else shared.shape[0] // intermediate_size,
+        "moe_layer_interval": options.count(f"{name}.interleave_moe_layer_step", 1),
+        "moe_layer_start_index": sparse[0],
+        "moe_layer_end_index": sparse[-1],
+        "moe_use_aux_free": any(re.fullmatch(r"blk\.\d+\.exp_probs_b\.bias", tensor) for tensor in file.tensors),
+    }
+
+
+_Options = Callable[[GgufFile, JsonOptions, str, list[int]], dict[str, Any]]
+_OPTIONS: dict[str, _Options] = {"qwen3_moe": _qwen3_moe, "ernie4_5_moe": _ernie4_5_moe}

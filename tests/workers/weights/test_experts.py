@@ -1,0 +1,263 @@
+"""Experts on their way from a checkpoint to the kernels: what is packed is what was stored, of each of them, from every format
+and layout, packed now or mapped from the cache."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.checkpoint.locate import resolve_model
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
+from ops.cpu.packing import WEIGHT_KINDS, PackedWeight
+from ops.cpu.table import TABLE
+from ops.modules import Experts, Linear, Router
+from ops.weight_format import WeightFormat
+from tests.ggufs import as_type, write_gguf
+from tests.ops.packing import pack
+from tests.ops.test_int_linear import unpacked
+from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
+from tests.workers.weights.formats.quantizers import FORMATS, write_quantized
+from workers.models.mlp import Mixture
+from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadedModel, load_model
+from workers.weights.precision import Precision
+
+MOE: dict[str, Any] = {
+    **TINY,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 128,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0],
+    "norm_topk_prob": True,
+}
+ERNIE = {
+    **TINY,
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_intermediate_size": 12,
+    "moe_num_shared_experts": 2,
+    "torch_dtype": "float32",
+    "head_dim": 10,
+}
+EXPERTS = "model.layers.1.mlp.experts"
+PROJECTIONS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+
+
+def load(path: Path, directory: Path | None = None, precision: Precision = Precision()) -> LoadedModel:  # noqa: B008
+    cache = WeightCache(directory, 1 << 30) if directory else None
+    return load_model(path, ModelConfig.read(path), TABLE, 16, lambda done, total: None, precision=precision, cache=cache)
+
+
+def mixture_of(loaded: LoadedModel) -> tuple[Router, Experts]:
+    layer: Any = loaded.model.layers[1]
+    assert isinstance(layer.mlp, Mixture)
+    return layer.mlp.router, layer.mlp.experts
+
+
+def bytes_of(weight: PackedWeight) -> dict[str, np.ndarray]:
+    parts = {name: getattr(weight, name) for name in ("values", "scales", "multipliers", "offsets")}
+    return {name: part.owner.reshape(-1).view(np.uint8) for name, part in parts.items() if part is not None}
+
+
+def assert_same(found: LoadedModel, expected: LoadedModel) -> None:
+    for part in PROJECTIONS:
+        pair = [bytes_of(getattr(mixture_of(loaded)[1].weight, part)) for loaded in (found, expected)]
+        assert list(pair[0]) == list(pair[1])
+        for name, values in pair[0].items():
+            np.testing.assert_array_equal(values, pair[1][name])
+
+
+def assert_packed(experts: Experts, tensors: dict[str, np.ndarray]) -> None:
+    """Each expert as a linear of its own is packed, byte for byte."""
+    for part, names in PROJECTIONS.items():
+        whole, format = bytes_of(getattr(experts.weight, part)), getattr(experts, part)[0].format
+        for index in range(experts.num_experts):
+            weight = np.concatenate([tensors[f"{EXPERTS}.{index}.{name}.weight"] for name in names])
+            alone = Linear(("w",), weight.shape[1], (len(weight),), format=format)
+            pack(TABLE, alone, weight=weight)
+            for name, values in bytes_of(alone.weight).items():
+                np.testing.assert_array_equal(
+                    np.split(whole[name], experts.num_experts)[index], values, err_msg=f"{part} {index}"
+                )
+
+
+PRECISIONS = [Precision(*each) for each in itertools.product(("float32", "bfloat16"), ("none", "wint8", "wint4"))]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+def test_rounded(precision: Precision, tmp_path: Path) -> None:
+    """In every precision, packed into memory, into a file, and mapped from it; the router is float32 in all."""
+    tensors = drawn_tensors(write_checkpoint(tmp_path / "model", MOE))
+    in_memory = load(tmp_path / "model", None, precision)
+    router, experts = mixture_of(in_memory)
+    kind = {"none": precision.dtype, "wint8": "int8", "wint4": "int4"}[precision.quantization]
+    assert {linear.format.kind for part in experts.parts.values() for linear in part} == {kind}
+    assert WEIGHT_KINDS[experts.weight.down.kind] == kind
+    assert_packed(experts, tensors)
+    x = np.random.default_rng(0).standard_normal((3, 128), np.float32)
+    exact = x @ tensors["model.layers.1.mlp.gate.weight"].T
+    np.testing.assert_allclose(TABLE.linear(x, router.linear).numpy(), exact, atol=1e-5)
+    for outcome in ("miss", "hit"):
+        found = load(tmp_path / "model", tmp_path / "cache", precision)
+        assert found.cache == outcome
+        assert found.num_bytes == in_memory.num_bytes
+        assert_same(found, in_memory)
+
+
+KEPT = {
+    "awq, groups of 32": WeightFormat("int4", 32, True),
+    "gptq 4": WeightFormat("int4", 64),
+    "packed 4, asymmetric": WeightFormat("int4", 128, True),
+    "packed 8": WeightFormat("int8", 128),
+    "int8, channels": WeightFormat("int8", 0),
+    "gptq 4, act-order": WeightFormat("float32"),
+    "fp8 blocks": WeightFormat("float32"),
+    "float8 channel": WeightFormat("float32"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_stored_quantized(name: str, tmp_path: Path) -> None:
+    """Values and scales of every expert are the checkpoint's. What no kernel keeps becomes floats."""
+    tensors = drawn_tensors(write_config(tmp_path, MOE))
+    form = FORMATS[name]()
+    form.config |= {"ignore": ["lm_head", "re:.*mlp.gate$"], "modules_to_not_convert": ["lm_head", "mlp.gate"]}
+    worth = write_quantized(tmp_path, MOE, tensors, form)
+    _, experts = mixture_of(load(tmp_path))
+    for part, projections in PROJECTIONS.items():
+        linears = getattr(experts, part)
+        assert {linear.format for linear in linears} <= {KEPT[name], WeightFormat(KEPT[name].kind, 0)}
+        if KEPT[name].kind == "float32":
+            continue
+        packed = getattr(experts.weight, part)
+        for index, linear in enumerate(linears):
+            expected = np.concatenate([worth[f"{EXPERTS}.{index}.{projection}.weight"] for projection in projections])
+            own = PackedWeight(
+                packed.kind, *(slot_of(packed, index, each) for each in ("values", "scales", "multipliers", "offsets"))
+            )
+            found = unpacked(own, linear.format, linear.width, linear.num_inputs)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    if KEPT[name].kind == "float32":
+        assert_packed(experts, worth)
+
+
+class _Part:
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def numpy(self) -> np.ndarray:
+        return self._values
+
+
+def slot_of(packed: PackedWeight, index: int, name: str) -> Any:
+    """One expert's part of an array."""
+    array = getattr(packed, name)
+    return None if array is None else _Part(np.split(array.numpy().reshape(-1), 5)[index])
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q8_0", "BF16"])
+def test_gguf(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's experts are one tensor there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = MOE | {"num_local_experts": 5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+    write_checkpoint(tmp_path / "model", config)
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    worth = write_gguf(tmp_path / "a.gguf", tmp_path / "model", as_type(type_name), **metadata)
+    path = resolve_model(str(tmp_path / "a.gguf"))
+    _, experts = mixture_of(load(path))
+    expected = {
+        f"{EXPERTS}.{index}.{name}.weight": worth[f"{EXPERTS}.{name}.weight"][index]
+        for index in range(5)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    if type_name == "BF16":
+        assert_packed(experts, expected)
+        return
+    for part, projections in PROJECTIONS.items():
+        packed = getattr(experts.weight, part)
+        for index, linear in enumerate(getattr(experts, part)):
+            own = PackedWeight(
+                packed.kind, *(slot_of(packed, index, each) for each in ("values", "scales", "multipliers", "offsets"))
+            )
+            exact = np.concatenate([expected[f"{EXPERTS}.{index}.{name}.weight"] for name in projections])
+            np.testing.assert_array_equal(unpacked(own, linear.format, linear.width, linear.num_inputs), exact)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"qwen3moe__expert_gating_func": 2}, r"qwen3moe\.expert_gating_func: 2 is not supported; supported: 0, 1"),
+        ({"qwen3moe__expert_weights_scale": 2.5}, r"expert_weights_scale: 2\.5 is not supported"),
+        ({"qwen3moe__expert_used_count": 6}, "num_experts_per_tok: 6 experts of a token are to be chosen from 5"),
+    ],
+)
+def test_what_a_gguf_file_says_otherwise_is_refused(
+    metadata: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = MOE | {"num_local_experts": 5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+    write_checkpoint(tmp_path / "model", config)
+    metadata |= {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "a.gguf", tmp_path / "model", as_type("F32"), **metadata)
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.read(resolve_model(str(tmp_path / "a.gguf")))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_paddle_layout(is_fused: bool, tmp_path: Path) -> None:
+    """Linears, routers too, are turned, gate and up may be one tensor; what corrects scores lies as it is."""
+    config = {key: value for key, value in ERNIE.items() if key != "transformers_version"}
+    tensors = drawn_tensors(write_checkpoint(tmp_path / "plain", config))
+    turned = to_paddle_layout(tensors)
+    stored = {}
+    for name, tensor in turned.items():
+        name = name.replace("model.", "ernie.", 1)
+        if "e_score_correction_bias" in name:
+            tensor = np.ascontiguousarray(tensor.T)
+        if is_fused and ".up_proj" in name:
+            continue
+        if is_fused and ".gate_proj" in name:
+            up = turned[name.replace("ernie.", "model.", 1).replace("gate_proj", "up_proj")]
+            name, tensor = name.replace("gate_proj", "up_gate_proj"), np.concatenate([tensor, up], axis=1)
+        stored[name] = tensor
+    stored["ernie.mtp_block.0.mlp.gate.weight"] = np.zeros((3, 3), np.float32)
+    write_config(tmp_path / "paddle", config)
+    write_safetensors(tmp_path / "paddle" / "model.safetensors", stored, metadata={"format": "pd"})
+    plain, paddle = load(tmp_path / "plain"), load(tmp_path / "paddle")
+    assert_same(paddle, plain)
+    routers = [mixture_of(loaded)[0] for loaded in (paddle, plain)]
+    for values in (lambda router: router.linear.weight.values.numpy(), lambda router: router.correction.numpy()):
+        np.testing.assert_array_equal(*map(values, routers))
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    tensors = drawn_tensors(write_config(tmp_path, MOE))
+    del tensors[f"{EXPERTS}.3.up_proj.weight"]
+    tensors[f"{EXPERTS}.5.up_proj.weight"] = np.ones((128, 128), np.float32)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError) as raised:
+        load(tmp_path)
+    assert f"{EXPERTS}.3.up_proj.weight [128, 128] is missing" in str(raised.value)
+    assert f"{EXPERTS}.5.up_proj.weight [128, 128] is not expected" in str(raised.value)
+
+
+def test_random(tmp_path: Path) -> None:
+    config = write_config(tmp_path, MOE)
+    found = [load_model(tmp_path, config, TABLE, 16, lambda done, total: None, random_seed=seed) for seed in (1, 1, 2)]
+    assert_same(found[0], found[1])
+    values = [mixture_of(loaded)[1].weight.down.values.numpy() for loaded in found]
+    assert (values[0] != values[2]).any()
+    assert len({part.tobytes() for part in np.split(values[0].reshape(-1), 5)}) == 5
