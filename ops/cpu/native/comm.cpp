@@ -42,9 +42,9 @@ Comm::Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t sp
 }
 
 void Comm::join(std::uint64_t epoch, std::uint64_t members) {
+    if (epoch != epoch_) sequence_ = 0;  // in the same one peers count on
     epoch_ = epoch;
     members_ = members;
-    sequence_ = 0;
 }
 
 std::uint64_t Comm::epoch_now() const { return __atomic_load_n(&header().epoch, __ATOMIC_SEQ_CST); }

@@ -175,6 +175,19 @@ def test_ranks_that_do_different_things_are_told(steps: list[int], sizes: list[i
             assert all(side in text for side in texts), text
 
 
+def greet_again(communicator: Communicator) -> None:
+    """As when the scheduler comes back: one rank before a call, the other after it."""
+    for number in range(2):
+        if communicator.place == number:
+            assert communicator.join()
+        communicator.barrier()
+
+
+def test_a_second_greeting_in_an_epoch_changes_nothing() -> None:
+    with gang_of(2) as gang:
+        assert gang.run(greet_again) == [None, None]
+
+
 def different_calls(communicator: Communicator) -> None:
     if communicator.place:
         communicator.all_gather(np.zeros(4, np.float32))
