@@ -20,7 +20,7 @@ LINE = 128
 MAX_RANKS = 64
 LINE_BYTES = 2 * LINE
 BELL = LINE  # of a rank's line: the word that it sleeps on
-WINDOW_BYTES = 256 << 10
+WINDOW_BYTES = 1 << 20
 WINDOWS_AT = LINE + MAX_RANKS * LINE_BYTES
 
 _EPOCH, _MEMBERS, _CLOCK, _NUM_RANKS = 0, 8, 16, 24
