@@ -20,7 +20,7 @@ LINE = 128
 MAX_RANKS = 64
 LINE_BYTES = 2 * LINE
 BELL = LINE  # of a rank's line: the word that it sleeps on
-WINDOW_BYTES = 256 << 10
+WINDOW_BYTES = 1 << 20
 NUM_GROUPS = 2  # that a rank may be in: with who shares its matrices, and with all who share the experts
 WINDOWS_AT = LINE + NUM_GROUPS * MAX_RANKS * LINE_BYTES
 

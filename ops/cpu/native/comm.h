@@ -23,7 +23,7 @@ namespace tokamak::cpu {
 
 constexpr int MAX_RANKS = 64;
 constexpr std::int64_t COMM_LINE = 128;
-constexpr std::int64_t COMM_WINDOW = 256 << 10;  // stays in the second cache
+constexpr std::int64_t COMM_WINDOW = 1 << 20;  // two of each rank stay in the last cache
 
 struct CommHeader {
     std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/parallel/clock.py
