@@ -32,7 +32,7 @@ async def health(request: Request) -> Response:
     """The route."""
     counters = Exchange.of(request).services.context.counters
     errors = counters.errors.entries()
-    found = problems(counters.actors(), errors, engine_states(counters), time.monotonic_ns())
+    found = problems(counters.actors(), errors, halts(counters, errors), time.monotonic_ns())
     if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
         # it serves, so balancers are to leave it in; people are to see this before an actor dies
         return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
@@ -43,9 +43,10 @@ async def health(request: Request) -> Response:
 
 
 def problems(
-    actors: Iterable[ActorSnapshot], errors: Sequence[ErrorSnapshot], states: Mapping[str, WeightsState], now_ns: int
+    actors: Iterable[ActorSnapshot], errors: Sequence[ErrorSnapshot], halts: Mapping[str, str], now_ns: int
 ) -> list[HealthProblem]:
-    """Why the engine cannot serve, one entry per actor that is not all right. `errors`: of the error log, the latest first."""
+    """Why the engine cannot serve, one entry per actor that is not all right. `errors`: of the error log, the latest first;
+    `halts`: of actors that are well, and do nothing."""
     found = []
     for actor in actors:
         age_ns = now_ns - actor.heartbeat_ns
@@ -55,8 +56,8 @@ def problems(
             found.append(HealthProblem(actor.name, f"{reason}: {cause}" if cause else reason))
         elif age_ns > (STALE_STEP_NS if actor.role == "worker" else STALE_HEARTBEAT_NS):
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
-        elif states.get(actor.name) in _NOT_SERVING:
-            found.append(HealthProblem(actor.name, _NOT_SERVING[states[actor.name]]))
+        elif actor.name in halts:
+            found.append(HealthProblem(actor.name, halts[actor.name]))
     return found
 
 
@@ -65,9 +66,16 @@ def _last_error(actor: str, errors: Sequence[ErrorSnapshot]) -> str:
     return next((error.text for error in errors if error.actor == actor), "")
 
 
-def engine_states(counters: Counters) -> dict[str, WeightsState]:
-    """What each scheduler says of itself."""
-    return {name: WeightsState(int(counters.counter("engine_state", name).value)) for name in _actors(counters, SCHEDULER)}
+def halts(counters: Counters, errors: Sequence[ErrorSnapshot]) -> dict[str, str]:
+    """The schedulers that dispatch nothing, and why, as they say of themselves."""
+    found = {}
+    for name in _actors(counters, SCHEDULER):
+        state = WeightsState(int(counters.counter("engine_state", name).value))
+        if state in _NOT_SERVING:
+            found[name] = _NOT_SERVING[state]
+        elif counters.counter("is_record_unwritten", name).value:
+            found[name] = f"cannot write down which weights are in use, what comes waits: {_last_error(name, errors)}"
+    return found
 
 
 def _actors(counters: Counters, role: str) -> tuple[str, ...]:

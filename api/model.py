@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,8 +14,8 @@ from msgspec import Meta
 
 from api.schemas import responses
 from api.schemas.requests import shown
-from engine.checkpoint.files import read_file
-from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.model_config import GENERATION_CONFIG
+from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, RequestError
 
@@ -31,14 +30,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
 
     @staticmethod
-    def read(checkpoint: Path) -> SamplingDefaults:
-        path = checkpoint / "generation_config.json"
+    def of(model: ModelRecord) -> SamplingDefaults:
         try:
-            return msgspec.json.decode(read_file(path), type=SamplingDefaults)
-        except FileNotFoundError:
-            return SamplingDefaults()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path}: {error}") from None
+            return msgspec.json.decode(model.files.get(GENERATION_CONFIG, b"{}"), type=SamplingDefaults)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{model.path}/{GENERATION_CONFIG}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +49,15 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @staticmethod
-    def of(config: EngineConfig) -> ServedModel:
-        path = Path(config.model)
+    def of(config: EngineConfig, model: ModelRecord) -> ServedModel:
         return ServedModel(
             names=config.served_model_name,
             path=config.model,
             max_model_len=config.max_model_len,
-            vocab_size=ModelConfig.read(path).vocab_size,
+            vocab_size=model.config.vocab_size,
             max_samples=config.max_waiting + config.max_num_seqs,
             request_timeout_s=config.request_timeout_s,
-            defaults=SamplingDefaults.read(path),
+            defaults=SamplingDefaults.of(model),
         )
 
     def resolve(self, name: str | None) -> str:

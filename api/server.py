@@ -25,6 +25,7 @@ from api.connection import Connection
 from api.exchange import Services
 from api.json_body import BodyDecoder, DecodingLimits
 from api.model import ServedModel
+from engine.checkpoint.record import ModelRecord
 from engine.errors import StartError
 from engine.messages import AbortRequest, Command, Message, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, Actor, ActorLoop, end_start
@@ -54,7 +55,7 @@ class ApiActor(Actor):
         services = Services(
             self.context,
             self.client,
-            ServedModel.of(config),
+            ServedModel.of(config, ModelRecord.of_run(self.context.run.model_path)),
             ControlClient(self.context.run),
             BodyDecoder(DecodingLimits()),
             BodyBudget(config.max_body_bytes),

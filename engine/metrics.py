@@ -115,6 +115,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("slow_streams", "gauge", "samples", "Samples held back because their reader is slow."),
         Metric("weight_version", "gauge", "version", "Version of the weights in use; 0 while cleared."),
         Metric("engine_state", "gauge", "state", "0 normal, 1 paused, 2 cleared, 3 loading."),
+        Metric("is_record_unwritten", "gauge", "runs", "1 while weights.json cannot be written; nothing runs before it is."),
         Metric("steps_total", "counter", "steps", "Steps whose results are back."),
         Metric("steps_dispatched_again_total", "counter", "steps", "Steps lost with a worker and dispatched again."),
         Metric("scheduled_tokens_total", "counter", "tokens", "Tokens computed, prefill and decode."),

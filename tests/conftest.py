@@ -78,6 +78,8 @@ def runtime() -> Iterator[None]:
         _remove_what_dead_sessions_left()
         yield
         reap(runs_root())
+        left = sorted(path.name for path in DIRECTORY.glob(f"tokamak{_NAMESPACE}{os.getpid()}.*"))
+        assert not left, f"tests of this session left in {DIRECTORY}: {', '.join(left)}"
 
 
 def _remove_what_dead_sessions_left() -> None:

@@ -14,6 +14,10 @@ venv="${TOKAMAK_VENV:-$root/.venv}"
 native_stamp="$root/build/tokamak-native" # what the modules beside the sources were built from
 build_tools="$venv/build-tools"
 
+# Modules are compiled when they are first imported, and kept so, also where a container asks for the opposite: each of an
+# engine's six processes would compile all of its own at every start, which doubles what a start takes.
+unset PYTHONDONTWRITEBYTECODE
+
 say() { printf 'tokamak: %s\n' "$*" >&2; }
 
 fail() {
@@ -23,8 +27,9 @@ fail() {
 
 # An interpreter that Paddle has wheels for.
 find_python() {
-  local candidate
-  for candidate in ${TOKAMAK_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+  local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+  [ -z "${TOKAMAK_PYTHON:-}" ] || candidates=("$TOKAMAK_PYTHON")
+  for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
       command -v "$candidate"
       return
@@ -224,14 +229,22 @@ install_into_venv() {
   is_native_built || echo "$level $native_fingerprint" >"$native_stamp"
 }
 
-# One setup at a time; the second finds everything done.
+# One setup at a time: waits for another, and says so. The lock is held until `lock`, a descriptor, is closed.
+lock_venv() {
+  mkdir -p "$venv"
+  exec {lock}>"$venv/.tokamak-lock"
+  command -v flock >/dev/null || return 0
+  flock --nonblock "$lock" && return
+  say "waiting for another tools/serve or tools/test that installs into $venv"
+  flock "$lock"
+}
+
+# The second of two finds everything done.
 setup() {
   local lock level="$1" package_fingerprint native_fingerprint
   shift
   [ "${TOKAMAK_BUILD_ALL:-0}" = 0 ] || level=all
-  mkdir -p "$venv"
-  exec {lock}>"$venv/.tokamak-lock"
-  ! command -v flock >/dev/null || flock "$lock"
+  lock_venv
   [ -e "$venv/.tokamak-made" ] || make_venv
   package_fingerprint="$(package_fingerprint)"
   native_fingerprint="$(native_fingerprint)"

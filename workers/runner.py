@@ -16,7 +16,6 @@ import numpy as np
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from engine.errors import CheckpointError
 from engine.messages import PromptLogprobs, Step, StepResult
 from workers.devices.device import make_device
 from workers.sampling import sampler
@@ -102,20 +101,15 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------------------ weights
 
     def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
-        """Load the checkpoint at `path` beside the present weights, then take its place. On an error (CheckpointError) the
+        """Load the checkpoint at `path` beside the present weights, which it then replaces. On an error (CheckpointError) the
         present ones stay. ContentsError where `contents` are asked for and it holds others."""
-        found = ModelConfig.read(path)
-        differences = self._model_config.shape_differences(found)
-        if differences:
-            raise CheckpointError(
-                f"{path} is another model than the engine was started with ({'; '.join(differences)}); "
-                "start a new engine for it"
-            )
         is_random = self._config.load_format == "dummy"
+        if is_random and path != self._config.model:
+            self._model_config.of_same_shape(Path(path))
         seed = self._config.seed + version - 1 if is_random else None
         loaded = load_model(
             Path(path),
-            found,
+            self._model_config,
             self._ops,
             self._config.max_model_len,
             on_progress,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.record import ModelRecord
 from engine.errors import CheckpointError, ContentsError
 from engine.messages import (
     ActorState,
@@ -64,18 +64,7 @@ class WorkerActor(Actor):
         config = self.context.config
         self._tell_progress("starting" if config.ops == "native" else "starting Paddle")
         self._runner = self._make_runner()
-        path, version, contents = self.context.weights_in_use()
-        try:
-            self._load(path, version, contents)
-        except CheckpointError as error:
-            is_other = isinstance(error, ContentsError)
-            if path == config.model and not is_other:
-                raise
-            # come back with what it holds now, or, if the checkpoint of a reload is gone, with the one of the start; by its
-            # contents the scheduler sees that this is not what is in use
-            self.context.log.error("weights %s cannot be loaded again: %s", path, error)
-            self.context.counters.errors.record(self.context.name, str(error))
-            self._load(*(path, version) if is_other else (config.model, 1))
+        self._load_what_there_is()
         self._reader = BroadcastReader.attach(
             self.context.run.run_id, self.context.scheduler, self.context.tensor_rank, self.context.epoch
         )
@@ -166,7 +155,25 @@ class WorkerActor(Actor):
             self.context.log.info("kernels: %s", config.kernels_text)
         self._arena = self.context.arena()
         report_progress_to(self.context.row.heartbeat_word)
-        return ModelRunner(config, ModelConfig.read(config.model), self._arena.buffer, self.context.index, self._beat)
+        model = ModelRecord.of_run(self.context.run.model_path).config
+        return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat)
+
+    def _load_what_there_is(self) -> None:
+        """What is in use. Where that cannot be had any more, what its checkpoint holds now, else the weights of the start, else
+        none: by version and contents the scheduler sees that this is not what is in use. CheckpointError at a first start."""
+        tries = list(dict.fromkeys((self.context.weights_in_use(), self.context.weights_of_start())))
+        while tries:
+            path, version, contents = tries.pop(0)
+            try:
+                self._load(path, version, contents)
+                return
+            except CheckpointError as error:
+                self.context.log.error("weights %s cannot be loaded again: %s", path, error)
+                self.context.counters.errors.record(self.context.name, str(error))
+                if isinstance(error, ContentsError):
+                    tries.insert(0, (path, version, ""))
+                elif not tries and self.context.epoch == 1:
+                    raise
 
     def _load(self, path: str, version: int, contents: str = "") -> None:
         """Load weights, those of these contents where some are named; CheckpointError leaves the present ones."""

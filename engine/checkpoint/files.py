@@ -1,11 +1,12 @@
-"""Files of checkpoints and of what is made of them: opening, reading and mapping one, and where this user keeps what can be
-made again.
+"""Files of checkpoints and of what is made of them: opening, reading, mapping and replacing one, and where this user keeps
+what can be made again.
 
 Used by the readers of formats in every process, and by the launcher. What is no file is an error at once: opening a FIFO would
 wait for its other end, and a device may never end."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -68,6 +69,22 @@ def map_file(path: Path) -> MappedFile:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Have `path` hold `data`, whole or not at all, for this user alone. Its directory is made where it is missing, and may be
+    shared: what is written first is a new file of a name that nobody can foresee, and follows no link. OSError."""
+    make_directory(path.parent)
+    unfinished = path.with_suffix(f".{os.urandom(8).hex()}.partial")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+        unfinished.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 def user_cache() -> Path:

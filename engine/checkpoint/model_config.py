@@ -1,9 +1,9 @@
 """A checkpoint's `config.json` as one checked, frozen value.
 
-Read by every process that must know the model's shape: the supervisor (arena size), the tokenizer (limits, end tokens) and
-the workers (everything). Imports no Paddle. Both styles of the file are read: `rope_theta` with `rope_scaling`, and
-`rope_parameters`; `torch_dtype` and `dtype`. An option whose value is not known here is an error, never ignored: a wrong
-answer would follow.
+Read at the start and kept for the run (`record.py`), for every process that must know the model's shape: the supervisor (arena
+size), the tokenizer (limits, end tokens) and the workers (everything). Imports no Paddle. Both styles of the file are read:
+`rope_theta` with `rope_scaling`, and `rope_parameters`; `torch_dtype` and `dtype`. An option whose value is not known here is
+an error, never ignored: a wrong answer would follow.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from engine.checkpoint.families import CLASS_NAMES, FAMILIES
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.quantization_config import QuantizationConfig
+from engine.errors import CheckpointError
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 
@@ -33,6 +34,7 @@ _ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
+GENERATION_CONFIG = "generation_config.json"
 _MAX_LAYERS = 4096  # each takes memory before a weight is looked at
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -94,7 +96,7 @@ class ModelConfig:
         """Read `config.json` (and `generation_config.json`, where there is one) of the checkpoint directory `path`."""
         directory = Path(path)
         options = JsonOptions(read_json(directory / "config.json"), directory / "config.json")
-        generation_path = directory / "generation_config.json"
+        generation_path = directory / GENERATION_CONFIG
         generation = read_json(generation_path) if generation_path.is_file() else {}
         return _read(options, JsonOptions(generation, generation_path))
 
@@ -108,6 +110,17 @@ class ModelConfig:
             for name in names
             if getattr(self, name) != getattr(other, name)
         ]
+
+    def of_same_shape(self, path: Path) -> ModelConfig:
+        """What the checkpoint at `path` says of itself now. CheckpointError where it is one of another shape."""
+        found = ModelConfig.read(path)
+        differences = self.shape_differences(found)
+        if differences:
+            raise CheckpointError(
+                f"{path} is another model than the engine was started with ({'; '.join(differences)}); "
+                "start a new engine for it"
+            )
+        return found
 
 
 def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:

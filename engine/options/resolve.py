@@ -1,4 +1,5 @@
-"""From the values asked for to the frozen EngineConfig: checks options against the model, the machine and each other.
+"""From the values asked for to the frozen EngineConfig and ModelRecord: checks options against the model, the machine and each
+other.
 
 Called once by `engine/supervisor/launch.py`. Nothing is "auto" or missing afterwards.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
-from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.resolve_weights import (
@@ -73,15 +74,17 @@ def as_built(asked: str, kv_cache_dtype: str, directory: Path) -> dict[str, str]
 
 def resolve(
     options: OptionValues, flags: frozenset[str] | None = None, choose_kernels: ChooseKernels = as_built
-) -> EngineConfig:
-    """The configuration that `options` ask for. OptionError where they contradict each other, the model or the machine; what
-    was chosen for the user and may surprise is added to `options.notes`. `flags` are the processor's; None: this machine's."""
+) -> tuple[EngineConfig, ModelRecord]:
+    """The configuration that `options` ask for, and what was read of the checkpoint for it. OptionError where they contradict
+    each other, the model or the machine; what was chosen for the user and may surprise is added to `options.notes`. `flags` are
+    the processor's; None: this machine's."""
     values = options.values
     model_path = _model_path(options)
     try:
-        model = ModelConfig.read(model_path)
+        record = ModelRecord.read(model_path)
     except CheckpointError as error:
         raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
+    model = record.config
     device = _device(values["device"], values["ops"])
     ops = _ops(values["ops"], device)
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
@@ -94,7 +97,7 @@ def resolve(
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
     num_ranks = values["data_parallel_size"]
-    return EngineConfig(
+    config = EngineConfig(
         model=str(model_path),
         served_model_name=values["served_model_name"] or (_model_name(options, model_path),),
         dtype=dtype,
@@ -117,6 +120,7 @@ def resolve(
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
     )
+    return config, record
 
 
 # ------------------------------------------------------------------------------------------------------------- model

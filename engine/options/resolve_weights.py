@@ -54,7 +54,11 @@ def resolve_cache_directory(options: OptionValues, ops: str) -> str:
     values = options.values
     if not values["weight_cache"] or ops != "native" or values["load_format"] == "dummy":
         if values["weight_cache_dir"] is not None:
-            options.notes.append("--weight-cache-dir has no effect: packed weights are kept only of checkpoints for native ops")
+            kept = "only which kernels are fastest" if (ops, values["cpu_kernels"]) == ("native", "auto") else "nothing"
+            options.notes.append(
+                f"--weight-cache-dir: {kept} is kept there; packed weights are kept of checkpoints for native ops, and without "
+                "--no-weight-cache"
+            )
         return ""
     return str(cache_directory(options))
 

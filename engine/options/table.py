@@ -89,7 +89,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("max-model-len", whole(2), None, "longest prompt with its answer, in tokens; default: the model's limit"),
         Option("load-format", choice("auto", "safetensors", "dummy"), "auto", "dummy: random weights from config.json alone"),
         Option("weight-cache", flag(), True, "keep weights as the kernels read them in a file, which later starts map"),
-        Option("weight-cache-dir", text("DIR"), None, "its directory; default: tokamak/weights in the user's cache directory"),
+        Option(
+            "weight-cache-dir",
+            text("DIR"),
+            None,
+            "its directory, and that of which kernels are fastest; default: tokamak/weights in the user's cache directory",
+        ),
         Option("weight-cache-limit", num_bytes(0), 20 << 30, "size of all its files; the least recently used ones go first"),
         Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the model's"),
         Option("trust-request-chat-template", flag(), False, "render with the chat_template that a request brings; off: 400"),

@@ -9,6 +9,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
         <run id>/               or the directory given with --run-dir, to which <root>/<run id> is then a symbolic link
             lock                flock held by the supervisor; text: pid, start ticks, boot id
             manifest.json       configuration and actors
+            model.msgpack       what the start read of its checkpoint (`engine/checkpoint/record.py`)
             weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used;
                                 of several replicas, weights.<k>.json
             control.ipc         supervisor's ROUTER: Command -> Reply
@@ -41,7 +42,7 @@ _MAX_PID = 1 << 30
 SOCKET_NAMES = ("control.ipc", "events.ipc")
 KV_EVENTS_NAME = "kv-events.ipc"
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest holds a chat template
-MANIFEST_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "weights.json", "lock"
+MANIFEST_NAME, MODEL_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "model.msgpack", "weights.json", "lock"
 
 
 class _ManifestActors(msgspec.Struct):
@@ -79,6 +80,10 @@ class Run:
         return self.directory / with_replica(WEIGHTS_NAME, scheduler)
 
     @property
+    def model_path(self) -> Path:
+        return self.directory / MODEL_NAME
+
+    @property
     def control_endpoint(self) -> str:
         return f"ipc://{self.directory / 'control.ipc'}"
 
@@ -106,7 +111,7 @@ class Run:
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
         schedulers = actors_of(SCHEDULER, names) or (SCHEDULER,)
-        documents = (*map(self.weights_path, schedulers), self.manifest_path)
+        documents = (self.model_path, *map(self.weights_path, schedulers), self.manifest_path)
         return [
             *map(self.log_path, names),
             *(self.directory / name for name in SOCKET_NAMES),

@@ -79,7 +79,9 @@ class WeightUpdates:
         self._change: Change | None = None
         self._return: tuple[str, WeightsRecord] | None = None  # an order that is to be taken back, once nothing else goes on
         self._num_repairs = 0
-        self._unwritten = ""  # why what the ranks hold cannot be written down; no step is dispatched before it is
+        self._unwritten = ""
+        self._is_unwritten = context.counter("is_record_unwritten")
+        self._tell_unwritten("")
 
     @property
     def can_dispatch(self) -> bool:
@@ -267,18 +269,16 @@ class WeightUpdates:
         """Where ranks hold other weights than the record says, make them load those."""
         record = self._weights.record
         if not self._ranks.are_complete or not self._ranks.have_wrong_weights(record):
-            self._unwritten = ""
+            self._tell_unwritten("")
             return 0
         try:
             known = self._ranks.with_contents(record)
             self.write(known)  # a number's contents, from the first rank that loads it, before its first step
             after = self._take_overwritten()
         except RequestError as error:
-            if error.message != self._unwritten:
-                self._context.log.error("%s", error.message)
-            self._unwritten = error.message
+            self._tell_unwritten(error.message)
             return 0
-        self._unwritten = ""
+        self._tell_unwritten("")
         if after is None and not self._ranks.have_wrong_weights(self._weights.record):
             return 1
         self._num_repairs += 1
@@ -304,5 +304,18 @@ class WeightUpdates:
         say so."""
         path = self._weights.path
         self._context.counters.errors.record(self._context.name, f"weights {path} cannot be loaded again: {cause}")
-        self.write(self._weights.adopted(*self._ranks.weights_of(0)))
+        record = self._weights.adopted(*self._ranks.weights_of(0))
+        try:
+            self.write(record)
+        except RequestError as error:  # the next scheduler comes to the same end
+            self._context.log.error("%s", error.message)
+            self._weights.settle(record)
         self.clear_prefix_cache()
+
+    def _tell_unwritten(self, cause: str) -> None:
+        """Why what the ranks hold cannot be written down; empty: it can. Before it is, no step is dispatched."""
+        if cause and cause != self._unwritten:
+            self._context.log.error("%s", cause)
+            self._context.counters.errors.record(self._context.name, cause)
+        self._unwritten = cause
+        self._is_unwritten.set(1 if cause else 0)

@@ -6,6 +6,7 @@ What is missing is made again:
 
     run directory, lock, link to it     as at the start; another engine that has taken the directory meanwhile is an error
     manifest.json, weights.json         with what they held
+    model.msgpack                       out of the removed file, which is held open: it may be large
     control.ipc, events.ipc             bound a second time (the cache messenger does so with its own)
     segments                            a symbolic link to this process's descriptor: a removed inode cannot be linked again
 
@@ -18,6 +19,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from engine.checkpoint.files import open_file
 from engine.errors import TokamakError
 from engine.process.control import ControlServer
 from engine.process.run_directory import Run, link_run, lock_run, make_private_directory, read_document, runs_root
@@ -37,6 +39,7 @@ class RunKeeper:
         self._segments = segments
         self._server = server
         self._progress = progress
+        self._model = open_file(run.model_path)
         self._documents: dict[Path, bytes] = {}
         self._trouble = ""
         self._num_made_again = segments.counters.counter("run_files_made_again_total", SUPERVISOR)
@@ -69,6 +72,7 @@ class RunKeeper:
             self._progress.note(text)
 
     def close(self) -> None:
+        os.close(self._model)
         os.close(self._lock)
 
     def _remember(self) -> None:
@@ -97,6 +101,9 @@ class RunKeeper:
         missing = [path for path in self._documents if not path.exists()]
         for path in missing:
             self._run.write(path, self._documents[path])
+        if not self._run.model_path.exists():
+            self._run.write(self._run.model_path, os.pread(self._model, os.fstat(self._model).st_size, 0))
+            missing.append(self._run.model_path)
         return missing
 
     def _link_segments(self) -> list[Path]:

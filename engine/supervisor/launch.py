@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig, http_url
 from engine.errors import OptionError, StartError, TokamakError
 from engine.options.resolve import ChooseKernels, as_built, resolve
@@ -37,7 +38,7 @@ def main(arguments: list[str], embedded_model: str = "", choose_kernels: ChooseK
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         options = read_options(arguments, os.environ, embedded_model)
-        config = resolve(options, choose_kernels=choose_kernels)
+        config, model = resolve(options, choose_kernels=choose_kernels)
     except OptionError as error:
         print(f"tokamak serve: error: {error}", file=sys.stderr)
         return EXIT_BAD_OPTIONS
@@ -46,16 +47,16 @@ def main(arguments: list[str], embedded_model: str = "", choose_kernels: ChooseK
         return 0
     for note in options.notes:
         print(f"note: {note}", file=sys.stderr)
-    return serve(config, default_plan(config), terminal_progress(), start_s)
+    return serve(config, model, default_plan(config), terminal_progress(), start_s)
 
 
-def serve(config: EngineConfig, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
+def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
     """Run an engine of `plan`: make everything it needs, supervise it, and remove everything again. The exit code."""
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
         try:
             port = open_until_end.enter_context(reserve_port(config.host, config.port))
             config = msgspec.structs.replace(config, port=port.getsockname()[1])
-            run, lock = _open_run(config, plan, open_until_end)
+            run, lock = _open_run(config, model, plan, open_until_end)
             segments = RunSegments.of(config, [actor.name for actor in plan])
             open_until_end.callback(segments.close)
             started = Supervisor(run, lock, config, plan, segments, progress, lambda: _announce(config, segments, start_s))
@@ -66,13 +67,16 @@ def serve(config: EngineConfig, plan: Sequence[ActorPlan], progress: Progress, s
             return EXIT_FAILED
 
 
-def _open_run(config: EngineConfig, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack) -> tuple[Run, int]:
-    """The run's directory with lock (its descriptor) and manifest, removed at the end with all segments of the run."""
+def _open_run(
+    config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack
+) -> tuple[Run, int]:
+    """The run's directory with lock (its descriptor) and documents, removed at the end with all segments of the run."""
     Run(config.run_id, Path(config.run_dir)).check_path()
     run, lock = create_run(config.run_id, Path(config.run_dir))
     open_until_end.callback(os.close, lock)
     open_until_end.callback(remove_run, run)
     try:
+        run.write(run.model_path, model.encode())
         for scheduler in actors_of(SCHEDULER, (actor.name for actor in plan)) or (SCHEDULER,):
             run.write_weights(WeightsRecord.of_start(config), scheduler)
         run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))

@@ -15,11 +15,10 @@ replay may take long) for `MAX_OPENING_NS` a turn, and deltas leave as soon as t
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, RequestError
+from engine.errors import RequestError
 from engine.messages import (
     Abort,
     Detokenize,
@@ -78,10 +77,10 @@ class TokenizerActor(Actor):
 
     def on_start(self) -> None:
         config = self.context.config
-        path = Path(config.model)
-        model = ModelConfig.read(path)
-        self._vocabulary = vocabulary = _load_vocabulary(path, config, model.vocab_size)
-        sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.read(path).chat_templates
+        record = ModelRecord.of_run(self.context.run.model_path)
+        model = record.config
+        self._vocabulary = vocabulary = _vocabulary_of(record, config)
+        sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.of(record).chat_templates
         templates = ChatTemplates(
             sources,
             vocabulary.special_tokens,
@@ -402,11 +401,8 @@ class TokenizerActor(Actor):
         )
 
 
-def _load_vocabulary(path: Path, config: EngineConfig, vocab_size: int) -> Vocabulary:
+def _vocabulary_of(model: ModelRecord, config: EngineConfig) -> Vocabulary:
     """Dummy weights do without a tokenizer too: `config.json` alone is a model then, for token ids."""
-    try:
-        return Vocabulary.load(path)
-    except CheckpointError:
-        if config.load_format != "dummy" or (path / "tokenizer.json").exists() or (path / "tokenizer.model").exists():
-            raise
-        return Vocabulary.without_text(vocab_size)
+    if config.load_format == "dummy" and not model.files.keys() & set(VOCABULARIES):
+        return Vocabulary.without_text(model.config.vocab_size)
+    return Vocabulary.of(model)

@@ -1,17 +1,17 @@
 """What a checkpoint says of its tokenizer outside the vocabulary itself: special tokens and chat templates.
 
-Called by `vocabulary.py` and `actor.py` in the tokenizer processes. Reads the files that Hugging Face repositories carry
-beside the vocabulary; every one of them may be missing.
+Called by `vocabulary.py` and `actor.py` in the tokenizer processes. Understands the files that Hugging Face repositories carry
+beside the vocabulary, as the start read them; every one of them may be missing.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
-from engine.checkpoint.files import read_file
+from engine.checkpoint.record import TEMPLATES, ModelRecord
 from engine.errors import CheckpointError
 
 
@@ -32,20 +32,20 @@ class TokenizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_templates: dict[str, str]  # by name: "default", "tool_use", ...
 
     @classmethod
-    def read(cls, path: Path) -> TokenizerSettings:
-        """The settings of the checkpoint directory `path`. Raises CheckpointError naming the file that is wrong."""
-        config = _read_object(path / "tokenizer_config.json")
-        named = _read_object(path / "special_tokens_map.json") | config
+    def of(cls, model: ModelRecord) -> TokenizerSettings:
+        """The settings of the checkpoint. Raises CheckpointError naming the file that is wrong."""
+        config = _object(model, "tokenizer_config.json")
+        named = _object(model, "special_tokens_map.json") | config
         is_llama = str(config.get("tokenizer_class", "")).startswith("Llama")
         return cls(
             special_tokens={role: _content(value) for role, value in named.items() if _is_token(role, value)},
             more_special_tokens=tuple(
                 _content(value) for key in _LISTS_OF_SPECIAL_TOKENS for value in _values(named.get(key)) if _content(value)
             ),
-            added_tokens=_added_tokens(config, _read_object(path / "added_tokens.json")),
+            added_tokens=_added_tokens(config, _object(model, "added_tokens.json")),
             is_adding_bos=bool(config.get("add_bos_token", is_llama)),
             is_adding_eos=bool(config.get("add_eos_token", False)),
-            chat_templates=_chat_templates(path, config.get("chat_template")),
+            chat_templates=_chat_templates(model, config.get("chat_template")),
         )
 
 
@@ -53,13 +53,11 @@ _MAX_ID_DIGITS = 20
 _LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _object(model: ModelRecord, name: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(read_file(path), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return msgspec.json.decode(model.files.get(name, b"{}"), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{model.path}/{name} cannot be read: {error}") from error
 
 
 def _content(value: Any) -> str:
@@ -88,7 +86,7 @@ def _added_tokens(config: dict[str, Any], ids: dict[str, Any]) -> tuple[AddedTok
     return tuple(tokens[token_id] for token_id in sorted(tokens))
 
 
-def _chat_templates(path: Path, configured: Any) -> dict[str, str]:
+def _chat_templates(model: ModelRecord, configured: Any) -> dict[str, str]:
     """Template texts by name. Files win over tokenizer_config.json, as they do in transformers."""
     templates: dict[str, str] = {}
     if isinstance(configured, str):
@@ -98,18 +96,19 @@ def _chat_templates(path: Path, configured: Any) -> dict[str, str]:
     elif isinstance(configured, list):
         named = ((entry.get("name"), entry.get("template")) for entry in configured if isinstance(entry, dict))
         templates |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
-    from_processor = _read_object(path / "chat_template.json").get("chat_template")
+    from_processor = _object(model, "chat_template.json").get("chat_template")
     if isinstance(from_processor, str):
         templates["default"] = from_processor
-    for file in sorted(path.glob("additional_chat_templates/*.jinja")):
-        templates[file.stem] = _read_text(file)
-    if (path / "chat_template.jinja").is_file():
-        templates["default"] = _read_text(path / "chat_template.jinja")
+    for name in model.files:
+        if name.startswith(f"{TEMPLATES}/"):
+            templates[PurePath(name).stem] = _text(model, name)
+    if "chat_template.jinja" in model.files:
+        templates["default"] = _text(model, "chat_template.jinja")
     return templates
 
 
-def _read_text(path: Path) -> str:
+def _text(model: ModelRecord, name: str) -> str:
     try:
-        return read_file(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return model.files[name].decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{model.path}/{name} cannot be read: {error}") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tokenizers
 
-from engine.checkpoint.files import read_file
+from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.errors import CheckpointError, RequestError
 from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.token_bytes import WORD_START, PieceRule, byte_of_piece, is_byte_level, rule_of
@@ -49,13 +49,13 @@ class Vocabulary:
         self.longest_token_bytes = max(map(len, self.token_bytes), default=0)
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
-        """The vocabulary of the checkpoint directory `path`. Raises CheckpointError."""
-        settings = TokenizerSettings.read(path)
-        for name, read in (("tokenizer.json", _read_tokenizer_json), ("tokenizer.model", _read_sentencepiece)):
-            if (path / name).is_file():
-                return read(path / name, settings)
-        raise CheckpointError(f"{path} has neither tokenizer.json nor tokenizer.model")
+    def of(cls, model: ModelRecord) -> Vocabulary:
+        """The vocabulary of the checkpoint. Raises CheckpointError."""
+        settings = TokenizerSettings.of(model)
+        for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece), strict=True):
+            if name in model.files:
+                return read(Path(model.path) / name, model.files[name], settings)
+        raise CheckpointError(f"{model.path} has neither tokenizer.json nor tokenizer.model")
 
     @classmethod
     def without_text(cls, size: int) -> Vocabulary:
@@ -97,9 +97,9 @@ class _TokenizerFile(msgspec.Struct):
     decoder: dict[str, Any] | None = None
 
 
-def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
+def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings) -> Vocabulary:
+    """`path`: for messages, as below."""
     try:
-        data = read_file(path)
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
         decoder = msgspec.json.decode(data, type=_TokenizerFile).decoder
     except Exception as error:  # `tokenizers` raises nothing narrower
@@ -126,13 +126,13 @@ def _read_tokenizer_json(path: Path, settings: TokenizerSettings) -> Vocabulary:
     )
 
 
-def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Vocabulary:
+def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings) -> Vocabulary:
     """Tokens that the checkpoint adds, and special ones, are cut out of a text first; sentencepiece encodes what is between."""
     from sentencepiece import SentencePieceProcessor  # most models do without it
 
     try:
-        processor = SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError) as error:
+        processor = SentencePieceProcessor(model_proto=data)
+    except RuntimeError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     pieces: list[str | None] = [processor.IdToPiece(token_id) for token_id in range(processor.GetPieceSize())]
     control_ids = {token_id for token_id in range(len(pieces)) if processor.IsControl(token_id)}

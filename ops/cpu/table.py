@@ -59,7 +59,7 @@ class CpuOps:
         return inputs
 
     def embedding(self, inputs: Inputs, module: Embedding) -> Array:
-        return self._gather(module.weight, inputs.token_ids, module.width, self._rows(inputs))
+        return self._gather(module.weight, inputs.token_ids, module.num_rows, module.width, self._rows(inputs))
 
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
         return self._take_rows(x, row_ids, rows_of(row_ids))
@@ -71,9 +71,9 @@ class CpuOps:
 
     def _take_rows(self, x: Tensor, row_ids: Tensor, rows: Rows) -> Array:
         table = PackedWeight(WEIGHT_KINDS.index("float32"), x, is_in_panels=False)
-        return self._gather(table, row_ids, x.shape[1], rows)
+        return self._gather(table, row_ids, rows_of(x).limit, x.shape[1], rows)
 
-    def _gather(self, table: PackedWeight, row_ids: Tensor, width: int, rows: Rows) -> Array:
+    def _gather(self, table: PackedWeight, row_ids: Tensor, num_rows: int, width: int, rows: Rows) -> Array:
         y = self._executor.allocate(rows, width)
         self._executor.emit(
             _cpu.embedding,
@@ -83,6 +83,7 @@ class CpuOps:
             table.multipliers,
             table.offsets,
             row_ids,
+            num_rows,
             width,
             table.group_size,
             table.kind,

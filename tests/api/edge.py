@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from engine.checkpoint.record import ModelRecord
 from engine.messages import Command, Control, Order, Reply
 from engine.process.control import ControlServer
 from engine.process.run_directory import Manifest, Run, lock_run, new_run_id
@@ -58,6 +59,7 @@ class Edge:
         self.run = Run(run_id, directory)
         self._lock = lock_run(self.run)
         plan = default_plan(self.config)
+        self.run.write(self.run.model_path, ModelRecord.read(Path(self.config.model)).encode())
         self.run.write_manifest(Manifest(self.config, plan, os.getpid(), time.time()))
         self._segments = RunSegments.of(self.config, [actor.name for actor in plan])
         self.counters = self._segments.counters

@@ -113,6 +113,17 @@ def test_an_engine_that_does_not_serve(well: Edge, state: WeightsState, status: 
     assert well.get("/health/live").status_code == 200
 
 
+def test_an_engine_that_cannot_write_down_what_it_serves(well: Edge) -> None:
+    cell = well.counters.counter("is_record_unwritten", "scheduler")
+    well.counters.errors.record("scheduler", "weights.json: No space left on device")
+    cell.set(1)
+    answer = well.get("/health")
+    cell.set(0)
+    assert (answer.status_code, answer.json()["actor"]) == (503, "scheduler")
+    assert "No space left on device" in answer.json()["reason"]
+    assert well.get("/health").status_code == 200
+
+
 # ------------------------------------------------------------------------------------------------------------ counting
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.messages import WeightsState
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
-from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
+from tests.e2e.engine_process import DEMO, GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, stream_one, wait_for_waiting
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -252,6 +253,50 @@ def test_a_checkpoint_that_was_written_over(truth: dict[str, list[Answer]], mode
         assert {answer.weight_version for answer in found} == {"1" if cache == "kept" else "2"}
         assert stripped(found) == truth["a" if cache == "kept" else "b"]
         assert reload(engine, model) == (2 if cache == "kept" else 3)
+        assert stripped(answers(engine, SHORT)) == truth["b"]
+
+
+TEXTS: list[Body] = [{"prompt": text, "max_tokens": 8, "temperature": 0} for text in ("The quick brown fox", "naïve 😀")]
+
+
+def write_over(directory: Path, source: Path) -> None:
+    """In place, file by file: what has one open sees the new bytes."""
+    for path in source.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+
+
+def restart_all(engine: EngineProcess) -> None:
+    for actor in ("worker0", "tokenizer0", "scheduler", "api0"):
+        engine.wait_for_restart(actor, engine.kill(actor))
+
+
+def test_the_model_of_the_start_belongs_to_the_run(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
+    """Its directory is written over with a model of another shape and vocabulary, and removed: every actor that dies is what
+    it was, and so is one that dies after a reload from elsewhere."""
+    model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
+    with EngineProcess(model, "--max-model-len", "4000", "--restart-limit", "100") as engine:
+        texts = answers(engine, TEXTS)
+        write_over(model, DEMO)
+        restart_all(engine)
+        assert (stripped(answers(engine, SHORT)), answers(engine, TEXTS)) == (truth["a"], texts)
+        refused = order(engine, "reload")
+        assert (refused.status_code, "another model than the engine was started with" in refused.text) == (400, True)
+        reload(engine, model_b)
+        shutil.rmtree(model)
+        restart_all(engine)
+        assert stripped(answers(engine, SHORT)) == truth["b"]
+
+
+def test_no_weights_are_left(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
+    """Nothing has those in use any more: a worker that dies comes back without, which /health says, and takes others."""
+    model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
+    with EngineProcess(model, "--max-model-len", "4000", "--no-weight-cache", "--restart-limit", "2") as engine:
+        write_over(model, DEMO)
+        epoch = engine.kill("worker0")
+        wait_until(partial(is_back, engine, "worker0", epoch), what="worker0 restarted")
+        wait_until(lambda: engine.metric("engine_state") == WeightsState.CLEARED, what="without weights")
+        assert "has no weights" in httpx.get(f"{engine.url}/health", timeout=WATCHDOG_S).json()["reason"]
+        reload(engine, model_b)
         assert stripped(answers(engine, SHORT)) == truth["b"]
 
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from engine.checkpoint.record import ModelRecord
 from engine.process.control import ControlClient
 from engine.process.run_directory import Run, new_run_id, open_run, root_lock, runs_root
 from engine.process.topology import ActorPlan
@@ -25,7 +26,7 @@ from engine.supervisor.reaper import reap
 from shm.counters import ActorSnapshot, Counters, State
 from shm.segment import segment_names
 from tests.configurations import engine_config
-from tests.paths import REPOSITORY
+from tests.paths import GOLDEN, REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
 ECHO_PLAN = "ping0=PingActor,echo0=EchoActor,echo1=EchoActor"
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     }
     fields |= dict(argument.split("=", 1) for argument in arguments[1:])
     config = engine_config(**fields)
-    return serve(config, plan, PlainProgress(), time.monotonic())
+    return serve(config, ModelRecord.read(GOLDEN / "llama"), plan, PlainProgress(), time.monotonic())
 
 
 class EchoEngine:

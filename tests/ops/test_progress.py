@@ -28,7 +28,7 @@ def copy(target: np.ndarray, source: np.ndarray, row_ids: np.ndarray) -> _cpu.Op
     """The op that copies rows of `source`, words taken as pairs of floats."""
     kind = WEIGHT_KINDS.index("float32")
     return _cpu.embedding(
-        address_of(target), address_of(source), 0, 0, 0, address_of(row_ids), 2, 0, kind, False, 0, len(row_ids)
+        address_of(target), address_of(source), 0, 0, 0, address_of(row_ids), 1, 2, 0, kind, False, 0, len(row_ids)
     )
 
 
@@ -38,6 +38,15 @@ def test_after_each_op_of_a_tape(word: np.ndarray) -> None:
     _cpu.Tape(ops).replay()
     assert seen[0] == 0
     assert 0 < seen[1] <= seen[2] <= word[0]
+
+
+@pytest.mark.parametrize("row", [-1, 1])
+def test_rows_that_the_table_lacks_are_not_read(word: np.ndarray, row: int) -> None:
+    one = copy(np.zeros(1, np.uint64), word, np.array([row], np.int32))
+    with pytest.raises(IndexError, match=f"row {row} of a table of 1 rows"):
+        _cpu.run(one)
+    with pytest.raises(IndexError, match=f"row {row} of a table of 1 rows"):
+        _cpu.Tape([one]).replay()
 
 
 def test_after_each_task_of_an_op(word: np.ndarray) -> None:

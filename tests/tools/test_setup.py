@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import select
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,40 @@ def test_native_modules_are_built_anew_where_a_source_or_a_package_changes(tmp_p
     assert len(seen) == 5
     seen.add(shell("package_fingerprint=2; native_fingerprint", directory=tmp_path))
     assert len(seen) == 6
+
+
+def test_an_interpreter_may_lie_anywhere(tmp_path: Path) -> None:
+    python = tmp_path / "a directory" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    assert shell("find_python", environment={"TOKAMAK_PYTHON": str(python)}) == str(python)
+    assert "no Python 3.10 to 3.13 found" in shell("find_python", environment={"TOKAMAK_PYTHON": "/nowhere"})
+
+
+def test_modules_are_compiled_once(tmp_path: Path) -> None:
+    """Though a container says that Python shall not."""
+    (tmp_path / "module.py").write_text("")
+    environment = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "PYTHON": sys.executable}
+    assert shell('"$PYTHON" -c "import module"', environment=environment) == ""
+    assert list(tmp_path.glob("__pycache__/module.*.pyc"))
+
+
+def test_a_setup_that_waits_for_another_says_so(tmp_path: Path) -> None:
+    command = ["bash", "-c", "source tools/setup.sh; lock_venv; echo done"]
+    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TOKAMAK_VENV": str(tmp_path)}
+    with (tmp_path / ".tokamak-lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as waiting:
+            assert waiting.stdout is not None
+            assert waiting.stderr is not None
+            select.select([waiting.stderr], [], [], 60)
+            fcntl.flock(other, fcntl.LOCK_UN)
+            assert (waiting.stderr.read(), waiting.stdout.read()) == (
+                f"tokamak: waiting for another tools/serve or tools/test that installs into {tmp_path}\n",
+                "done\n",
+            )
 
 
 def test_a_failed_job_ends_the_others_and_shows_its_messages(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import zmq
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.record import ModelRecord
 from engine.errors import CheckpointError
 from engine.messages import (
     ActorState,
@@ -61,6 +63,7 @@ class Engine:
             **options,
         )
         self.run = Run(self.config.run_id, directory)
+        self.run.write(self.run.model_path, ModelRecord.read(self.model).encode())
         self.run.write_weights(WeightsRecord.of_start(self.config))
         self.segments = RunSegments.of(self.config, NAMES)
         self.zmq = zmq.Context()
@@ -322,6 +325,38 @@ def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_p
     assert isinstance(again, WeightsChanged)
     assert "was written over" in again.error or is_packed
     assert again.contents == second.weight_contents
+
+
+def test_a_checkpoint_of_another_shape_in_its_place(engine: Engine, tmp_path: Path) -> None:
+    """The shape is the run's. What is in use is its packed weights; where these are gone there are none to be had."""
+    expected = expected_outputs(engine.model)[0]
+    engine.keep_packed(tmp_path / "packed")
+    engine.worker()
+    contents = hello_of(engine).weight_contents
+    engine.use(engine.model, 1, contents)
+    write_checkpoint(engine.model, {**TINY, "vocab_size": 20, "num_key_value_heads": 2})
+    worker = engine.worker(2)
+    assert hello_of(engine).weight_contents == contents
+    assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected
+    shutil.rmtree(tmp_path / "packed")
+    worker = engine.worker(3)
+    assert greeting(engine) == ("worker0", 3, 0, "")
+    answer = engine.ask(worker, LoadWeights("c1", str(engine.model), 1, [], contents))
+    assert isinstance(answer, WeightsChanged)
+    assert "vocab_size: 40, 20" in answer.error
+
+
+@pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}], ids=["read", "dummy"])
+def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str, str]) -> None:
+    """A worker that dies after a reload from elsewhere does not need it, nor does one of random weights."""
+    engine = Engine(tmp_path, **options)
+    if not options:
+        engine.use(other_weights(tmp_path / "other"), 2)
+    shutil.rmtree(engine.model)
+    worker = engine.worker(2)
+    assert hello_of(engine).weight_version == (1 if options else 2)
+    token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True)))
+    engine.close()
 
 
 def test_starts_with_the_first_weights_where_those_are_gone(engine: Engine, tmp_path: Path) -> None:

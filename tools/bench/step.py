@@ -21,7 +21,6 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError, TokamakError
 from engine.messages import SamplingParams
@@ -229,8 +228,8 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
     }
     for name, value in needed.items():
         options.values[name] = max(value, options.values[name] or 0) if name != "num_kv_blocks" else value
-    config = resolve(options, choose_kernels=kernels.choose)
-    limit = ModelConfig.read(config.model).max_position_embeddings
+    config, model = resolve(options, choose_kernels=kernels.choose)
+    limit = model.config.max_position_embeddings
     if longest > limit:
         raise OptionError(f"a context of {longest - 1} tokens and one more do not fit the model, which has {limit} positions")
     return msgspec.structs.replace(config, max_model_len=longest)

@@ -13,7 +13,6 @@ as none: the kernels are timed anew. What cannot be kept is no error.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -25,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from engine.checkpoint.files import make_directory
+from engine.checkpoint.files import replace_file
 from engine.errors import OptionError
 from engine.process.run_directory import read_document
 from ops import _cpu
@@ -185,13 +184,7 @@ def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
 
 
 def _keep(path: Path, found: Timing) -> None:
-    unfinished = path.with_suffix(f".{os.getpid()}.partial")
     try:
-        make_directory(path.parent)
-        unfinished.touch(0o600)
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
-        unfinished.replace(path)
+        replace_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2))
     except OSError as error:
         _LOG.warning("which kernels are fastest is not kept in %s: %s; the next start times them again", path.parent, error)
-        with contextlib.suppress(OSError):
-            unfinished.unlink()

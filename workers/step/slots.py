@@ -67,6 +67,8 @@ class Slots:
         self.reset(slot)
         token_ids = np.frombuffer(message.token_ids, np.int32)
         block_ids = np.frombuffer(message.block_ids, np.int32)
+        is_known = (token_ids >= 0) & (token_ids < self._vocab_size)
+        assert is_known.all(), f"token id {token_ids[~is_known][0]} of a vocabulary of {self._vocab_size}"
         self.token_ids[slot, : len(token_ids)] = token_ids
         self.num_tokens[slot] = len(token_ids)
         self.num_prompt_tokens[slot] = message.num_prompt_tokens

@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.files import MappedFile, make_directory, read_file
+from engine.checkpoint.files import MappedFile, read_file, replace_file
 from ops import _cpu
 
 _LOG = logging.getLogger(__name__)
@@ -65,11 +64,8 @@ class Checksums:
         if self.path is None:
             return
         latest = dict(list(checksums.items())[-_MAX_REMEMBERED:])
-        unfinished = self.path.with_suffix(f".{os.getpid()}.partial")
         try:
-            make_directory(self.path.parent)
-            unfinished.write_text(json.dumps(latest))
-            unfinished.replace(self.path)
+            replace_file(self.path, json.dumps(latest).encode())
         except OSError as error:  # the next start reads the checkpoint once more
             _LOG.info("checksums of the checkpoint are not kept: %s", error)
 

@@ -74,9 +74,10 @@ def load_model(
     cache: WeightCache | None = None,
     contents: str = "",
 ) -> LoadedModel:
-    """The model of the checkpoint at `path`, which must have the shape of `config`. With `random_seed`, nothing but the config
-    is used and the weights are random. Raises CheckpointError; ContentsError where the checkpoint was written over, so that
-    what had the `contents` that are asked for is neither there nor in the cache."""
+    """The model of the run, whose shape is `config`, with the weights of the checkpoint at `path`, which must have that shape.
+    With `random_seed`, nothing but the config is used and the weights are random; where the cache has the `contents` that are
+    asked for, nothing of `path` is read either. Raises CheckpointError; ContentsError where the checkpoint was written over, so
+    that these contents are neither there nor in the cache."""
     if ops.max_head_dim is not None and config.head_dim > ops.max_head_dim:
         raise CheckpointError(
             f"{path}: heads have {config.head_dim} elements, the {ops.name} ops take {ops.max_head_dim} at most; "
@@ -92,7 +93,8 @@ def load_model(
     else:
         loading = _Loading(weights, None, ops, precision, on_progress)
         directory = cache if ops.layout is not None else None
-        description = {"config": repr(config), "layout": ops.layout and ops.layout(), "ranks": 1, "rank": 0} | asdict(precision)
+        layout = ops.layout and ops.layout()
+        description = {"model": _shape(config, weights), "layout": layout, "ranks": 1, "rank": 0} | asdict(precision)
 
         def name_of(contents: str) -> str:
             return f"{path.name}-{digest_of([contents, description])}"
@@ -100,7 +102,7 @@ def load_model(
         if contents and directory and loading.map_from(directory, name_of(contents)) == "hit":
             outcome, found = "hit", contents
         else:
-            loading.stored = checkpoint = Checkpoint(path, config, weights)
+            loading.stored = checkpoint = Checkpoint(path, config.of_same_shape(path), weights)
             found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)
             if contents not in ("", found):
                 raise ContentsError(
@@ -245,6 +247,13 @@ class _Loading:
         if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
             return side_by_side([self._stored.read_integers(name, format) for name in names], format)
         return joined([self._stored.read_plain(name) for name in names], format)
+
+
+def _shape(config: ModelConfig, weights: Weights) -> str:
+    """What the packed bytes depend on besides the contents of a checkpoint: which tensors are asked of it, and into which heads
+    and modules they are cut. Nothing that is computed with them: what has the same weights has the same file."""
+    heads = (config.num_attention_heads, config.num_kv_heads)
+    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes()])
 
 
 def _num_values(module: Module) -> int:

@@ -106,13 +106,13 @@ class Checkpoint:
                 raise CheckpointError(f"{file.path} was changed while it was read; load it again when it is complete")
 
     def contents(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> str:
-        """What tells the values that are read here from any others: what was understood of the configuration, and the bytes
-        and checksum of the contents of each file."""
+        """What tells the values that are read here from any others of the same shape: how they are stored, and the bytes and
+        checksum of the contents of each file."""
         files = self._mapped()
         sums = checksums.of(files, partial(on_progress, 0, sum(file.status.st_size for file in files)))
         self.let_go()
         found = [(file.path.name, file.status.st_size, checksum) for file, checksum in zip(files, sums, strict=True)]
-        return digest_of([repr(self._config), *found])
+        return digest_of([repr(self._config.quantization), self.is_paddle_layout, *found])
 
     def _mapped(self) -> list[MappedFile]:
         return [self._gguf.mapped] if self._gguf else [file.mapped for file in self._files]

@@ -51,9 +51,9 @@ void bind_ops(nb::module_ &module) {
     nb::class_<Op>(module, "Op");
     module.def(
         "embedding", [](Address y, Address weight, Address scales, Address multipliers, Address offsets, Address token_ids,
-                        i64 width, i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
+                        i64 num_rows, i64 width, i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
             return Op{Embed{floats(y), floats(weight), floats(scales), integers(multipliers), floats(offsets), ints(token_ids),
-                            width, group_size, static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
+                            num_rows, width, group_size, static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
         });
     module.def("linear", [](Address y, Address x, i32 kind, Address weight, Address scales, Address multipliers,
                             Address offsets, Address bias, i64 inputs, i64 outputs, i64 group_size, Address rows, i64 count) {

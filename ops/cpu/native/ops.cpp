@@ -38,6 +38,11 @@ void for_rows(Engine &engine, i64 rows, i64 width, const Function &function) {
 }
 
 void run_op(Engine &engine, const Embed &op) {
+    const i32 *end = op.token_ids + op.rows.get();
+    const i32 *outside = std::find_if(op.token_ids, end, [&](i32 row) { return row < 0 || row >= op.num_rows; });
+    if (outside != end) {
+        throw std::out_of_range("row " + std::to_string(*outside) + " of a table of " + std::to_string(op.num_rows) + " rows");
+    }
     for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row) look_up(op, row);
     });

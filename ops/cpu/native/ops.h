@@ -25,7 +25,7 @@ struct Embed {
     const std::int8_t *multipliers;
     const float *offsets;
     const i32 *token_ids;
-    i64 width, group_size;
+    i64 num_rows, width, group_size;  // of the table; a token id beyond it is an error before anything is read
     WeightKind kind;
     bool is_in_panels;  // as a linear has its weight, whose outputs are the rows
     Rows rows;

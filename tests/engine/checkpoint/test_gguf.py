@@ -22,9 +22,8 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from engine.options.resolve import resolve
 from engine.options.table import read_options
-from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.vocabulary import Vocabulary
-from tests.engine.tokenizer.vocabularies import CORPUS, sentencepiece_model, write_checkpoint
+from tests.engine.tokenizer.vocabularies import CORPUS, sentencepiece_model, settings_of, vocabulary_of, write_checkpoint
 from tests.ggufs import (
     CONTROL,
     UNKNOWN,
@@ -82,14 +81,17 @@ class TestEmbeddedModel:
 
     def test_tokenizer_and_template(self, demo: Path) -> None:
         path = resolve_model(str(demo))
-        found, original = Vocabulary.load(path), Vocabulary.load(DEMO)
+        found, original = vocabulary_of(path), vocabulary_of(DEMO)
         assert [found.encode(text, True) for text in TEXTS] == [original.encode(text, True) for text in TEXTS]
         assert (found.token_bytes, found.special_ids) == (original.token_bytes, original.special_ids)
-        assert TokenizerSettings.read(path).chat_templates == TokenizerSettings.read(DEMO).chat_templates
-        assert TokenizerSettings.read(path).special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+        assert settings_of(path).chat_templates == settings_of(DEMO).chat_templates
+        assert settings_of(path).special_tokens == {
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+        }
 
     def test_options(self, demo: Path) -> None:
-        config = resolve(read_options(["--model", str(demo)], {}))
+        config = resolve(read_options(["--model", str(demo)], {}))[0]
         assert config.served_model_name == ("demo-F16",)
         assert Path(config.model).joinpath("model.gguf").resolve() == demo
 
@@ -154,7 +156,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = write_small(folder / "small.gguf", **byte_level_metadata(tokenizer, request.param), **metadata)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return Vocabulary.load(write_checkpoint(folder / "original", tokenizer)), Vocabulary.load(resolve_model(str(path)))
+        return vocabulary_of(write_checkpoint(folder / "original", tokenizer)), vocabulary_of(resolve_model(str(path)))
 
 
 def test_same_tokens(pair: tuple[Vocabulary, Vocabulary]) -> None:
@@ -202,8 +204,8 @@ class TestSentencepiece:
             "eos_token": "</s>",
             "added_tokens_decoder": {"420": {"content": "<|im_start|>", "special": True}},
         }
-        original = Vocabulary.load(write_checkpoint(tmp_path / "original", sentencepiece_model(), tokenizer_config=config))
-        found = Vocabulary.load(resolve_model(str(write_small(tmp_path / "small.gguf", **self.metadata()))))
+        original = vocabulary_of(write_checkpoint(tmp_path / "original", sentencepiece_model(), tokenizer_config=config))
+        found = vocabulary_of(resolve_model(str(write_small(tmp_path / "small.gguf", **self.metadata()))))
         for text in TEXTS:
             assert found.encode(text, True) == original.encode(text, True), text
         assert (found.token_bytes, found.special_ids) == (original.token_bytes, original.special_ids)
@@ -211,7 +213,7 @@ class TestSentencepiece:
 
     def test_without_the_space_before_a_text(self, tmp_path: Path) -> None:
         metadata = self.metadata(tokenizer__ggml__add_space_prefix=False, tokenizer__ggml__add_bos_token=False)
-        found = Vocabulary.load(resolve_model(str(write_small(tmp_path / "small.gguf", **metadata))))
+        found = vocabulary_of(resolve_model(str(write_small(tmp_path / "small.gguf", **metadata))))
         token_ids = found.encode("The fox", True)
         assert b"".join(found.bytes_of(token_id) for token_id in token_ids) == b"The fox"
 
@@ -251,7 +253,7 @@ def test_rope_scaling(tmp_path: Path) -> None:
 def test_templates_by_name(tmp_path: Path) -> None:
     metadata = {"tokenizer__chat_template": "{{ 1 }}", "tokenizer__chat_template__tool_use": "{{ 2 }}"}
     path = resolve_model(str(write_small(tmp_path / "a.gguf", **PLAIN, **metadata)))
-    assert TokenizerSettings.read(path).chat_templates == {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
+    assert settings_of(path).chat_templates == {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
     assert ModelConfig.read(path).eos_token_ids == (2,)
 
 

@@ -54,7 +54,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def configure(
     model: Path, *arguments: str, environment: dict[str, str] | None = None, processor: str = "float32"
 ) -> EngineConfig:
-    return resolve(read_options([str(model), *arguments], environment or {}), PROCESSORS[processor])
+    return resolve(read_options([str(model), *arguments], environment or {}), PROCESSORS[processor])[0]
 
 
 def test_defaults(model: Path, dtype: str) -> None:
@@ -81,9 +81,9 @@ def test_every_engine_option_is_on_the_command_line() -> None:
 
 def test_the_embedded_model_is_the_default() -> None:
     assert MODEL == REPOSITORY / "tools" / "demo" / "model"
-    assert resolve(read_options([], {}, str(MODEL))).served_model_name == ("tokamak-demo",)
+    assert resolve(read_options([], {}, str(MODEL)))[0].served_model_name == ("tokamak-demo",)
     with pytest.raises(OptionError, match="--model: no model is given"):
-        resolve(read_options([], {}))
+        resolve(read_options([], {}))[0]
 
 
 def test_command_line_wins_over_environment_over_file(model: Path, tmp_path: Path) -> None:
@@ -211,13 +211,13 @@ def test_kv_cache_dtype(model: Path) -> None:
 
 def test_the_models_own_limit_is_lowered_to_what_the_cache_holds(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10"], {})
-    assert resolve(options).max_model_len == 160
+    assert resolve(options)[0].max_model_len == 160
     assert "10 KV blocks hold 160 tokens, the limit 1024 of the model needs 64 blocks" in options.notes[0]
 
 
 def test_a_limit_that_was_asked_for_stays(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10", "--max-model-len", "200"], {})
-    assert resolve(options).max_model_len == 200
+    assert resolve(options)[0].max_model_len == 200
     assert "10 KV blocks hold 160 tokens, --max-model-len 200 needs 13 blocks" in options.notes[0]
 
 
@@ -231,7 +231,7 @@ def test_chat_templates(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/no/such/model", "not a name"])
 def test_a_model_that_is_not_there(name: str) -> None:
     with pytest.raises(OptionError, match=name):
-        resolve(read_options(["--model", name], {}))
+        resolve(read_options(["--model", name], {}))[0]
 
 
 def test_a_model_that_cannot_be_read(model: Path) -> None:
@@ -272,7 +272,7 @@ def test_replicas(model: Path) -> None:
     assert (two.threads, two.num_kv_blocks) == (max(1, cores // 2), 100)
     assert configure(model).num_ranks == 1
     options = read_options([str(model), "--data-parallel-size", "64", "--threads", str(cores)], {})
-    assert resolve(options).threads == cores
+    assert resolve(options)[0].threads == cores
     assert any(f"64 ranks of {cores} threads share {cores} cores" in note for note in options.notes)
     with pytest.raises(OptionError, match="--data-parallel-size 65"):
         configure(model, "--data-parallel-size", "65")

@@ -447,6 +447,65 @@ def test_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
     assert simulation.run.weights().version == 2
 
 
+def test_nothing_is_cached_of_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
+    """Keys and values that its old contents made serve nobody who comes later."""
+    simulation.restart_rank(files="a")
+    prompt = list(range(40))
+    simulation.finish(simulation.submit(prompt))
+    simulation.restart_rank(files="b")
+    simulation.run_until(lambda: simulation.rank.version == 2, "a number of its own")
+    later = simulation.submit(prompt)
+    simulation.finish(later)
+    assert later.outputs[0].num_cached_tokens == 0
+    assert later.outputs[0].weight_version == 2
+
+
+def test_ranks_that_found_different_contents(tmp_path: Path) -> None:
+    """A checkpoint was written over between the two: what the first found is what the number stands for; all take the new."""
+    with simulate(tmp_path, tensor_parallel_size=2) as simulation:
+        for index, files in enumerate("ab"):
+            simulation.kill_rank(index)
+            simulation.revive_rank(index, files=files)
+        simulation.ranks[0].files = "b"
+        simulation.run_until(lambda: [rank.version for rank in simulation.ranks] == [2, 2], "one version")
+        stream = simulation.submit([1, 2, 3])
+        simulation.finish()
+        simulation.check(stream)
+        assert simulation.run.weights().contents == {1: "a", 2: "b"}
+
+
+def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulation) -> None:
+    """A rank came with contents that nobody knew, and weights.json cannot be written: all wait, and people hear of it."""
+    simulation.run.weights_path().unlink()
+    simulation.run.weights_path().mkdir()
+    simulation.restart_rank(weights=(MODEL, 1), files="a")
+    streams = submit_all(simulation, count=4)
+    simulation.run_until(lambda: simulation.metric("is_record_unwritten") == 1, "it is noticed")
+    for _ in range(20):
+        simulation.turn()
+    assert simulation.rank.steps == []
+    texts = [entry.text for entry in simulation.segments.counters.errors.entries()]
+    assert [("weights.json: Is a directory" in text) for text in texts] == [True]
+    simulation.run.weights_path().rmdir()
+    simulation.finish()
+    simulation.check(*streams)
+    assert simulation.metric("is_record_unwritten") == 0
+    assert simulation.run.weights().contents == {1: "a"}
+
+
+def test_weights_that_are_gone_where_that_cannot_be_written_down(simulation: Simulation) -> None:
+    """What is done for want of them is done all the same."""
+    simulation.ask(ReloadWeights(OTHER))
+    simulation.run.weights_path().unlink()
+    simulation.run.weights_path().mkdir()
+    simulation.restart_rank(weights=(MODEL, 1))
+    simulation.rank.refuses_loads = "gone"
+    stream = simulation.submit([1, 2, 3])
+    simulation.finish()
+    simulation.check(stream)
+    assert simulation.metric("weight_version") == 1
+
+
 def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulation) -> None:
     simulation.restart_rank(files="a")
     simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")

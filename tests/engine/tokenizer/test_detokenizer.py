@@ -15,7 +15,15 @@ from tokenizers import Tokenizer
 from engine.messages import TextOptions
 from engine.tokenizer.detokenizer import Detokenizer, decode
 from engine.tokenizer.vocabulary import Vocabulary
-from tests.engine.tokenizer.vocabularies import CORPUS, TOKENIZERS, byte_level, llama, sentencepiece_model, write_checkpoint
+from tests.engine.tokenizer.vocabularies import (
+    CORPUS,
+    TOKENIZERS,
+    byte_level,
+    llama,
+    sentencepiece_model,
+    vocabulary_of,
+    write_checkpoint,
+)
 
 many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 texts = st.text(max_size=40) | st.sampled_from([*CORPUS, "😀👩‍👩‍👧 e\u0301 日本", "", " ", "  a  ", "\x00\u2028\ufffd"])
@@ -25,12 +33,12 @@ id_lists = st.lists(st.integers(min_value=0, max_value=520), max_size=30)
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Vocabulary]:
     tokenizer = TOKENIZERS[request.param]()
-    return tokenizer, Vocabulary.load(write_checkpoint(tmp_path_factory.mktemp(request.param), tokenizer))
+    return tokenizer, vocabulary_of(write_checkpoint(tmp_path_factory.mktemp(request.param), tokenizer))
 
 
 @pytest.fixture(scope="module")
 def bytes_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    return Vocabulary.load(write_checkpoint(tmp_path_factory.mktemp("bytes"), byte_level()))
+    return vocabulary_of(write_checkpoint(tmp_path_factory.mktemp("bytes"), byte_level()))
 
 
 def cuts(items: Sequence[int]) -> Iterator[list[Sequence[int]]]:
@@ -107,7 +115,7 @@ def test_an_incomplete_character_at_the_end_is_replaced(bytes_vocabulary: Vocabu
 
 
 def test_a_continuation_keeps_the_space_before_its_first_word(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, llama()))
+    vocabulary = vocabulary_of(write_checkpoint(tmp_path, llama()))
     token_ids = vocabulary.encode("The quick", False)
     assert Detokenizer(vocabulary, TextOptions(), is_continuation=True).push(token_ids) == " The quick"
     assert Detokenizer(vocabulary, TextOptions(), is_continuation=False).push(token_ids) == "The quick"
@@ -131,7 +139,7 @@ def test_sentencepiece_text_comes_back(sentencepieces: tuple[Vocabulary, bytes],
 @pytest.fixture(scope="module")
 def sentencepieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, bytes]:
     model = sentencepiece_model()
-    return Vocabulary.load(write_checkpoint(tmp_path_factory.mktemp("model"), model)), model
+    return vocabulary_of(write_checkpoint(tmp_path_factory.mktemp("model"), model)), model
 
 
 # -------------------------------------------------------------------------------------------------------- stop strings

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from engine.checkpoint.record import ModelRecord
 from engine.messages import (
     Abort,
     ChatPrompt,
@@ -51,6 +52,7 @@ from engine.tokenizer.vocabulary import Vocabulary
 from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
+from tests.engine.tokenizer.vocabularies import vocabulary_of
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
 
@@ -103,7 +105,9 @@ class Bench:
         for name in names:
             self.begin_epoch(name, 1)
             self.set_state(name, State.READY)
-        self.context = ActorContext(Run(self.run_id, directory), self.config, "tokenizer0", 1)
+        run = Run(self.run_id, directory)
+        run.write(run.model_path, ModelRecord.read(Path(self.config.model)).encode())
+        self.context = ActorContext(run, self.config, "tokenizer0", 1)
         self._inboxes = {name: Mailbox.attach(self.run_id, name, 1) for name in ("api0", "api1", *schedulers)}
         self._outboxes = {name: MailboxSender.attach(self.run_id, "tokenizer0", name, 1) for name in self._inboxes}
         self.actor = TokenizerActor(self.context)
@@ -174,7 +178,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return Vocabulary.load(MODEL)
+    return vocabulary_of(MODEL)
 
 
 def sent_requests(record: bytes) -> list[Request]:

@@ -10,9 +10,17 @@ import pytest
 import sentencepiece
 
 from engine.errors import CheckpointError, RequestError
-from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.vocabulary import Vocabulary
-from tests.engine.tokenizer.vocabularies import CORPUS, TOKENIZERS, byte_level, llama, sentencepiece_model, write_checkpoint
+from tests.engine.tokenizer.vocabularies import (
+    CORPUS,
+    TOKENIZERS,
+    byte_level,
+    llama,
+    sentencepiece_model,
+    settings_of,
+    vocabulary_of,
+    write_checkpoint,
+)
 
 SPECIAL = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "add_bos_token": True}
 
@@ -24,7 +32,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_encodes_as_the_library_with_and_without_special_tokens(tmp_path: Path) -> None:
     tokenizer = byte_level()
-    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, tokenizer))
+    vocabulary = vocabulary_of(write_checkpoint(tmp_path, tokenizer))
     for text in [*CORPUS, "", "a<s>b<tool é>c"]:
         assert vocabulary.encode(text, False) == tokenizer.encode(text, add_special_tokens=False).ids
         assert vocabulary.encode(text, True) == tokenizer.encode(text).ids
@@ -36,11 +44,11 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     expected = tokenizer.encode("a b c d e f").ids
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=64)
-    assert Vocabulary.load(write_checkpoint(tmp_path, tokenizer)).encode("a b c d e f", True) == expected
+    assert vocabulary_of(write_checkpoint(tmp_path, tokenizer)).encode("a b c d e f", True) == expected
 
 
 def test_every_family_knows_its_special_and_end_tokens(directory: Path) -> None:
-    vocabulary = Vocabulary.load(directory)
+    vocabulary = vocabulary_of(directory)
     end = vocabulary.encode("</s>", False)[-1]
     assert vocabulary.eos_token_ids == (end,)
     assert {vocabulary.encode(token, False)[-1] for token in ("<s>", "</s>")} <= vocabulary.special_ids
@@ -48,7 +56,7 @@ def test_every_family_knows_its_special_and_end_tokens(directory: Path) -> None:
 
 
 def test_bytes_of_byte_level_tokens_are_the_real_bytes(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, byte_level()))
+    vocabulary = vocabulary_of(write_checkpoint(tmp_path, byte_level()))
     text = "日本語 𝄞 naïve <tool é> <begin▁é>"
     token_ids = vocabulary.encode(text, False)
     assert b"".join(map(vocabulary.bytes_of, token_ids)) == text.encode()
@@ -57,7 +65,7 @@ def test_bytes_of_byte_level_tokens_are_the_real_bytes(tmp_path: Path) -> None:
 
 
 def test_the_first_token_loses_the_space_that_was_put_before_it(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, llama()))
+    vocabulary = vocabulary_of(write_checkpoint(tmp_path, llama()))
     first = vocabulary.encode("The", False)[0]
     assert vocabulary.bytes_of(first).startswith(b" ")
     assert vocabulary.first_bytes_of(first) == vocabulary.bytes_of(first)[1:]
@@ -65,13 +73,13 @@ def test_the_first_token_loses_the_space_that_was_put_before_it(tmp_path: Path) 
 
 
 def test_ids_that_nobody_knows_are_worth_no_bytes(directory: Path) -> None:
-    vocabulary = Vocabulary.load(directory)
+    vocabulary = vocabulary_of(directory)
     for token_id in (-1, vocabulary.size, 10**9):
         assert vocabulary.bytes_of(token_id) == vocabulary.first_bytes_of(token_id) == b""
 
 
 def test_sentencepiece_encodes_as_the_library(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.load(write_checkpoint(tmp_path, sentencepiece_model()))
+    vocabulary = vocabulary_of(write_checkpoint(tmp_path, sentencepiece_model()))
     processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
     for text in [*CORPUS, "", " x"]:
         assert vocabulary.encode(text, True) == processor.EncodeAsIds(text)
@@ -83,7 +91,7 @@ def test_sentencepiece_cuts_out_special_and_added_tokens(tmp_path: Path) -> None
     """Ernie's layout: tokens added by added_tokens.json and tokenizer_config.json above the model's own."""
     config = SPECIAL | {"added_tokens_decoder": {"421": {"content": "<|turn|>", "special": True}}, "cls_token": "<|turn|>"}
     path = write_checkpoint(tmp_path, sentencepiece_model(), tokenizer_config=config, added_tokens={"<plain>": 423})
-    vocabulary = Vocabulary.load(path)
+    vocabulary = vocabulary_of(path)
     processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
     quick = processor.EncodeAsIds("quick")
     assert vocabulary.encode("<|turn|>quick</s><plain>", True) == [processor.bos_id(), 421, *quick, processor.eos_id(), 423]
@@ -103,7 +111,7 @@ def test_special_tokens_come_from_either_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "</s>", "bos_token": None, "add_bos_token": False})
     )
-    settings = TokenizerSettings.read(tmp_path)
+    settings = settings_of(tmp_path)
     assert settings.special_tokens == {"pad_token": "<pad>", "eos_token": "</s>"}
     assert settings.more_special_tokens == ("<a>", "<b>")
 
@@ -111,16 +119,20 @@ def test_special_tokens_come_from_either_file(tmp_path: Path) -> None:
 def test_chat_templates_are_found_wherever_they_are(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "one"}))
-    assert TokenizerSettings.read(tmp_path).chat_templates == {"default": "one"}
+    assert settings_of(tmp_path).chat_templates == {"default": "one"}
     named = [{"name": "default", "template": "two"}, {"name": "tool_use", "template": "three"}]
     config.write_text(json.dumps({"chat_template": named}))
-    assert TokenizerSettings.read(tmp_path).chat_templates == {"default": "two", "tool_use": "three"}
+    assert settings_of(tmp_path).chat_templates == {"default": "two", "tool_use": "three"}
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "four"}))
-    assert TokenizerSettings.read(tmp_path).chat_templates["default"] == "four"
+    assert settings_of(tmp_path).chat_templates["default"] == "four"
     (tmp_path / "chat_template.jinja").write_text("five")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("six")
-    assert TokenizerSettings.read(tmp_path).chat_templates == {"default": "five", "tool_use": "three", "rag": "six"}
+    assert settings_of(tmp_path).chat_templates == {
+        "default": "five",
+        "tool_use": "three",
+        "rag": "six",
+    }
 
 
 @pytest.mark.parametrize(
@@ -130,7 +142,7 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, name: str, text: str) -> N
     if name:
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError, match=name or "neither"):
-        Vocabulary.load(tmp_path)
+        vocabulary_of(tmp_path)
 
 
 def test_ids_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
@@ -138,30 +150,30 @@ def test_ids_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     parts["model"]["vocab"]["z"] = 4_000_000_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
     with pytest.raises(CheckpointError, match="a token has the id 4000000000"):
-        Vocabulary.load(tmp_path)
+        vocabulary_of(tmp_path)
     added = write_checkpoint(tmp_path / "added", sentencepiece_model(), added_tokens={"<far>": 4_000_000_000})
     with pytest.raises(CheckpointError, match="a token has the id 4000000000"):
-        Vocabulary.load(added)
+        vocabulary_of(added)
 
 
 def test_a_decoder_of_another_type_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(byte_level().to_str()), "decoder": ["x"]}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Vocabulary.load(tmp_path)
+        vocabulary_of(tmp_path)
 
 
 def test_settings_of_other_types_are_left_out(tmp_path: Path) -> None:
     config = {"chat_template": [{"name": "a"}, {"template": "b"}, {"name": "default", "template": "c"}]}
     config |= {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    settings = TokenizerSettings.read(tmp_path)
+    settings = settings_of(tmp_path)
     assert (settings.chat_templates, settings.added_tokens) == ({"default": "c"}, ())
 
 
 def test_settings_that_are_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer_config.json")
     with pytest.raises(CheckpointError, match="not a regular file"):
-        TokenizerSettings.read(tmp_path)
+        settings_of(tmp_path)
 
 
 def test_a_decoder_that_no_stream_can_follow_is_refused(tmp_path: Path) -> None:
@@ -170,7 +182,7 @@ def test_a_decoder_that_no_stream_can_follow_is_refused(tmp_path: Path) -> None:
     content["decoder"] = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
     (path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="CTC"):
-        Vocabulary.load(path)
+        vocabulary_of(path)
 
 
 def test_a_model_without_tokenizer_takes_token_ids_only() -> None:

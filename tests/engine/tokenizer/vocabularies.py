@@ -1,4 +1,5 @@
-"""Real tokenizers of every family, made on the spot: checkpoint directories with nothing but their tokenizer files."""
+"""Real tokenizers of every family, made on the spot: checkpoint directories with nothing but their tokenizer files, and what
+the engine makes of such a directory."""
 
 from __future__ import annotations
 
@@ -10,6 +11,12 @@ from typing import Any
 
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.record import ModelRecord, small_files
+from engine.tokenizer.settings import TokenizerSettings
+from engine.tokenizer.vocabulary import Vocabulary
+from tests.paths import GOLDEN
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. Don't stop!",
@@ -95,6 +102,19 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "word_piece": word_piece,
     "word_level": word_level,
 }
+
+
+def vocabulary_of(directory: Path) -> Vocabulary:
+    return Vocabulary.of(_record_of(directory))
+
+
+def settings_of(directory: Path) -> TokenizerSettings:
+    return TokenizerSettings.of(_record_of(directory))
+
+
+def _record_of(directory: Path) -> ModelRecord:
+    """With a configuration that says nothing about it."""
+    return ModelRecord(str(directory), ModelConfig.read(GOLDEN / "llama"), dict(small_files(directory)))
 
 
 def write_checkpoint(directory: Path, tokenizer: Tokenizer | bytes, **files: Any) -> Path:

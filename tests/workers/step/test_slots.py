@@ -88,6 +88,12 @@ def test_start_leaves_nothing_of_the_one_before() -> None:
             np.testing.assert_array_equal(array[2], dict(fresh.arrays())[name][2], err_msg=name)
 
 
+@pytest.mark.parametrize("token_id", [-1, 100])
+def test_a_token_that_no_embedding_has(token_id: int) -> None:
+    with pytest.raises(AssertionError, match=f"token id {token_id} of a vocabulary of 100"):
+        filled_slots().start(SlotStart(0, "r", int32([1, token_id]), 2, SamplingParams(), int32([1])))
+
+
 def test_unknown_token_ids_are_dropped() -> None:
     slots = filled_slots()
     sampling = SamplingParams(

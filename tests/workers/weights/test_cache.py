@@ -3,6 +3,7 @@ with a file or its directory, the model is served all the same."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from workers.runner import ModelRunner
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
 from workers.weights.loader import LoadedModel, load_model
+from workers.weights.packed_file import Layout
 from workers.weights.precision import Precision
 
 LIMIT = 1 << 30
@@ -82,6 +85,10 @@ def packed_files(directory: Path) -> list[Path]:
     return [directory / name for name in files(directory)]
 
 
+def writing_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("packed-weights")]
+
+
 def overwrite_values(path: Path) -> None:
     """Other numbers in a file that looks the same: name, inode, size, time and header."""
     before = path.stat()
@@ -131,14 +138,18 @@ class TestKey:
         assert len(files(directory)) == 2
 
     def test_the_same_contents_are_the_same_weights(self, model: Path, directory: Path) -> None:
-        """However old the files are, and wherever they lie."""
+        """However old the files are, wherever they lie, and whatever config.json says of what is computed with them."""
         load(model, directory)
         os.utime(model / "model.safetensors", ns=(1, 1))
         assert load(model, directory).cache == "hit"
         shutil.copytree(model, model.parent / "elsewhere" / model.name)
         assert load(model.parent / "elsewhere" / model.name, directory).cache == "hit"
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
+        harmless = {"transformers_version": "9", "eos_token_id": [1, 2], "rope_theta": 5.0, "max_position_embeddings": 32}
+        (model / "config.json").write_text(json.dumps(config | harmless))
+        assert load(model, directory).cache == "hit"
+        cut = {"num_attention_heads": 4, "num_key_value_heads": 2}  # the same tensors, other heads
+        (model / "config.json").write_text(json.dumps(config | cut | {"head_dim": 4}))
         assert load(model, directory).cache == "miss"
 
     def test_header_alone(self, model: Path, directory: Path) -> None:
@@ -292,6 +303,17 @@ class TestWriters:
             assert "other-1.partial" not in files(directory)
             assert "other-2.partial" in files(directory)
 
+    def test_a_link_is_not_followed(self, model: Path, directory: Path, tmp_path: Path) -> None:
+        """That somebody who may write to the directory put where a file is written."""
+        load(model, directory)
+        (path,) = packed_files(directory)
+        path.unlink()
+        other = tmp_path / "other"
+        other.write_bytes(b"somebody's")
+        path.with_suffix(".partial").symlink_to(other)
+        assert load(model, directory).cache == "miss"
+        assert other.read_bytes() == b"somebody's"
+
     def test_two_at_once(self, model: Path, directory: Path) -> None:
         """While one writes the other packs into memory; the file is that of the one."""
         with _held_writer(model, directory) as process:
@@ -390,6 +412,21 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         assert answer.stdout.split() == ["miss", "True"], answer.stderr
         assert answer.stderr.count("are not kept") == 1
         assert files(directory) == []
+
+    def test_a_write_that_fails_leaves_nothing(self, directory: Path) -> None:
+        """Neither a file nor a descriptor, nor a thread that would write to whatever has its number by then."""
+        shape = (6 << 20,)  # more than is gathered: the thread has begun
+        layout = Layout()
+        layout.keep("a", shape, np.dtype(np.uint8), lambda array: None)
+        descriptors = os.listdir("/proc/self/fd")
+        kept = WeightCache(directory, LIMIT).writer("w", layout, {})
+        writer = kept.__enter__()
+        assert writer is not None
+        writer.keep("a", shape, np.dtype(np.uint8), lambda array: array.fill(1))
+        assert len(writing_threads()) == 1
+        assert not kept.__exit__(OSError, OSError(errno.EDQUOT, "full"), None)
+        assert (files(directory), writing_threads()) == ([], [])
+        assert os.listdir("/proc/self/fd") == descriptors
 
     def test_no_directory(self, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "file").write_text("")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.messages import SamplingParams
-from engine.tokenizer.vocabulary import Vocabulary
+from tests.engine.tokenizer.vocabularies import vocabulary_of
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.weights.formats.quantizers import DEMO
 from tools.demo.data import training_conversations
@@ -39,7 +39,7 @@ class Errors:
 
 
 def conversations_of(count: int) -> list[Conversation]:
-    vocabulary = Vocabulary.load(DEMO)
+    vocabulary = vocabulary_of(DEMO)
     found = []
     for conversation in islice(training_conversations(seed=987654321), count):
         token_ids: list[int] = []

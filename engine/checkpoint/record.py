@@ -1,0 +1,62 @@
+"""What a start read of its checkpoint besides the weights. It belongs to the run.
+
+Made once, by `engine/options/resolve.py`, and written beside the run's manifest. Every life of every actor takes it from there,
+so that a restarted one is what its predecessor was, whatever has become of the checkpoint's directory: written over, cut short,
+removed. Weights may be replaced in place; what they are of (`ModelConfig.of_same_shape`) and how text becomes tokens may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoint.files import read_file
+from engine.checkpoint.model_config import GENERATION_CONFIG, ModelConfig
+from engine.errors import CheckpointError, TokamakError
+
+VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first that there is counts
+TEMPLATES = "additional_chat_templates"
+_OTHERS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.json", "chat_template.jinja", GENERATION_CONFIG),
+)
+
+
+class ModelRecord(msgspec.Struct, frozen=True):
+    """The model's configuration, and the contents of the small files by their names in the directory `path`."""
+
+    path: str
+    config: ModelConfig
+    files: dict[str, bytes]
+
+    @staticmethod
+    def read(path: Path) -> ModelRecord:
+        """Of the checkpoint directory `path`. CheckpointError names the file that is wrong or cannot be read."""
+        return ModelRecord(str(path), ModelConfig.read(path), dict(small_files(path)))
+
+    @staticmethod
+    def of_run(path: Path) -> ModelRecord:
+        """Of the run's document at `path`."""
+        try:
+            return msgspec.msgpack.decode(read_file(path), type=ModelRecord)
+        except (OSError, msgspec.DecodeError) as error:
+            raise TokamakError(f"no readable {path}: {error}; start the engine anew") from error
+
+    def encode(self) -> bytes:
+        """As `of_run` reads it."""
+        return msgspec.msgpack.encode(self)
+
+
+def small_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents; any may be missing."""
+    vocabulary = next((name for name in VOCABULARIES if (path / name).exists()), None)
+    templates = sorted(f"{TEMPLATES}/{file.name}" for file in path.glob(f"{TEMPLATES}/*.jinja"))
+    for name in (*([vocabulary] if vocabulary else []), *_OTHERS, *templates):
+        try:
+            yield name, read_file(path / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{path / name} cannot be read: {error}") from error

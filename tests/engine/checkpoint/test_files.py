@@ -1,0 +1,41 @@
+"""Files that are replaced as a whole, in a directory to which others may write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.files import replace_file
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "kept.json"
+    for content in (b"first", b"second"):
+        replace_file(path, content)
+        assert (path.read_bytes(), path.stat().st_mode & 0o777) == (content, 0o600)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the file's own place nor where somebody guessed under what name it is written."""
+    other, path = tmp_path / "other", tmp_path / "kept.json"
+    other.write_bytes(b"somebody's")
+    path.symlink_to(other)
+    replace_file(path, b"ours")
+    assert (other.read_bytes(), path.is_symlink(), path.read_bytes()) == (b"somebody's", False, b"ours")
+    monkeypatch.setattr(os, "urandom", bytes)  # zeros, so that the name can be foreseen
+    guessed = path.with_suffix(f".{bytes(8).hex()}.partial")
+    guessed.symlink_to(other)
+    with pytest.raises(FileExistsError):
+        replace_file(path, b"new")
+    assert (other.read_bytes(), path.read_bytes()) == (b"somebody's", b"ours")
+
+
+def test_what_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(path, b"new")
+    assert list(tmp_path.iterdir()) == [path]
