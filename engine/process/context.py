@@ -149,7 +149,7 @@ class ActorContext:
 
     def weights_of_start(self) -> tuple[str, int, str]:
         """Those of version 1, likewise."""
-        return self.config.model, 1, self.run.weights().contents.get(1, "")
+        return self.config.model, 1, self.run.weights(self.scheduler).contents.get(1, "")
 
     def request_stop(self) -> None:
         """Let the loop end after its turn."""
