@@ -107,7 +107,7 @@ private:
     template <class Fill, class Take>
     void in_rounds(CommKind kind, std::int64_t bytes, std::int64_t length, std::int64_t most, const Fill &fill,
                    const Take &take);
-    void add_windows(float *y, std::int64_t at, std::int64_t count) const;
+    void add_windows(float *y, const float *own, std::int64_t at, std::int64_t count) const;
     std::uint64_t epoch_now() const;
     void arrive(CommKind kind, std::int64_t bytes);
     void await(int peer);

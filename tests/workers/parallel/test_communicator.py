@@ -36,6 +36,7 @@ def all_collectives(communicator: Communicator) -> None:
         all_x = [of_rank(rank, size) for rank in range(count)]
         np.testing.assert_array_equal(communicator.all_gather(all_x[me]), all_x)
         np.testing.assert_array_equal(communicator.all_reduce(all_x[me]), in_order(all_x))
+        np.testing.assert_array_equal(communicator.all_reduce(all_x[me].copy(), in_place=True), in_order(all_x))
         parts = [of_rank(rank, count * size).reshape(count, size) for rank in range(count)]
         np.testing.assert_array_equal(communicator.reduce_scatter(parts[me]), in_order(parts)[me])
         root = size % count
