@@ -110,6 +110,11 @@ class BroadcastReader:
         """Sleep until something is there (True; also an eviction, which `receive` then reports) or the time is over."""
         return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
 
+    def watch(self, memory: memoryview, offset: int, seen: int) -> None:
+        """Waits end from now on also when the u64 at `offset` is not `seen`; who changes it rings this reader (`ring_reader`).
+        The memory is that of the first call."""
+        self._reader.watch(memory, offset, seen)
+
     @property
     def num_late_wakes(self) -> int:
         """Sleeps that ran out with a record there already: its sender died or was held up between publishing and waking."""
@@ -127,3 +132,18 @@ class BroadcastReader:
     def close(self) -> None:
         del self._reader
         self.segment.close()
+
+
+class ReaderBells:
+    """The bells of a ring's readers, for those who have something else for them than its records (`BroadcastReader.watch`)."""
+
+    def __init__(self, run_id: str, name: str, readers: Sequence[int]) -> None:
+        self._segment = Segment.attach(segment_name(run_id, KIND, name))
+        self._readers = tuple(readers)
+
+    def ring(self) -> None:
+        for reader in self._readers:
+            _native.ring_reader(self._segment.buffer, reader)
+
+    def close(self) -> None:
+        self._segment.close()

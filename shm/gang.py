@@ -20,11 +20,12 @@ LINE = 128
 MAX_RANKS = 64
 LINE_BYTES = 2 * LINE
 BELL = LINE  # of a rank's line: the word that it sleeps on
-WINDOW_BYTES = 256 << 10
+WINDOW_BYTES = 1 << 20
 NUM_GROUPS = 2  # that a rank may be in: with who shares its matrices, and with all who share the experts
 WINDOWS_AT = LINE + NUM_GROUPS * MAX_RANKS * LINE_BYTES
 
-_EPOCH, _MEMBERS, _CLOCK, _NUM_RANKS = 0, 8, 16, 24
+CLOCK = 16
+_EPOCH, _MEMBERS, _NUM_RANKS = 0, 8, 24
 _EVERYBODY = 2**31 - 1
 _EPOCH_SHIFT = 40
 
@@ -49,7 +50,7 @@ class GangHeader:
     """Over the arena's memory. Epoch 0: it has not begun."""
 
     def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
+        self.memory = memory
 
     @staticmethod
     def begin(memory: memoryview, num_ranks: int) -> GangHeader:
@@ -61,15 +62,15 @@ class GangHeader:
 
     @property
     def epoch(self) -> int:
-        return _native.load_u64(self._memory, _EPOCH)
+        return _native.load_u64(self.memory, _EPOCH)
 
     @property
     def num_ranks(self) -> int:
-        return _native.load_u64(self._memory, _NUM_RANKS)
+        return _native.load_u64(self.memory, _NUM_RANKS)
 
     @property
     def members(self) -> tuple[int, ...]:
-        mask = _native.load_u64(self._memory, _MEMBERS)
+        mask = _native.load_u64(self.memory, _MEMBERS)
         return tuple(rank for rank in range(MAX_RANKS) if mask >> rank & 1)
 
     def membership(self) -> tuple[int, tuple[int, ...]]:
@@ -80,37 +81,42 @@ class GangHeader:
             if self.epoch == epoch:
                 return epoch, members
 
-    def num_begun(self, epoch: int) -> int:
-        """Steps of the whole gang that were begun in this epoch."""
-        clock = _native.load_u64(self._memory, _CLOCK)
+    @property
+    def clock(self) -> int:
+        """The word, which changes with each step that is begun."""
+        return _native.load_u64(self.memory, CLOCK)
+
+    @staticmethod
+    def num_begun(clock: int, epoch: int) -> int:
+        """Steps of the whole gang that were begun in this epoch, as the clock shows them."""
         return clock & (1 << _EPOCH_SHIFT) - 1 if clock >> _EPOCH_SHIFT == epoch else 0
 
     def begin_next(self, epoch: int, num_done: int) -> bool:
         """Begin the step after the first `num_done` of the epoch. False: another rank did, or the epoch is over."""
-        before = _native.load_u64(self._memory, _CLOCK)
-        if before >> _EPOCH_SHIFT > epoch or self.num_begun(epoch) != num_done:
+        before = self.clock
+        if before >> _EPOCH_SHIFT > epoch or self.num_begun(before, epoch) != num_done:
             return False
-        return _native.compare_exchange_u64(self._memory, _CLOCK, before, epoch << _EPOCH_SHIFT | num_done + 1)
+        return _native.compare_exchange_u64(self.memory, CLOCK, before, epoch << _EPOCH_SHIFT | num_done + 1)
 
     def set_member(self, rank: int, is_member: bool) -> None:
         """A new epoch, with or without `rank`, and everybody woken; nothing where that is so already."""
-        mask = _native.load_u64(self._memory, _MEMBERS)
+        mask = _native.load_u64(self.memory, _MEMBERS)
         changed = mask | 1 << rank if is_member else mask & ~(1 << rank)
         if changed == mask:
             return
-        _native.store_u64(self._memory, _MEMBERS, changed)
-        _native.fetch_add_u64(self._memory, _EPOCH, 1)
+        _native.store_u64(self.memory, _MEMBERS, changed)
+        _native.fetch_add_u64(self.memory, _EPOCH, 1)
         for other in (group * MAX_RANKS + rank for group in range(NUM_GROUPS) for rank in range(self.num_ranks)):
             bell = LINE + other * LINE_BYTES + BELL
-            _native.fetch_add_u64(self._memory, bell, 1)
-            _native.futex_wake(self._memory, bell, _EVERYBODY)
+            _native.fetch_add_u64(self.memory, bell, 1)
+            _native.futex_wake(self.memory, bell, _EVERYBODY)
 
     def last_call(self, rank: int, group: int = 0) -> CallSnapshot:
         """May be torn while the rank goes on."""
         line = LINE + (group * MAX_RANKS + rank) * LINE_BYTES
-        arrived = _native.load_u64(self._memory, line)
+        arrived = _native.load_u64(self.memory, line)
         sequence = arrived & (1 << 40) - 1
         call = line + 16 + 32 * (sequence % 2)
-        step, said, num_bytes = (_native.load_u64(self._memory, call + 8 * index) for index in range(3))
-        kind = _native.load_u32(self._memory, call + 24)
+        step, said, num_bytes = (_native.load_u64(self.memory, call + 8 * index) for index in range(3))
+        kind = _native.load_u32(self.memory, call + 24)
         return CallSnapshot(arrived >> 40, step, said, num_bytes, kind)

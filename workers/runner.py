@@ -18,6 +18,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
+from ops.modules import Experts
 from workers.devices.device import make_device
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
@@ -106,7 +107,9 @@ class ModelRunner:
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
-        device = make_device(config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang)
+        self._device = device = make_device(
+            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang
+        )
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
         self._cache = map_kv_cache(arena, spec, config.num_kv_blocks, device)
@@ -121,6 +124,7 @@ class ModelRunner:
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
         self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
+        self.mixtures: list[Experts] = []  # of the weights that were loaded last, where ranks share them
         self._sample_ns = 0  # of the step so far
 
     # ------------------------------------------------------------------------------------------------------ weights
@@ -132,21 +136,24 @@ class ModelRunner:
         if is_random and path != self._config.model:
             self._model_config.of_same_shape(Path(path))
         seed = self._config.seed + version - 1 if is_random else None
-        loaded = load_model(
-            Path(path),
-            self._model_config,
-            self._ops,
-            self._config.max_model_len,
-            on_progress,
-            precision=Precision(self._config.dtype, self._config.quantization),
-            random_seed=seed,
-            cache=self._weight_cache,
-            contents=contents,
-            share=self._share,
-        )
+        with self._device.threads_of(self._config.num_ranks):
+            loaded = load_model(
+                Path(path),
+                self._model_config,
+                self._ops,
+                self._config.max_model_len,
+                on_progress,
+                precision=Precision(self._config.dtype, self._config.quantization),
+                random_seed=seed,
+                cache=self._weight_cache,
+                contents=contents,
+                share=self._share,
+            )
         if self._experts is not None:
-            for mixture, table in zip(loaded.mixtures, self._experts.owners, strict=True):
-                mixture.owners = table
+            for layer, mixture in enumerate(loaded.mixtures):
+                mixture.owners = self._experts.owners[layer]
+                mixture.counts = None if self._experts.counts is None else self._experts.counts[layer]
+            self.mixtures = loaded.mixtures
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.record import ModelRecord
 from engine.errors import CheckpointError, ContentsError
 from engine.messages import (
@@ -30,12 +31,17 @@ from engine.messages import (
     decode,
 )
 from engine.metrics import WEIGHT_CACHE_OUTCOMES
+from engine.parallel.eplb import Topology
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox
-from shm.broadcast import BroadcastReader
+from shm.broadcast import BroadcastReader, ReaderBells
 from shm.counters import State
+from workers.parallel.balance_board import BalanceBoard
+from workers.parallel.balancer import Balancer
 from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
+from workers.parallel.experts import ExpertRank
+from workers.parallel.turns import GangTurns
 
 if TYPE_CHECKING:
     from workers.runner import ModelRunner
@@ -59,6 +65,11 @@ class WorkerActor(Actor):
         self._gang_epoch = context.counter("gang_epoch")
         self._collectives = context.counter("collectives_total")
         self._collective_wait = context.counter("collective_wait_seconds_total")
+        self._gang_steps = context.counter("gang_steps_total")
+        self._empty_gang_steps = context.counter("empty_gang_steps_total")
+        self._rebalances = context.counter("eplb_rebalances_total")
+        self._moved_experts = context.counter("eplb_moved_experts_total")
+        self._imbalance = context.counter("eplb_predicted_imbalance")
         self._weights_bytes = context.counter("weights_bytes")
         self._weights_version = context.counter("weights_version")
         self._load_seconds = context.counter("weights_load_seconds")
@@ -74,9 +85,12 @@ class WorkerActor(Actor):
         self._reader = BroadcastReader.attach(
             self.context.run.run_id, self.context.scheduler, self.context.tensor_rank, self.context.epoch
         )
+        self._turns = self._make_turns()
         self._greet()
 
     def on_stop(self) -> None:
+        if self._turns is not None:
+            self._turns.close()
         self._reader.leave()
         self._reader.close()
 
@@ -89,6 +103,8 @@ class WorkerActor(Actor):
         if self._communicator is not None and self._communicator.is_elsewhere:
             self._greet()
         num_done = self._to_scheduler.flush()
+        if self._turns is not None:
+            return num_done + self._turn(self._turns)
         for payload in self._reader.receive(max_records=1):
             self._take(decode(payload), time.monotonic_ns())
             num_done += 1
@@ -96,7 +112,7 @@ class WorkerActor(Actor):
 
     def wait(self, timeout_ns: int) -> None:
         """The doorbell is the broadcast ring's; the loop looks at the control ring at least every 100 ms."""
-        self._reader.wait(timeout_ns)
+        (self._turns or self._reader).wait(timeout_ns)
 
     def deadline_ns(self) -> int:
         return self._to_scheduler.deadline_ns()
@@ -134,6 +150,34 @@ class WorkerActor(Actor):
                 if self.context.tensor_rank == 0:
                     self._send(result)
 
+    def _turn(self, turns: GangTurns) -> int:
+        """One step of the gang, with this replica's next Step or without rows, or an order; how many things were done."""
+        received_ns = time.monotonic_ns()
+        num_done = turns.receive()
+        order = turns.next_order()
+        if order is not None:
+            self._take(order, received_ns)
+            return num_done + 1
+        if not turns.has_turn(self._runner.weights.version > 0):
+            return num_done
+        try:
+            step = turns.begin_turn(self._runner.weights.version)
+            if step is None:
+                self._runner.run_without_rows()
+            else:
+                result = self._run(step, received_ns)
+        except GangBroken as broken:
+            self.context.log.info("a step of the gang is dropped: %s", broken.args[0])
+            self._greet()
+            return num_done + 1
+        turns.end_turn()
+        self._gang_steps.add(1)
+        if step is None:
+            self._empty_gang_steps.add(1)
+        elif self.context.tensor_rank == 0:
+            self._send(result)
+        return num_done + 1
+
     def _run(self, step: Step, received_ns: int) -> StepResult:
         result = self._runner.run(step)
         result.received_ns = received_ns
@@ -142,8 +186,8 @@ class WorkerActor(Actor):
             result.idle_ns = received_ns - self._last_end_ns
             self._idle_seconds.add(result.idle_ns / 1e9)
         self._last_end_ns = end_ns
-        if self._communicator is not None:
-            num_calls, waited_ns = self._communicator.take_figures()
+        for communicator in self._communicators:
+            num_calls, waited_ns = communicator.take_figures()
             self._collectives.add(num_calls)
             self._collective_wait.add(waited_ns / 1e9)
         self._steps.add(1)
@@ -186,23 +230,65 @@ class WorkerActor(Actor):
         report_progress_to(self.context.row.heartbeat_word)
         model = ModelRecord.of_run(self.context.run.model_path).config
         self._communicator = self._make_communicator()
-        return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat, self._communicator)
+        self._communicators = [self._communicator] if self._communicator else []
+        self._experts: ExpertRank | None = None
+        self._balancer: Balancer | None = None
+        if config.enable_expert_parallel:
+            self._experts = ExpertRank(self._communicator_of(0, config.num_ranks, shares_experts=True), config, model)
+            self._communicators.append(self._experts.communicator)
+            self._balancer = self._make_balancer(self._experts, model)
+        return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat, self._communicator, self._experts)
 
     def _make_communicator(self) -> Communicator | None:
-        """None: the rank has no peers."""
-        comm_arena = self.context.comm_arena()
-        if comm_arena is None:
+        """With the ranks of its replica; None: the rank has no peers."""
+        self._comm_arena = self.context.comm_arena()
+        if self._comm_arena is None:
             return None
+        size = self.context.config.tensor_parallel_size
+        return self._communicator_of(self._rank_in_gang - self.context.tensor_rank, size)
+
+    @property
+    def _rank_in_gang(self) -> int:
+        """A gang is a replica, or all of them where they share the experts."""
+        return self.context.index if self.context.config.enable_expert_parallel else self.context.tensor_rank
+
+    def _communicator_of(self, first: int, count: int, *, shares_experts: bool = False) -> Communicator:
+        assert self._comm_arena is not None
         config = self.context.config
         has_own_cores = config.num_ranks * config.threads <= len(os.sched_getaffinity(0))
         return Communicator(
-            comm_arena.buffer,
-            self.context.tensor_rank,
-            0,
-            config.tensor_parallel_size,
+            self._comm_arena.buffer,
+            self._rank_in_gang,
+            first,
+            count,
             timeout_s=config.hang_timeout_s + _HANG_GRACE_S,
             spin_ns=SPIN_NS if has_own_cores else 0,
+            shares_experts=shares_experts,
         )
+
+    def _make_turns(self) -> GangTurns | None:
+        """None: the rank runs a Step as soon as it comes."""
+        if self._experts is None or self._communicator is None:
+            return None
+        size, run_id = self.context.config.tensor_parallel_size, self.context.run.run_id
+        bells = [ReaderBells(run_id, scheduler, range(size)) for scheduler in self.context.schedulers]
+        return GangTurns(self._experts, self._communicator, self._reader, bells, self._beat, self._balancer)
+
+    def _make_balancer(self, experts: ExpertRank, model: ModelConfig) -> Balancer | None:
+        """None: experts stay where they are at first."""
+        config = self.context.config
+        if not config.enable_eplb or model.experts is None:
+            return None
+        board = BalanceBoard(experts.communicator.memory, model, config.num_ranks, self.context.index)
+        experts.counts = board.counts[self.context.index]
+        topology = Topology(config.num_ranks, experts.num_slots, num_groups=model.experts.num_groups)
+        return Balancer(experts, board, config.eplb_config, topology, lambda: self._runner.mixtures, self._tell_rebalance)
+
+    def _tell_rebalance(self, num_moved: int, imbalance: float) -> None:
+        self._rebalances.add(1)
+        self._moved_experts.add(num_moved)
+        self._imbalance.set(imbalance)
+        self.context.log.debug("%d experts move; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
 
     def _load_what_there_is(self) -> None:
         """What is in use. Where that cannot be had any more, what its checkpoint holds now, else the weights of the start, else
@@ -261,6 +347,8 @@ class WorkerActor(Actor):
         weights, gang_epoch = self._runner.weights, 0
         if self._communicator is not None:
             is_member = self._communicator.join()
+            if self._turns is not None:
+                self._turns.join()
             gang_epoch = self._communicator.epoch
             self._gang_epoch.set(gang_epoch)
             if not is_member:

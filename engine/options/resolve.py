@@ -49,6 +49,8 @@ _SAME = (
     "data_parallel_size",
     "enable_expert_parallel",
     "expert_placement_strategy",
+    "enable_eplb",
+    "eplb_config",
     "data_parallel_routing",
     "restart_limit",
     "host",

@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 from engine.checkpoint.model_config import ModelConfig
+from engine.config import EplbConfig
 from engine.errors import OptionError
 from engine.options.table import MAX_RANKS, OptionValues
+from engine.parallel.placement import max_redundant_experts
 
 
 def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
@@ -39,6 +41,8 @@ def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
     num_ranks: int = size * values["data_parallel_size"]
     if values["enable_expert_parallel"]:
         _check_experts(model, ops, num_ranks)
+    if values["enable_eplb"]:
+        _check_balancing(values["enable_expert_parallel"], values["eplb_config"], model, num_ranks)
     if num_ranks > MAX_RANKS:
         raise OptionError(
             f"--tensor-parallel-size {size} times --data-parallel-size {values['data_parallel_size']} are {num_ranks} ranks, "
@@ -57,6 +61,17 @@ def _check_experts(model: ModelConfig, ops: str, num_ranks: int) -> None:
         )
     if ops != "native":
         raise OptionError(f"--enable-expert-parallel: {ops} ops compute all experts on each rank; use --ops native")
+
+
+def _check_balancing(shares_experts: bool, config: EplbConfig, model: ModelConfig, num_ranks: int) -> None:
+    if not shares_experts or model.experts is None:
+        raise OptionError("--enable-eplb: experts move between ranks that share them; add --enable-expert-parallel")
+    most = max_redundant_experts(model.experts.num_experts, num_ranks)
+    if config.num_redundant_experts > most:
+        raise OptionError(
+            f"--eplb-config num_redundant_experts {config.num_redundant_experts}: {model.experts.num_experts} experts, once on "
+            f"each of {num_ranks} ranks, have {most} replicas at most; give fewer"
+        )
 
 
 def resolve_threads(options: OptionValues, num_ranks: int) -> int:

@@ -17,7 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
+
+from engine.config import EplbConfig
 from engine.errors import OptionError
+from engine.options.eplb_config import parse_eplb_config
 from engine.options.kinds import (
     Kind,
     choice,
@@ -165,6 +169,14 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             choice("linear", "round_robin"),
             "linear",
             "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
+        ),
+        Option("enable-eplb", flag(), False, "experts move between the ranks that share them, by how much they are asked for"),
+        Option(
+            "eplb-config",
+            Kind("JSON", parse_eplb_config, show=lambda config: msgspec.json.encode(config).decode()),
+            EplbConfig(),
+            "how they move: num_redundant_experts, window_size and step_interval (steps), check_interval_s, "
+            "statistics_interval_s, min_gain",
         ),
         Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
         Option("ops", choice("auto", "native", "reference"), "auto", "native: our own kernels (CPU); reference: plain Paddle"),

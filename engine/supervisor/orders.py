@@ -123,7 +123,8 @@ class Orders:
             self._refuse(command, 503, trouble)
             return
         try:
-            self._replicas.begin(command, self._engine.config.tensor_parallel_size)
+            config = self._engine.config
+            self._replicas.begin(command, config.tensor_parallel_size, shares_experts=config.enable_expert_parallel)
         except RequestError as error:
             self._refuse(command, error.status, error.message)
 

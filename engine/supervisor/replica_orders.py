@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.errors import RequestError, TokamakError
-from engine.messages import AbortRequest, Command, Details, Order, ReloadWeights, Reply, ResetPrefixCache, ReturnToWeights
+from engine.messages import (
+    AbortRequest,
+    Command,
+    Details,
+    DropWeights,
+    Order,
+    Pause,
+    ReloadWeights,
+    Reply,
+    ResetPrefixCache,
+    ReturnToWeights,
+    WeightsState,
+)
 from engine.process.run_directory import Run, WeightsRecord
 
 _BACK = "/back"  # behind the id of what takes an order back
@@ -53,12 +65,14 @@ class ReplicaOrders:
         self._answer = answer
         self._open: dict[str, _OpenOrder] = {}  # by command id
 
-    def begin(self, command: Command, tensor_parallel_size: int) -> None:
+    def begin(self, command: Command, tensor_parallel_size: int, *, shares_experts: bool = False) -> None:
         """Carry an order out. RequestError where it makes no sense here, or another one is under way."""
         schedulers = self._schedulers
         order = command.order
         if isinstance(order, ReloadWeights):
             schedulers = self._replicas_of(order.ranks, tensor_parallel_size)
+        if shares_experts and len(self._schedulers) > 1:
+            self._check_shared(order, schedulers)
         opened = _OpenOrder(command, {}, list(schedulers))
         if len(self._schedulers) > 1 and opened.changes_weights:
             self._prepare(opened)
@@ -124,6 +138,28 @@ class ReplicaOrders:
                     param="ranks",
                 )
         return tuple(self._schedulers[replica] for replica in replicas)
+
+    def _check_shared(self, order: Order, schedulers: Sequence[str]) -> None:
+        """Replicas that share experts compute each other's rows: while weights change none of them may have any."""
+        is_change = isinstance(order, (ReloadWeights, DropWeights)) or (isinstance(order, Pause) and order.level == "sleep")
+        if is_change and len(schedulers) < len(self._schedulers):
+            raise RequestError(
+                "replicas share their experts and must have the same weights; name all ranks, or none", param="ranks"
+            )
+        running = [name for name in self._schedulers if is_change and self._state_of(name) is WeightsState.NORMAL]
+        if running:
+            raise RequestError(
+                "replicas share their experts, and all must be at rest while weights change; "
+                f"{running[0]} is NORMAL: pause the engine first, and resume it afterwards",
+                status=409,
+                code="engine_state",
+            )
+
+    def _state_of(self, scheduler: str) -> WeightsState:
+        try:
+            return self._run.weights(scheduler).state
+        except TokamakError as error:
+            raise RequestError(str(error), status=503) from error
 
     def _prepare(self, opened: _OpenOrder) -> None:
         """Remember what is, and give what is loaded a number that no replica has used."""

@@ -109,6 +109,11 @@ class PackedExperts:
     down: PackedWeight
     slots: Array  # int32 [experts]
 
+    def arrays(self) -> list[Array]:
+        """All that is kept; each has as much of every slot."""
+        of_each = [(part.values, part.scales, part.multipliers, part.offsets) for part in (self.gate_up, self.down)]
+        return [array for arrays in of_each for array in arrays if isinstance(array, Array)]
+
 
 def _floats(values: Values) -> np.ndarray:
     """[rows, columns] float32 or the bits of bfloat16, with any strides."""

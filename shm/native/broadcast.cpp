@@ -137,6 +137,13 @@ public:
         return place_.doorbell.wait(timeout_ns, spin_ns, [this] { return has_news(); });
     }
 
+    // Waits end as well when the word is not (or no longer) `seen`. Whoever changes it then rings this reader.
+    void watch(nb::handle memory, u64 offset, u64 seen) {
+        if (!watched_buffer_) watched_buffer_.emplace(memory);
+        watched_ = watched_buffer_->at<u64>(offset);
+        seen_ = seen;
+    }
+
     u64 num_late_wakes() const { return place_.doorbell.num_late_wakes(); }
 
     bool is_active() const { return place_.is(ReaderState::ACTIVE) && is_mine(); }
@@ -158,6 +165,7 @@ private:
     // Something to receive, or an eviction to learn of.
     bool has_news() const {
         if (!is_mine() || place_.is(ReaderState::EVICTED)) return true;
+        if (watched_ != nullptr && load_acquire(watched_) != seen_) return true;
         return place_.is(ReaderState::ACTIVE) && load_acquire(&parts_.writer->tail) != load_relaxed(&place_.line->head);
     }
 
@@ -183,7 +191,15 @@ private:
     u32 epoch_;
     ReaderPlace place_;
     std::optional<RecordReader> ring_;  // from the moment the writer admitted this reader
+    std::optional<Buffer> watched_buffer_;
+    const u64 *watched_ = nullptr;
+    u64 seen_ = 0;
 };
+
+void ring_reader(nb::handle memory, u32 reader) {
+    const Buffer buffer(memory);
+    ReaderPlace(buffer, BroadcastParts(buffer).header, reader).doorbell.ring();
+}
 
 void evict(nb::handle memory, u32 reader) {
     const Buffer buffer(memory);
@@ -205,9 +221,11 @@ void bind_broadcast(nb::module_ &module) {
         .def(nb::init<nb::handle, u32, u32>(), nb::arg("memory"), nb::arg("reader"), nb::arg("epoch"))
         .def("receive", &BroadcastReader::receive, nb::arg("max_records"))
         .def("wait", &BroadcastReader::wait, nb::arg("timeout_ns"), nb::arg("spin_ns"))
+        .def("watch", &BroadcastReader::watch, nb::arg("memory"), nb::arg("offset"), nb::arg("seen"))
         .def("leave", &BroadcastReader::leave)
         .def_prop_ro("num_late_wakes", &BroadcastReader::num_late_wakes)
         .def_prop_ro("is_active", &BroadcastReader::is_active);
+    module.def("ring_reader", &ring_reader, nb::arg("memory"), nb::arg("reader"));
     module.def("evict", &evict, nb::arg("memory"), nb::arg("reader"));
 }
 

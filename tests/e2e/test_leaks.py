@@ -45,7 +45,8 @@ def test_asked_to_stop(signal_number: int) -> None:
 
 
 def test_killed_supervisor_is_swept_by_the_next_start() -> None:
-    first = EngineProcess(MODEL).start()
+    """Its ranks share a packed file in the directory of the run, and the comm arena."""
+    first = EngineProcess(MODEL, "-tp", "2", "--threads", "1", "--no-weight-cache").start()
     try:
         pids = pids_of(first)
         os.kill(first.pid, signal.SIGKILL)

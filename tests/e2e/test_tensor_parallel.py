@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -93,5 +95,26 @@ def test_the_same_bytes_in_every_precision(precision: str) -> None:
     options = (*PRECISIONS[precision], "--max-model-len", "400", "--max-num-batched-tokens", "64")
     with EngineProcess(MODEL, *options) as one:
         expected = answers(one, BODIES)
-    with EngineProcess(MODEL, *options, "-tp", "2", "--threads", "1") as two:
+    with EngineProcess(MODEL, *options, "-tp", "2", "--threads", "1", "--no-weight-cache") as two:
         assert answers(two, BODIES) == expected
+        directory = two.run.directory
+        assert len(list(directory.glob("packed/*.weights"))) == 1
+    assert not directory.exists()
+
+
+def test_a_reload_is_of_all_ranks_or_of_none(
+    engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], tmp_path: Path
+) -> None:
+    def reload(**body: object) -> int:
+        return httpx.post(f"{engine.url}/admin/reload", json=body, timeout=WATCHDOG_S, headers=OPERATOR).status_code
+
+    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
+    version = engine.metric("weight_version")
+    assert reload(path=str(tmp_path)) == 400  # no weights
+    assert reload(ranks=[1]) == 400  # the other rank would go on with others
+    assert engine.metric("weight_version") == version
+    assert answers(engine, BODIES[:4]) == [replace(answer, weight_version=f"{version:.0f}") for answer in alone[0][:4]]
+    assert reload() == 200
+    found = answers(engine, BODIES[:4])
+    assert {answer.weight_version for answer in found} == {f"{engine.metric('weight_version'):.0f}"} != {f"{version:.0f}"}
+    assert [answer.token_logprobs for answer in found] == [answer.token_logprobs for answer in alone[0][:4]]

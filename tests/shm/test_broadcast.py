@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from shm.broadcast import BroadcastReader, BroadcastWriter
+from shm.broadcast import BroadcastReader, BroadcastWriter, ReaderBells
 from shm.errors import SharedMemoryError
 
 
@@ -140,3 +142,24 @@ def test_reader_overtaken_while_it_copies_gets_an_error_not_garbage(run_id: str)
         writer.try_send(bytes(99))
     with pytest.raises(SharedMemoryError, match="was evicted"):
         slow.receive()
+
+
+def test_a_reader_is_rung_for_something_else(run_id: str) -> None:
+    """It sleeps until a record comes or the word that it watches changes, whichever is first."""
+    writer, word = open_writer(run_id), memoryview(bytearray(16))
+    reader, bells = open_reader(run_id, 1), ReaderBells(run_id, "scheduler", [0, 1])
+    reader.watch(word, 8, 0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(reader.wait, 60_000_000_000)
+        word[8] = 1
+        bells.ring()
+        assert waiting.result(60)
+    assert reader.wait(0)  # as long as the word is not what was seen
+    reader.watch(word, 8, 1)
+    assert not reader.wait(0)
+    writer.try_send(b"to nobody")
+    writer.try_send(b"first")
+    reader.receive()
+    writer.try_send(b"record")
+    assert reader.wait(0)
+    bells.close()

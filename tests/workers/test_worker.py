@@ -63,7 +63,7 @@ class Engine:
             kv_cache_bytes=KVCacheSpec.of(shape, 16, "float32").arena_bytes(NUM_BLOCKS),
             run_id=new_run_id(),
             run_dir=str(directory),
-            comm_bytes=comm_bytes(shape, int(options.get("tensor_parallel_size", 1)), 512, 32),
+            comm_bytes=comm_bytes(shape, ranks := int(options.get("tensor_parallel_size", 1)), ranks, 512, 32, False),
             **options,
         )
         self.run = Run(self.config.run_id, directory)

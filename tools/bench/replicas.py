@@ -36,6 +36,7 @@ from tools.top.observer import Observer
 
 POLICIES = ("prefix", "round-robin")
 NUM_PREFIXES, PROMPTS_PER_PREFIX = 24, 8
+WORKLOADS = {"prefixes": NUM_PREFIXES, "one prefix": 1}  # numbers of beginnings
 PREFIX_LEN, OWN_LEN, OUTPUT_LEN = 768, 32, 16
 BLOCK_SIZE = 16
 HELD_SHARE = 0.6  # of the prefixes that an arena holds
@@ -155,12 +156,13 @@ async def main_async(options: argparse.Namespace) -> None:
         for policy in POLICIES:
             engines[policy] = Engine(policy, model, directory, options.concurrency)
             open_until_end.callback(engines[policy].close)
-        show("prefixes", await compare(engines, NUM_PREFIXES, options))
-        show("one prefix", await compare(engines, 1, options))
+        for workload in options.workload or WORKLOADS:
+            show(workload, await compare(engines, WORKLOADS[workload], options))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.replicas", description="Routing by prefix beside round robin.")
+    parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=16)
     asyncio.run(main_async(parser.parse_args(argv)))

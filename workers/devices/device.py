@@ -6,9 +6,11 @@ reference ops tensors are Paddle's (`paddle.py`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +39,9 @@ class Device(Protocol):
     def upload(self, host: np.ndarray, tensor: Tensor) -> None:
         """Make `tensor` hold what `host` holds; its address stays."""
 
+    def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
+        """Within, as many threads as so many ranks have together, on any core: while one of them packs, the others wait."""
+
 
 class HostDevice:
     """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
@@ -44,6 +49,7 @@ class HostDevice:
 
     def __init__(self, num_threads: int, cores: list[int], variants: Mapping[str, str], gang: Gang | None = None) -> None:
         kernels.select(variants)
+        self._num_threads, self._cores, self._allowed = num_threads, cores, os.sched_getaffinity(0)
         _cpu.set_num_threads(num_threads, cores)
         self.ops = native.make_table(Immediate(gang))
         if missing := missing_variants():
@@ -56,6 +62,18 @@ class HostDevice:
 
     def upload(self, host: np.ndarray, tensor: Tensor) -> None:
         """They are the same memory."""
+
+    @contextlib.contextmanager
+    def threads_of(self, num_ranks: int) -> Iterator[None]:
+        if num_ranks == 1:
+            yield
+            return
+        os.sched_setaffinity(0, self._allowed)  # which the new threads inherit
+        _cpu.set_num_threads(self._num_threads * num_ranks)
+        try:
+            yield
+        finally:
+            _cpu.set_num_threads(self._num_threads, self._cores)
 
 
 def missing_variants() -> list[str]:

@@ -4,6 +4,9 @@ made by `device.py` where no native table serves. On a CPU the host's arrays and
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+
 import numpy as np
 import paddle
 from paddle.utils import dlpack
@@ -34,3 +37,7 @@ class PaddleDevice:
     def upload(self, host: np.ndarray, tensor: paddle.Tensor) -> None:
         if not self._is_host:
             paddle.assign(host, output=tensor)
+
+    def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
+        """Paddle's own."""
+        return contextlib.nullcontext()

@@ -84,8 +84,9 @@ class Communicator:
 
     def gang(self, experts: ExpertGang | None = None) -> Gang:
         """For the ops of a tape. The rest of the arena is shared out among the gang's groups, which gather at the same time."""
-        end = len(self.memory) - (len(experts.windows) if experts else 0)
-        buffers = self.memory[arena.buffers_at(self.header.num_ranks) : end]
+        buffers = self.memory[arena.buffers_at(self.header.num_ranks) :]
+        if experts is not None:
+            buffers = buffers[: experts.windows.ctypes.data - buffers.ctypes.data]
         size = len(buffers) * self.count // self.header.num_ranks // arena.LINE * arena.LINE
         begin = size * ((self.rank - self.place) // self.count)
         return Gang(self.native, buffers[begin : begin + size], experts)

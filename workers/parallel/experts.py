@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.checkpoint.comm_spec import expert_rows, expert_windows_bytes
+from engine.checkpoint.comm_spec import balance_bytes, expert_rows, expert_windows_bytes
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.parallel.placement import FIRST_PLACEMENTS, LayerPlacement, owners, without_missing
@@ -25,24 +25,36 @@ class ExpertRank:
         self.communicator = communicator
         num_ranks, group = communicator.count, config.tensor_parallel_size
         rows = expert_rows(group, config.max_num_batched_tokens, config.max_num_seqs)
-        windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
+        end = len(communicator.memory) - balance_bytes(model, num_ranks)
+        windows = communicator.memory[end - expert_windows_bytes(model, num_ranks, rows) : end]
         self.gang = ExpertGang(communicator.native, windows, rows, communicator.rank // group * group, group)
         self._num_experts = model.experts.num_experts
         num_layers = len(model.experts.sparse_layers)
-        first = FIRST_PLACEMENTS[config.expert_placement_strategy](self._num_experts, num_ranks, self._num_experts)
+        self.num_slots = self._num_experts + config.enable_eplb * config.eplb_config.num_redundant_experts
+        first = FIRST_PLACEMENTS[config.expert_placement_strategy](self._num_experts, num_ranks, self.num_slots)
         self.placement: tuple[LayerPlacement, ...] = (first,) * num_layers
+        self.version = 0  # of the placement
+        self.counts: np.ndarray | None = None  # uint64 [sparse layers, experts]: where rows are counted
         self.owners = np.zeros((num_layers, self._num_experts, 1 + num_ranks), np.int32)
 
     def join(self) -> bool:
         """Take the gang's epoch, and make up for who is missing in it; whether this rank is a member."""
         is_member = self.communicator.join()
         if is_member:
-            self.place(self.placement)
+            self.place(self.placement, self.version)
         return is_member
 
-    def place(self, placement: tuple[LayerPlacement, ...]) -> None:
+    @property
+    def epoch(self) -> int:
+        return self.communicator.epoch
+
+    def begin_step(self, number: int, weight_version: int) -> None:
+        """Step `number` of the gang. All must have the same weights, and experts where the others think them."""
+        self.communicator.begin_step(number, (weight_version & 0xFFFF) << 16 | self.version & 0xFFFF)
+
+    def place(self, placement: tuple[LayerPlacement, ...], version: int) -> None:
         """From the next step on experts are computed where `placement` says."""
-        self.placement = placement
+        self.placement, self.version = placement, version
         found: dict[LayerPlacement, np.ndarray] = {}
         for table, layer in zip(self.owners, placement, strict=True):
             if layer not in found:

@@ -42,9 +42,9 @@ Comm::Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t sp
 }
 
 void Comm::join(std::uint64_t epoch, std::uint64_t members) {
+    if (epoch != epoch_) sequence_ = 0;  // in the same one peers count on
     epoch_ = epoch;
     members_ = members;
-    sequence_ = 0;
 }
 
 std::uint64_t Comm::epoch_now() const { return __atomic_load_n(&header().epoch, __ATOMIC_SEQ_CST); }
@@ -172,14 +172,18 @@ void Comm::all_gather(void *y, const void *x, std::int64_t bytes) {
         });
 }
 
-// y = the numbers from `at` on in all windows, added up in the order of the ranks.
-void Comm::add_windows(float *y, std::int64_t at, std::int64_t count) const {
-    const auto values = [&](int place) { return reinterpret_cast<const float *>(window(place, sequence_)) + at; };
+// y = the numbers from `at` on in all windows, added up in the order of the ranks. `own`: this rank's, which may be y.
+void Comm::add_windows(float *y, const float *own, std::int64_t at, std::int64_t count) const {
+    const auto values = [&](int place) {
+        if (place == rank_ - first_ && place < 2) return own;  // later ones are added when y is written already
+        return reinterpret_cast<const float *>(window(place, sequence_)) + at;
+    };
     if (count_ == 1) {
-        std::memcpy(y, values(0), count * sizeof(float));
+        std::memmove(y, own, count * sizeof(float));
         return;
     }
     const float *first = values(0), *second = values(1);
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < count; ++i) y[i] = first[i] + second[i];
     for (int place = 2; place < count_; ++place) {
         const float *next = values(place);
@@ -192,7 +196,7 @@ void Comm::all_reduce(float *y, const float *x, std::int64_t count) {
     in_rounds(
         CommKind::ALL_REDUCE, count * sizeof(float), count, most,
         [&](char *own, std::int64_t begin, std::int64_t size) { std::memcpy(own, x + begin, size * sizeof(float)); },
-        [&](std::int64_t begin, std::int64_t size) { add_windows(y + begin, 0, size); });
+        [&](std::int64_t begin, std::int64_t size) { add_windows(y + begin, x + begin, 0, size); });
 }
 
 void Comm::reduce_scatter(float *y, const float *x, std::int64_t count) {
@@ -205,7 +209,10 @@ void Comm::reduce_scatter(float *y, const float *x, std::int64_t count) {
                 std::memcpy(reinterpret_cast<float *>(own) + place * size, part, size * sizeof(float));
             }
         },
-        [&](std::int64_t begin, std::int64_t size) { add_windows(y + begin, (rank_ - first_) * size, size); });
+        [&](std::int64_t begin, std::int64_t size) {
+            const int own_place = rank_ - first_;
+            add_windows(y + begin, x + own_place * count + begin, own_place * size, size);
+        });
 }
 
 void Comm::broadcast(void *values, std::int64_t bytes, int root) {

@@ -23,7 +23,7 @@ namespace tokamak::cpu {
 
 constexpr int MAX_RANKS = 64;
 constexpr std::int64_t COMM_LINE = 128;
-constexpr std::int64_t COMM_WINDOW = 256 << 10;  // stays in the second cache
+constexpr std::int64_t COMM_WINDOW = 1 << 20;  // two of each rank stay in the last cache
 
 struct CommHeader {
     std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/parallel/clock.py
@@ -107,7 +107,7 @@ private:
     template <class Fill, class Take>
     void in_rounds(CommKind kind, std::int64_t bytes, std::int64_t length, std::int64_t most, const Fill &fill,
                    const Take &take);
-    void add_windows(float *y, std::int64_t at, std::int64_t count) const;
+    void add_windows(float *y, const float *own, std::int64_t at, std::int64_t count) const;
     std::uint64_t epoch_now() const;
     void arrive(CommKind kind, std::int64_t bytes);
     void await(int peer);

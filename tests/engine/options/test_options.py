@@ -308,6 +308,22 @@ def test_exit_codes(arguments: list[str], code: int) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_replicas(model: Path) -> None:
+    """Cores and the memory for caches are shared out; limits are for each."""
+    cores = available_cores()
+    two = configure(model, "-dp", "2", "--num-kv-blocks", "100")
+    assert (two.data_parallel_size, two.tensor_parallel_size, two.num_ranks) == (2, 1, 2)
+    assert (two.threads, two.num_kv_blocks) == (max(1, cores // 2), 100)
+    assert configure(model).num_ranks == 1
+    options = read_options([str(model), "--data-parallel-size", "64", "--threads", str(cores)], {})
+    assert resolve(options)[0].threads == cores
+    assert any(f"64 ranks of {cores} threads share {cores} cores" in note for note in options.notes)
+    with pytest.raises(OptionError, match="--data-parallel-size 65"):
+        configure(model, "--data-parallel-size", "65")
+    with pytest.raises(OptionError, match="--data-parallel-routing random"):
+        configure(model, "--data-parallel-routing", "random")
+
+
 def test_tensor_ranks(model: Path) -> None:
     """Two KV heads: also of four ranks each has one."""
     assert configure(model).comm_bytes == 0
@@ -345,17 +361,52 @@ def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
     assert "4 neither divides the model's 6 KV heads nor is divided by them; give one of [1, 2, 3, 6, 12]" in str(error.value)
 
 
-def test_replicas(model: Path) -> None:
-    """Cores and the memory for caches are shared out; limits are for each."""
-    cores = available_cores()
-    two = configure(model, "-dp", "2", "--num-kv-blocks", "100")
-    assert (two.data_parallel_size, two.tensor_parallel_size, two.num_ranks) == (2, 1, 2)
-    assert (two.threads, two.num_kv_blocks) == (max(1, cores // 2), 100)
-    assert configure(model).num_ranks == 1
-    options = read_options([str(model), "--data-parallel-size", "64", "--threads", str(cores)], {})
-    assert resolve(options)[0].threads == cores
-    assert any(f"64 ranks of {cores} threads share {cores} cores" in note for note in options.notes)
-    with pytest.raises(OptionError, match="--data-parallel-size 65"):
-        configure(model, "--data-parallel-size", "65")
-    with pytest.raises(OptionError, match="--data-parallel-routing random"):
-        configure(model, "--data-parallel-routing", "random")
+def give_experts(model: Path) -> None:
+    """The checkpoint has 8 experts of which a row chooses 2."""
+    config = json.loads((model / "config.json").read_text())
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8, "hidden_act": "silu"}
+    config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "rms_norm_eps": 1e-6, **experts}
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def test_ranks_that_share_experts(model: Path) -> None:
+    """All of them have one arena: it grows with the ranks, and with the rows of a step."""
+    give_experts(model)
+    sizes = [
+        configure(model, "--enable-expert-parallel", *arguments).comm_bytes
+        for arguments in (
+            ("-dp", "2"),
+            ("-dp", "3"),
+            ("-dp", "3", "-tp", "2"),
+            ("-dp", "3", "--max-num-batched-tokens", "4096"),
+        )
+    ]
+    assert sizes == sorted(set(sizes))
+    config = configure(model, "--enable-expert-parallel", "-dp", "2", "--enable-eplb", "--eplb-config", '{"min_gain": 0.5}')
+    assert (config.enable_eplb, config.eplb_config.min_gain, config.expert_placement_strategy) == (True, 0.5, "linear")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--enable-expert-parallel",), "there is 1 rank, and experts are shared by 2 at least"),
+        (("--enable-expert-parallel", "-dp", "2", "--ops", "reference"), "reference ops compute all experts on each rank"),
+        (("-dp", "2", "--enable-eplb"), "add --enable-expert-parallel"),
+        (
+            ("--enable-expert-parallel", "-dp", "2", "--enable-eplb", "--eplb-config", '{"num_redundant_experts": 9}'),
+            "num_redundant_experts 9: 8 experts, once on each of 2 ranks, have 8 replicas at most",
+        ),
+        (("--eplb-config", '{"communicator": "x"}'), 'communicator "x": no weights are sent'),
+    ],
+)
+def test_experts_that_cannot_be_shared_are_refused(model: Path, arguments: tuple[str, ...], text: str) -> None:
+    give_experts(model)
+    with pytest.raises(OptionError) as error:
+        configure(model, *arguments)
+    assert text in str(error.value)
+
+
+def test_a_model_without_experts_shares_none(model: Path) -> None:
+    with pytest.raises(OptionError) as error:
+        configure(model, "--enable-expert-parallel", "-dp", "2")
+    assert "has no experts" in str(error.value)

@@ -462,7 +462,7 @@ def test_nothing_is_cached_of_a_checkpoint_that_was_written_over(simulation: Sim
 
 def test_ranks_that_found_different_contents(tmp_path: Path) -> None:
     """A checkpoint was written over between the two: what the first found is what the number stands for; all take the new."""
-    with simulate(tmp_path, num_ranks=2) as simulation:
+    with simulate(tmp_path, tensor_parallel_size=2) as simulation:
         for index, files in enumerate("ab"):
             simulation.kill_rank(index)
             simulation.revive_rank(index, files=files)
@@ -476,8 +476,8 @@ def test_ranks_that_found_different_contents(tmp_path: Path) -> None:
 
 def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulation) -> None:
     """A rank came with contents that nobody knew, and weights.json cannot be written: all wait, and people hear of it."""
-    simulation.run.weights_path.unlink()
-    simulation.run.weights_path.mkdir()
+    simulation.run.weights_path().unlink()
+    simulation.run.weights_path().mkdir()
     simulation.restart_rank(weights=(MODEL, 1), files="a")
     streams = submit_all(simulation, count=4)
     simulation.run_until(lambda: simulation.metric("is_record_unwritten") == 1, "it is noticed")
@@ -486,7 +486,7 @@ def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulati
     assert simulation.rank.steps == []
     texts = [entry.text for entry in simulation.segments.counters.errors.entries()]
     assert [("weights.json: Is a directory" in text) for text in texts] == [True]
-    simulation.run.weights_path.rmdir()
+    simulation.run.weights_path().rmdir()
     simulation.finish()
     simulation.check(*streams)
     assert simulation.metric("is_record_unwritten") == 0
@@ -496,8 +496,8 @@ def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulati
 def test_weights_that_are_gone_where_that_cannot_be_written_down(simulation: Simulation) -> None:
     """What is done for want of them is done all the same."""
     simulation.ask(ReloadWeights(OTHER))
-    simulation.run.weights_path.unlink()
-    simulation.run.weights_path.mkdir()
+    simulation.run.weights_path().unlink()
+    simulation.run.weights_path().mkdir()
     simulation.restart_rank(weights=(MODEL, 1))
     simulation.rank.refuses_loads = "gone"
     stream = simulation.submit([1, 2, 3])

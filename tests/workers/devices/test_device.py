@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import OptionError
+from ops import _cpu
 from tests.paths import REPOSITORY as ROOT
 from tests.workers.checkpoints import TINY, write_checkpoint
 from workers.devices.device import make_device
@@ -41,3 +42,16 @@ def test_a_step_on_native_ops_imports_no_paddle(tmp_path: Path) -> None:
 def test_a_device_that_paddle_was_not_built_for() -> None:
     with pytest.raises(OptionError, match=r"--device xpu: the installed Paddle .* supports cpu"):
         make_device("xpu", "reference", 1)
+
+
+def test_who_packs_has_the_threads_of_all_ranks() -> None:
+    before = _cpu.num_threads()
+    device = make_device("cpu", "native", 2, rank=1, num_ranks=3)
+    try:
+        with device.threads_of(3):
+            assert _cpu.num_threads() == 6
+        assert _cpu.num_threads() == 2
+        with device.threads_of(1):
+            assert _cpu.num_threads() == 2
+    finally:
+        _cpu.set_num_threads(before)

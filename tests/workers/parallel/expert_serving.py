@@ -14,7 +14,7 @@ from tests.configurations import engine_config
 from tests.workers.parallel.serving import samples
 from tests.workers.serving import Serving, make_runner
 from workers.parallel.clock import GangClock
-from workers.parallel.communicator import Communicator
+from workers.parallel.communicator import Communicator, GangBroken
 from workers.parallel.experts import ExpertRank
 
 
@@ -39,9 +39,8 @@ def share_experts(
     }
     config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings)
     experts = ExpertRank(whole, config, ModelConfig.read(path))
-    assert experts.join()
     clock = GangClock(whole)
-    clock.join()
+    clock.join(experts.join())
     runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, **settings)
     serving = Serving(runner, chunk=40)
     for slot, sample in enumerate(batch):
@@ -53,11 +52,41 @@ def share_experts(
         communicator.barrier()
         assert clock.is_ahead
         if placements:
-            experts.place((placements[clock.num_done % len(placements)],) * len(experts.placement))
-        whole.begin_step(clock.num_done + 1, 1 + clock.num_done % 2)
+            experts.place((placements[clock.num_done % len(placements)],) * len(experts.placement), clock.num_done)
+        experts.begin_step(clock.num_done + 1, 1)
         if left:
             serving.step(left)
         else:
             runner.run_without_rows()
         clock.end_step()
     return [sample.answer() for sample in batch]
+
+
+def outlive(communicator: Communicator, path: Path, num_steps: int, options: dict[str, Any]) -> list[Any]:
+    """Rank 0 has all samples. The other serves its experts for some steps and ends; then rank 0 goes on alone."""
+    whole = Communicator(communicator.memory.data, communicator.rank, 0, 2, timeout_s=60.0, shares_experts=True)
+    settings = {"data_parallel_size": 2, "max_model_len": 512, "num_kv_blocks": 64, **options}
+    experts = ExpertRank(
+        whole, engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings), ModelConfig.read(path)
+    )
+    assert experts.join()
+    own = Communicator(communicator.memory.data, communicator.rank, communicator.rank, 1, timeout_s=60.0)
+    runner = make_runner(path, communicator=own, experts=experts, **settings)
+    if communicator.rank:
+        for number in range(num_steps):
+            experts.begin_step(number, 1)
+            runner.run_without_rows()
+        return []
+    serving, batch, broken = Serving(runner, chunk=40), samples(), 0
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    number = 0
+    while left := [sample for sample in batch if not sample.is_done]:
+        experts.begin_step(number, 1)
+        try:
+            serving.step(left)
+        except GangBroken:
+            assert experts.join()
+            broken += 1
+        number += 1
+    return [broken, number - broken, *(sample.answer() for sample in batch)]

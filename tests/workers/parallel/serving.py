@@ -25,6 +25,11 @@ SAMPLINGS = (
 Answers = list[tuple[object, ...]]
 
 
+def samples() -> list[Sample]:
+    """Of all kinds."""
+    return [Sample(prompt, sampling, 8) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+
+
 def serve(
     path: Path, options: dict[str, Any], communicator: Communicator | None = None, arena: memoryview | None = None
 ) -> Answers:
@@ -34,7 +39,7 @@ def serve(
     settings = {name: value for name, value in options.items() if name != "variant"}
     runner = make_runner(path, communicator=communicator, arena=arena, num_kv_blocks=64, **settings)
     serving = Serving(runner, chunk=40)
-    batch = [Sample(prompt, sampling, 8) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    batch = samples()
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
     serving.run(batch)

@@ -36,6 +36,7 @@ def all_collectives(communicator: Communicator) -> None:
         all_x = [of_rank(rank, size) for rank in range(count)]
         np.testing.assert_array_equal(communicator.all_gather(all_x[me]), all_x)
         np.testing.assert_array_equal(communicator.all_reduce(all_x[me]), in_order(all_x))
+        np.testing.assert_array_equal(communicator.all_reduce(all_x[me].copy(), in_place=True), in_order(all_x))
         parts = [of_rank(rank, count * size).reshape(count, size) for rank in range(count)]
         np.testing.assert_array_equal(communicator.reduce_scatter(parts[me]), in_order(parts)[me])
         root = size % count
@@ -173,6 +174,19 @@ def test_ranks_that_do_different_things_are_told(steps: list[int], sizes: list[i
         for kind, text in gang.run(in_step, steps, sizes):
             assert kind == "RuntimeError"
             assert all(side in text for side in texts), text
+
+
+def greet_again(communicator: Communicator) -> None:
+    """As when the scheduler comes back: one rank before a call, the other after it."""
+    for number in range(2):
+        if communicator.place == number:
+            assert communicator.join()
+        communicator.barrier()
+
+
+def test_a_second_greeting_in_an_epoch_changes_nothing() -> None:
+    with gang_of(2) as gang:
+        assert gang.run(greet_again) == [None, None]
 
 
 def different_calls(communicator: Communicator) -> None:

@@ -13,7 +13,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.parallel.placement import LayerPlacement, linear, round_robin
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
-from tests.workers.parallel.expert_serving import share_experts
+from tests.workers.parallel.expert_serving import outlive, share_experts
 from tests.workers.parallel.gangs import gang_of
 from tests.workers.parallel.serving import serve
 
@@ -58,7 +58,7 @@ def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerP
 def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) -> None:
     """Each with samples of its own; three experts lie twice, and all move before every step."""
     path, options = GOLDEN / name, PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
-    expected = serve(None, path, None, options)
+    expected = serve(path, options)
     found = answers_of(2, path, placements_of(path, 2, 3), options, is_one=False)
     assert found == [expected[0::2], expected[1::2]]
 
@@ -66,8 +66,20 @@ def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) 
 @pytest.mark.parametrize("precision", ["float32", "int4"])
 def test_tensor_ranks_that_share_experts(precision: str, tmp_path: Path) -> None:
     path, options = GOLDEN / "qwen3_moe", PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
-    expected = serve(None, path, None, options)
+    expected = serve(path, options)
     assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
+
+
+def test_who_is_left_goes_on_alone(tmp_path: Path) -> None:
+    """A rank ends between two steps; the other drops its step, computes all experts, and answers the same."""
+    path, options = GOLDEN / "qwen3_moe", {"weight_cache_dir": str(tmp_path), "max_num_batched_tokens": 512}
+    with gang_of(2) as gang:
+        first, second = (gang.start(rank, outlive, path, 5, options) for rank in range(2))
+        assert second.answer() == []
+        gang.header.set_member(1, False)
+        num_broken, num_steps, *found = first.answer()
+    assert (num_broken, num_steps > 8) == (1, True)
+    assert found == serve(path, options)
 
 
 def test_the_arena_has_room_for_all() -> None:

@@ -1,0 +1,133 @@
+"""A rank's turns in a gang that shares experts: which step of the clock it runs next, and which of its replica's Steps goes
+with it.
+
+Used by the worker. What comes on the broadcast ring waits here in order. A Step waits for a step of the gang: tensor rank 0
+begins one for it, or takes one that another replica began; its peers follow its word. What is no Step is carried out between
+two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.messages import Message, Step, decode
+from shm import gang as arena
+from shm.broadcast import BroadcastReader, ReaderBells
+from workers.parallel.balancer import Balancer
+from workers.parallel.clock import GangClock
+from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
+
+_NO_STEP = -1
+_SLICE_NS = 100_000_000  # of a wait for a Step: then a heartbeat
+
+
+class GangTurns:
+    """`tensor`: the ranks that have the same rows. `bells`: of all readers of all replicas' rings. `beat` says that the rank
+    gets on."""
+
+    def __init__(
+        self,
+        experts: ExpertRank,
+        tensor: Communicator,
+        reader: BroadcastReader,
+        bells: Sequence[ReaderBells],
+        beat: Callable[[], None],
+        balancer: Balancer | None = None,
+    ) -> None:
+        self._experts = experts
+        self._balancer = balancer
+        self._tensor = tensor
+        self._reader = reader
+        self._bells = bells
+        self._beat = beat
+        self._clock = GangClock(experts.communicator)
+        self._waiting: deque[Message] = deque()
+        self._has_weights = True
+
+    def join(self) -> None:
+        """Take the gang's epoch, in which the communicator of `tensor` is already."""
+        self._clock.join(self._experts.join())
+        if self._balancer is not None:
+            self._balancer.join()
+
+    def receive(self) -> int:
+        """What has come; how much that was."""
+        if self._balancer is not None:
+            self._balancer.advance(time.monotonic())
+        payloads = self._reader.receive()
+        self._waiting += [decode(payload) for payload in payloads]
+        return len(payloads)
+
+    def next_order(self) -> Message | None:
+        """What is no Step and is not to wait for one. Steps that were meant for another epoch are dropped."""
+        while self._waiting:
+            message = self._waiting[0]
+            if not isinstance(message, Step):
+                return self._waiting.popleft()
+            if message.gang_epoch == self._tensor.epoch:
+                break
+            self._waiting.popleft()
+        return None
+
+    def has_turn(self, has_weights: bool) -> bool:
+        """Whether this rank is to run a step now. With rows of its own, and nobody before it, it begins one. Without weights it
+        keeps the others waiting until it has some."""
+        self._has_weights = has_weights
+        if not has_weights:
+            return False
+        if self._waiting and self._tensor.place == 0 and not self._clock.is_ahead and self._clock.begin():
+            for bells in self._bells:
+                bells.ring()
+        return self._clock.is_ahead
+
+    def begin_turn(self, weight_version: int) -> Step | None:
+        """The Step that goes with this step of the gang; None: this rank has no rows in it. GangBroken."""
+        number = self._clock.num_done + 1
+        if self._balancer is not None:
+            self._balancer.begin_step(number)
+        self._experts.begin_step(number, weight_version)
+        step_id = self._waiting[0].step_id if self._waiting and isinstance(self._waiting[0], Step) else _NO_STEP
+        if self._tensor.count > 1:
+            self._tensor.begin_step(number)
+            step_id = int(self._tensor.broadcast(np.array([step_id], np.int64))[0])
+        return None if step_id == _NO_STEP else self._awaited(step_id)
+
+    def end_turn(self) -> None:
+        self._clock.end_step()
+
+    def wait(self, timeout_ns: int) -> None:
+        """Until something comes on the ring, or another step of the gang was begun."""
+        clock = self._experts.communicator.header.clock
+        if not self._clock.is_beyond(clock) or not self._has_weights:
+            self._reader.watch(self._experts.communicator.header.memory, arena.CLOCK, clock)
+            self._reader.wait(timeout_ns)
+
+    def close(self) -> None:
+        if self._balancer is not None:
+            self._balancer.close()
+        for bells in self._bells:
+            bells.close()
+
+    def _awaited(self, step_id: int) -> Step:
+        """That Step, which tensor rank 0 has received, and so every peer does. Orders before it come first, and there is none:
+        who has one to carry out has no Step to name."""
+        while True:
+            order = self.next_order()
+            assert order is None, (
+                f"{type(order).__name__} lies before step {step_id}, which rank {self._tensor.rank} is told to run"
+            )
+            if self._waiting:
+                step = self._waiting.popleft()
+                assert isinstance(step, Step)
+                if step.step_id == step_id:
+                    return step
+                continue
+            self._reader.wait(_SLICE_NS)
+            self._beat()
+            self._tensor.native.check_epoch()
+            self.receive()
