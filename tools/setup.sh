@@ -3,14 +3,14 @@
 #   setup LEVEL [EXTRA...]    LEVEL: which variants of the kernels, the "best" for this machine or all that are "runnable" on it
 #                             EXTRA: extras of pyproject.toml that are needed, such as: setup runnable cpu test
 #
-# TOKAMAK_VENV       where the environment is (default: .venv in the checkout)
+# TOKAMAK_VENV       where the environment is (default: .venv in the checkout; a relative path is one from where the caller is)
 # TOKAMAK_PYTHON     the interpreter it is made with (default: the first of python3, python3.13 ... python3.10 that will do)
 # TOKAMAK_BUILD_ALL  1: kernels for every processor, not for this machine alone
 
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-venv="${TOKAMAK_VENV:-$root/.venv}"
+venv="$(realpath -ms -- "${TOKAMAK_VENV:-$root/.venv}")" # at once: some of what follows runs elsewhere
 native_stamp="$root/build/tokamak-native" # what the modules beside the sources were built from
 build_tools="$venv/build-tools"
 
@@ -31,7 +31,7 @@ find_python() {
   [ -z "${TOKAMAK_PYTHON:-}" ] || candidates=("$TOKAMAK_PYTHON")
   for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
-      command -v "$candidate"
+      realpath -s -- "$(command -v "$candidate")"
       return
     fi
   done
@@ -64,6 +64,14 @@ is_native_built() {
   local built hash
   read -r built hash 2>/dev/null <"$native_stamp" || return 1
   [ "$hash" = "$native_fingerprint" ] && has_level "$level" "$built"
+}
+
+# What was installed last is what is needed now. Writes nothing, and sets both fingerprints.
+is_up_to_date() {
+  [ -e "$venv/.tokamak-made" ] || return 1
+  package_fingerprint="$(package_fingerprint)" || return
+  native_fingerprint="$(native_fingerprint)" || return
+  has_packages "$@" && is_native_built
 }
 
 has_packages() {
@@ -221,7 +229,10 @@ install_into_venv() {
   find_pip
   has_packages || say "installing packages and building native modules (kernels: $level)"
   has_packages "$@" || begin packages install_packages "$@"
-  { has_packages && is_native_built; } || begin "native modules" build_native
+  { has_packages && is_native_built; } || {
+    rm -f "$native_stamp" # until they are whole, nobody else takes those of before for built
+    begin "native modules" build_native
+  }
   wait_for_jobs
   for name in base "$@"; do
     echo "$package_fingerprint" >"$venv/.tokamak-$name"
@@ -231,24 +242,24 @@ install_into_venv() {
 
 # One setup at a time: waits for another, and says so. The lock is held until `lock`, a descriptor, is closed.
 lock_venv() {
-  mkdir -p "$venv"
-  exec {lock}>"$venv/.tokamak-lock"
+  { mkdir -p "$venv" && exec {lock}>"$venv/.tokamak-lock"; } ||
+    fail "$venv is missing or out of date and cannot be written; run this as its owner, or name another with TOKAMAK_VENV"
   command -v flock >/dev/null || return 0
   flock --nonblock "$lock" && return
   say "waiting for another tools/serve or tools/test that installs into $venv"
   flock "$lock"
 }
 
-# The second of two finds everything done.
+# Where there is nothing to do it needs no lock, so the checkout may be read-only or another user's. The second of two finds
+# everything done.
 setup() {
   local lock level="$1" package_fingerprint native_fingerprint
   shift
   [ "${TOKAMAK_BUILD_ALL:-0}" = 0 ] || level=all
+  ! is_up_to_date "$@" || return 0
   lock_venv
   [ -e "$venv/.tokamak-made" ] || make_venv
-  package_fingerprint="$(package_fingerprint)"
-  native_fingerprint="$(native_fingerprint)"
-  if ! has_packages "$@" || ! is_native_built; then
+  if ! is_up_to_date "$@"; then
     SECONDS=0
     install_into_venv "$@"
     say "installed in $SECONDS s"
@@ -273,7 +284,8 @@ asked() {
   done
   given="${given:-${!variable:-}}"
   if [ -z "$given" ] && [ -f "$file" ]; then
-    grep -qE "^[[:space:]{,\"']*$name[\"']?[[:space:]]*:[[:space:]]*[\"']?$value\b" "$file"
+    sed -E 's/(^|[[:space:]])#.*//' "$file" | tr '\r\n' '  ' |
+      grep -E "(^|[[:space:]{,])[\"']?$name[\"']?[[:space:]]*:[[:space:]]*[\"']?$value[\"']?([[:space:],}]|$)" >/dev/null
   else
     [ "$given" = "$value" ]
   fi

@@ -7,10 +7,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+MAX_WHOLE = 1 << 53  # numbers up to here are exact in JSON too
 _BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what an argument's bytes become that are no UTF-8
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
 MAX_PRIORITY = (1 << 31) - 1  # of a request, and of a key
@@ -27,7 +30,7 @@ class Kind:
     show: Callable[[Any], str] = str
 
 
-def whole(least: int, most: int = 1 << 53) -> Kind:
+def whole(least: int, most: int = MAX_WHOLE) -> Kind:
     """An integer in [least, most]."""
 
     def parse(text: str) -> int:
@@ -73,10 +76,7 @@ def num_bytes(least: int) -> Kind:
         match = _BYTES.fullmatch(text.strip())
         if match is None:
             raise ValueError("expected a size such as 2GiB, 512MiB or a number of bytes")
-        value = int(float(match[1]) * (1 << _BYTE_UNITS[match[2].lower()]))
-        if value < least:
-            raise ValueError(f"expected at least {least} bytes")
-        return value
+        return int(_bounded(float(match[1]) * (1 << _BYTE_UNITS[match[2].lower()]), least, MAX_WHOLE))
 
     return Kind("SIZE", parse, show=lambda size: f"{size >> 20}MiB")
 
@@ -101,11 +101,38 @@ def text(metavar: str) -> Kind:
     return Kind(metavar, parse)
 
 
+def path(metavar: str) -> Kind:
+    """A path that need not exist, made absolute."""
+    plain = text(metavar)
+
+    def parse(value: str) -> str:
+        try:
+            return str(Path(plain.parse(value)).expanduser().absolute())
+        except RuntimeError:
+            raise ValueError("expected a path; there is no such user here") from None
+
+    return Kind(metavar, parse)
+
+
+def host(metavar: str) -> Kind:
+    """An address or a host name, known or not."""
+    plain = text(metavar)
+
+    def parse(value: str) -> str:
+        try:
+            plain.parse(value).encode("idna")
+        except UnicodeError:
+            raise ValueError("expected an address or a host name, with 1 to 63 letters between dots") from None
+        return value
+
+    return Kind(metavar, parse)
+
+
 def template(metavar: str) -> Kind:
     """Any text, line breaks included."""
 
     def parse(value: str) -> str:
-        if not value.strip():
+        if not value.strip() or _SURROGATE.search(value):
             raise ValueError("expected a template or the path of one")
         return value
 
@@ -151,7 +178,12 @@ def flag() -> Kind:
 _Number = TypeVar("_Number", int, float)
 
 
+def _shown(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
 def _bounded(value: _Number, least: float, most: float) -> _Number:
     if not least <= value <= most:
-        raise ValueError(f"expected {least:g} to {most:g}" if most < 1e15 else f"expected at least {least:g}")
+        is_known = most < MAX_WHOLE or value > most
+        raise ValueError(f"expected {_shown(least)} to {_shown(most)}" if is_known else f"expected at least {_shown(least)}")
     return value

@@ -131,7 +131,7 @@ def resolve(
             values["enable_expert_parallel"],
         ),
         run_id=run_id,
-        run_dir=str(Path(values["run_dir"]).expanduser().absolute() if values["run_dir"] else runs_root() / run_id),
+        run_dir=values["run_dir"] or str(runs_root() / run_id),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
     )
@@ -147,14 +147,14 @@ def _model_path(options: OptionValues) -> Path:
         raise OptionError("--model: no model is given; give a checkpoint directory, a .gguf file or owner/model")
     if name is None:
         return Path(options.embedded_model)
-    path = Path(name).expanduser()
-    if (path / "config.json").is_file():
-        return path.resolve()
-    from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
-
     try:
+        path = Path(name).expanduser()
+        if (path / "config.json").is_file():
+            return path.resolve()
+        from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
+
         return resolve_model(name)
-    except CheckpointError as error:
+    except (CheckpointError, OSError, RuntimeError) as error:  # RuntimeError: the home of a user whom nobody knows
         raise OptionError(f"--model {name}: {error}") from error
 
 
@@ -180,7 +180,7 @@ def _template(given: str) -> str:
         return given
     try:
         return Path(given).expanduser().read_text()
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise OptionError(f"--chat-template {given}: no template text, and no readable file: {error}") from error
 
 

@@ -66,7 +66,7 @@ def resolve_cache_directory(options: OptionValues, ops: str) -> str:
 def cache_directory(options: OptionValues) -> Path:
     """Where what can be made again is kept, if it is."""
     given = options.values["weight_cache_dir"]
-    return Path(given).expanduser().absolute() if given else user_cache() / "weights"
+    return Path(given) if given else user_cache() / "weights"
 
 
 def _stored_types(path: Path) -> str:

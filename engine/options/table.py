@@ -26,8 +26,10 @@ from engine.options.kinds import (
     Kind,
     choice,
     flag,
+    host,
     key_priorities,
     num_bytes,
+    path,
     power_of_two,
     seconds,
     template,
@@ -39,6 +41,7 @@ from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
 MAX_RANKS = 64
+MAX_SHOWN = 200  # letters of a wrong value
 TOOL_VARIABLES = (
     "TOKAMAK_BUILD_ALL",
     "TOKAMAK_EXTRA",
@@ -95,7 +98,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("weight-cache", flag(), True, "keep weights as the kernels read them in a file, which later starts map"),
         Option(
             "weight-cache-dir",
-            text("DIR"),
+            path("DIR"),
             None,
             "its directory, and that of which kernels are fastest; default: tokamak/weights in the user's cache directory",
         ),
@@ -196,7 +199,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("stop-timeout", seconds(0.1), 10.0, "between the request to end and SIGKILL"),
     ),
     "HTTP": (
-        Option("host", text("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all"),
+        Option("host", host("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all"),
         Option("port", whole(0, 65535), 8000, "port to listen on; 0: any free one"),
         Option("api-key", texts("KEY"), (), "key(s) that clients must send; default: none is asked for"),
         Option(
@@ -223,7 +226,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),
     ),
     "run": (
-        Option("run-dir", text("DIR"), None, "directory of sockets and logs; default: a new one for each run"),
+        Option("run-dir", path("DIR"), None, "directory of sockets and logs; default: a new one for each run"),
         Option("kv-events-endpoint", text("ENDPOINT"), "", "ZeroMQ endpoint of the KV events; default: in the run directory"),
         Option("log-level", choice("debug", "info", "warning", "error"), "info", "of the actors' logs"),
     ),
@@ -304,7 +307,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())  # YAML contains JSON
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except Exception as error:  # of a value that its tag, such as !!int, does not fit, yaml raises whatever comes
         raise OptionError(f"--config {path} is neither YAML nor JSON: {error}") from error
     if content is None:
         return {}
@@ -329,13 +332,21 @@ def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
     kind = OPTIONS[key].kind
     parts = value if isinstance(value, list) else [value]
     if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):
-        raise OptionError(f"{source}: {value!r} is not a single value")
+        raise OptionError(f"{source}: {_shortened(value)} is not a single value")
     try:
         parsed = [kind.parse(str(part)) for part in parts]
     except ValueError as error:
-        raise OptionError(f"{source} {value}: {error}") from None
+        raise OptionError(f"{source} {_shortened(value)}: {error}") from None
     found.values[key] = tuple(item for items in parsed for item in items) if kind.is_list else parsed[0]
     found.given.add(key)
+
+
+def _shortened(value: Any) -> str:
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} letters)"
 
 
 def _suggestion(key: str, separator: str, spell: Any = str) -> str:

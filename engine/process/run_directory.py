@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import StartError, TokamakError
+from engine.errors import OptionError, StartError, TokamakError
 from engine.messages import WeightsRecord as WeightsRecord
 from engine.process.topology import CACHE, SCHEDULER, ActorPlan, actors_of, role_of
 from shm.process import ProcessIdentity
@@ -128,10 +128,10 @@ class Run:
         ]
 
     def check_path(self) -> None:
-        """StartError where a socket in the directory would have too long a path."""
+        """OptionError where a socket in the directory would have too long a path."""
         longest = len(os.fsencode(self.directory / with_replica(KV_EVENTS_NAME, f"{CACHE}00")))
         if longest > MAX_SOCKET_PATH_BYTES:
-            raise StartError(
+            raise OptionError(
                 f"the run directory {self.directory} makes socket paths of {longest} bytes, the limit is "
                 f"{MAX_SOCKET_PATH_BYTES}; give a shorter one with --run-dir"
             )

@@ -64,7 +64,7 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
         except TokamakError as error:
             progress.end()
             print(f"tokamak: error: {error}", file=sys.stderr)
-            return EXIT_FAILED
+            return EXIT_BAD_OPTIONS if isinstance(error, OptionError) else EXIT_FAILED
 
 
 def _open_run(

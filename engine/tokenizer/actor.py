@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
-from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
@@ -79,7 +78,7 @@ class TokenizerActor(Actor):
         config = self.context.config
         record = ModelRecord.of_run(self.context.run.model_path)
         model = record.config
-        self._vocabulary = vocabulary = _vocabulary_of(record, config)
+        self._vocabulary = vocabulary = vocabulary_for(record, config.load_format)
         sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.of(record).chat_templates
         templates = ChatTemplates(
             sources,
@@ -401,8 +400,8 @@ class TokenizerActor(Actor):
         )
 
 
-def _vocabulary_of(model: ModelRecord, config: EngineConfig) -> Vocabulary:
-    """Dummy weights do without a tokenizer too: `config.json` alone is a model then, for token ids."""
-    if config.load_format == "dummy" and not model.files.keys() & set(VOCABULARIES):
+def vocabulary_for(model: ModelRecord, load_format: str) -> Vocabulary:
+    """Dummy weights do without a tokenizer too: `config.json` alone is a model then, for token ids. CheckpointError."""
+    if load_format == "dummy" and not model.files.keys() & set(VOCABULARIES):
         return Vocabulary.without_text(model.config.vocab_size)
     return Vocabulary.of(model)

@@ -55,7 +55,9 @@ class Vocabulary:
         for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece), strict=True):
             if name in model.files:
                 return read(Path(model.path) / name, model.files[name], settings)
-        raise CheckpointError(f"{model.path} has neither tokenizer.json nor tokenizer.model")
+        raise CheckpointError(
+            f"{model.path} has neither tokenizer.json nor tokenizer.model; copy it from where the model is from"
+        )
 
     @classmethod
     def without_text(cls, size: int) -> Vocabulary:

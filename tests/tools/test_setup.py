@@ -12,13 +12,46 @@ import pytest
 
 from tests.paths import REPOSITORY
 
+PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+SETUP = 'source "$0/tools/setup.sh"; '
 
-def shell(code: str, *arguments: str, environment: dict[str, str] | None = None, directory: Path = REPOSITORY) -> str:
-    """What `code` prints after sourcing the copy of tools/setup.sh in `directory`."""
-    command = ["bash", "-c", f"source tools/setup.sh; {code}", "bash", *arguments]
-    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", **(environment or {})}
-    done = subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=60, check=False)
+
+def shell(
+    code: str,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    directory: Path = REPOSITORY,
+    caller: Path | None = None,
+) -> str:
+    """What `code` prints after sourcing the copy of tools/setup.sh in `directory`, for a `caller` there or elsewhere."""
+    command = ["bash", "-c", SETUP + code, str(directory), *arguments]
+    variables = PATH | (environment or {})
+    done = subprocess.run(
+        command, cwd=caller or directory, env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else f"exit {done.returncode}: {done.stderr}"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The least that tools/setup.sh looks at, with an environment into which nothing was installed yet."""
+    directory = tmp_path / "a checkout"
+    for place in ("tools", "shm/native", "ops/cpu/native", "build", ".venv/bin"):
+        (directory / place).mkdir(parents=True)
+    (directory / "tools" / "setup.sh").write_text((REPOSITORY / "tools" / "setup.sh").read_text())
+    for name in ("CMakeLists.txt", "pyproject.toml", ".venv/.tokamak-made"):
+        (directory / name).write_text("")
+    (directory / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    return directory
+
+
+def install(checkout: Path) -> None:
+    """What a setup leaves behind that has installed everything."""
+    packages, native = shell(
+        'package_fingerprint="$(package_fingerprint)"; echo $package_fingerprint $(native_fingerprint)', directory=checkout
+    ).split()
+    (checkout / ".venv" / ".tokamak-base").write_text(packages)
+    (checkout / "build" / "tokamak-native").write_text(f"best {native}\n")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +64,16 @@ def shell(code: str, *arguments: str, environment: dict[str, str] | None = None,
         ([], {"TOKAMAK_OPS": "reference"}, "", "cpu"),
         ([], {}, "model: x\nops: reference\n", "cpu"),
         ([], {}, '{"ops": "reference", "port": 1}', "cpu"),
+        ([], {}, '{"port": 1, "ops": "reference"}', "cpu"),
+        ([], {}, "{port: 1, ops: reference}", "cpu"),
+        ([], {}, "port: 1\nops: 'reference'  # plain Paddle\n", "cpu"),
+        ([], {}, '{"ops":\r\n "reference"\r\n}', "cpu"),
+        ([], {}, "port: 1\ndevice: gpu", "gpu"),
+        ([], {}, '{"port": 1, "device":"gpu"}', "gpu"),
+        ([], {"TOKAMAK_OPS": "native"}, "ops: reference\n", ""),
+        ([], {}, "model: x # ops: reference\n", ""),
+        ([], {}, "model: reference\nops: native\n", ""),
+        ([], {}, "served-model-name: {drops: reference, ops: reference-2}", ""),
         (["--ops", "auto"], {}, "ops: reference\n", ""),
         ([], {}, "model: ops\n# reference\n", ""),
         (["--device", "gpu", "--ops", "reference"], {}, "", "gpu"),
@@ -43,8 +86,11 @@ def test_paddle_is_installed_where_options_need_it(
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(file)
-    given = ["--config", str(config), *arguments] if file else arguments
-    assert shell('paddle_build "$@"', *given, environment=environment) == expected
+    for given in (["--config", str(config)], [f"--config={config}"]):
+        assert shell('paddle_build "$@"', *(given if file else []), *arguments, environment=environment) == expected
+    if file:
+        environment = {**environment, "TOKAMAK_CONFIG": config.name}
+        assert shell('paddle_build "$@"', *arguments, environment=environment, caller=tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,24 +107,19 @@ def test_more_kernels_than_wanted_will_do(wanted: str, built: str, will_do: bool
     assert shell('has_level "$@" && echo yes || echo no', wanted, built) == ("yes" if will_do else "no")
 
 
-def test_native_modules_are_built_anew_where_a_source_or_a_package_changes(tmp_path: Path) -> None:
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "setup.sh").write_text((REPOSITORY / "tools" / "setup.sh").read_text())
-    (tmp_path / "CMakeLists.txt").write_text("")
-    for place in ("shm/native", "ops/cpu/native"):
-        (tmp_path / place).mkdir(parents=True)
-    seen = {shell("package_fingerprint=1; native_fingerprint", directory=tmp_path)}
-    assert seen == {shell("package_fingerprint=1; native_fingerprint", directory=tmp_path)}
+def test_native_modules_are_built_anew_where_a_source_or_a_package_changes(checkout: Path) -> None:
+    seen = {shell("package_fingerprint=1; native_fingerprint", directory=checkout)}
+    assert seen == {shell("package_fingerprint=1; native_fingerprint", directory=checkout)}
     for number, name in enumerate(
         ("CMakeLists.txt", "shm/native/a.cpp", "ops/cpu/native/b.inc", "ops/cpu/native/c.h"), start=2
     ):
-        (tmp_path / name).write_text("changed")
-        seen.add(shell("package_fingerprint=1; native_fingerprint", directory=tmp_path))
+        (checkout / name).write_text("changed")
+        seen.add(shell("package_fingerprint=1; native_fingerprint", directory=checkout))
         assert len(seen) == number
-    (tmp_path / "shm" / "ring.py").write_text("used in place")
-    seen.add(shell("package_fingerprint=1; native_fingerprint", directory=tmp_path))
+    (checkout / "shm" / "ring.py").write_text("used in place")
+    seen.add(shell("package_fingerprint=1; native_fingerprint", directory=checkout))
     assert len(seen) == 5
-    seen.add(shell("package_fingerprint=2; native_fingerprint", directory=tmp_path))
+    seen.add(shell("package_fingerprint=2; native_fingerprint", directory=checkout))
     assert len(seen) == 6
 
 
@@ -87,7 +128,18 @@ def test_an_interpreter_may_lie_anywhere(tmp_path: Path) -> None:
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     assert shell("find_python", environment={"TOKAMAK_PYTHON": str(python)}) == str(python)
+    assert shell("find_python", environment={"TOKAMAK_PYTHON": "a directory/python"}, caller=tmp_path) == str(python)
     assert "no Python 3.10 to 3.13 found" in shell("find_python", environment={"TOKAMAK_PYTHON": "/nowhere"})
+    (tmp_path / ".tokamak-made").write_text(f"{python}\n")
+    assert shell('find_pip; echo "${pip[0]}"', environment={"TOKAMAK_VENV": str(tmp_path)}) == str(python)
+
+
+def test_an_environment_may_be_named_from_where_the_caller_is(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for given, expected in (("environment", "here/environment"), ("../other/", "other"), (str(tmp_path), "")):
+        found = shell('cd /; echo "$venv"', environment={"TOKAMAK_VENV": given}, caller=tmp_path / "here")
+        assert found == str(tmp_path / expected)
+    assert shell('echo "$venv"', caller=tmp_path) == str(REPOSITORY / ".venv")
 
 
 def test_modules_are_compiled_once(tmp_path: Path) -> None:
@@ -98,21 +150,41 @@ def test_modules_are_compiled_once(tmp_path: Path) -> None:
     assert list(tmp_path.glob("__pycache__/module.*.pyc"))
 
 
-def test_a_setup_that_waits_for_another_says_so(tmp_path: Path) -> None:
-    command = ["bash", "-c", "source tools/setup.sh; lock_venv; echo done"]
-    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TOKAMAK_VENV": str(tmp_path)}
-    with (tmp_path / ".tokamak-lock").open("w") as other:
+def test_a_setup_with_nothing_to_do_needs_no_lock(checkout: Path) -> None:
+    """It may not even be able to open one: the checkout is read-only, or another user's."""
+    lock = checkout / ".venv" / ".tokamak-lock"
+    lock.mkdir()  # which nobody can write to, not even root
+    assert "is missing or out of date and cannot be written; run this as its owner" in shell("setup best", directory=checkout)
+    install(checkout)
+    before = {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}
+    assert shell("setup best; echo done", directory=checkout) == "done"
+    assert {path: path.stat().st_mtime_ns for path in checkout.rglob("*")} == before
+
+
+def test_a_setup_that_need_not_wait_says_nothing(checkout: Path) -> None:
+    assert shell("lock_venv 2>&1", directory=checkout) == ""
+
+
+def test_a_setup_waits_for_another_and_what_follows_holds_no_lock(checkout: Path) -> None:
+    """The second of two finds everything done, and the engine that it starts keeps nobody waiting."""
+    venv = checkout / ".venv"
+    command = ["bash", "-c", f"{SETUP} setup best; echo done; exec cat", str(checkout)]
+    with (venv / ".tokamak-lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with subprocess.Popen(
-            command, cwd=REPOSITORY, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=PATH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as waiting:
+            assert waiting.stdin is not None
             assert waiting.stdout is not None
             assert waiting.stderr is not None
             select.select([waiting.stderr], [], [], 60)
+            install(checkout)
             fcntl.flock(other, fcntl.LOCK_UN)
-            assert (waiting.stderr.read(), waiting.stdout.read()) == (
-                f"tokamak: waiting for another tools/serve or tools/test that installs into {tmp_path}\n",
-                "done\n",
+            assert waiting.stdout.readline() == "done\n"
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            waiting.stdin.close()
+            assert waiting.stderr.read() == (
+                f"tokamak: waiting for another tools/serve or tools/test that installs into {venv}\n"
             )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.files import replace_file
+from engine.checkpoint.files import make_directory, replace_file
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
@@ -16,6 +16,18 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
         replace_file(path, content)
         assert (path.read_bytes(), path.stat().st_mode & 0o777) == (content, 0o600)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_directories_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    """Whatever the umask allows, and all that were missing; one that is there stays as it is."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0)
+    try:
+        make_directory(tmp_path / "tokamak" / "weights")
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path, tmp_path / "tokamak", tmp_path / "tokamak" / "weights")]
+    assert modes == [0o755, 0o700, 0o700]
 
 
 def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,19 @@ from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
 from engine.options.resolve_ranks import available_cores
-from engine.options.table import GROUPS, OPTIONS, make_parser, read_options
+from engine.options.table import GROUPS, OPTIONS, Option, make_parser, read_options
 from engine.process.topology import default_plan
 from shm.gang import buffers_at
 from tests.engine.echo_engine import REPOSITORY
 from tools.demo import MODEL
 
+NINES = "9" * 400
+ODD_TEXTS = (
+    *(NINES, f"-{NINES}", "9" * 5000, f"{NINES}G", f"secret={NINES}", "-1", "0", str(1 << 53), str((1 << 64) - 1)),
+    *("nan", "inf", "-inf", "1e999", "0.0001", "\u0663", "\u00b2", "", " ", "\n", ",", "=", "[", "a..b"),
+    *("x" * 300, "/" + "x" * 300, "x/" * 3000, "x" * 100_000, "~nobody-here", "~nobody-here/x", "/dev/null/x"),
+    *("a\0b", "/\0", "\udcff", "/\udcff", "{{\udcff", "{{\0", "\ufeff"),
+)
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
 TOKEN_NUMBERS = LAYERS * 2 * KV_HEADS * HEAD_DIM  # keys and values
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -125,7 +132,11 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--max-model-len", "1000000"], "the model's limit (max_position_embeddings) is 1024"),
         (["--kv-cache-memory", "lots"], "--kv-cache-memory lots: expected a size such as 2GiB"),
         (["--kv-cache-memory", "100"], "give at least"),
+        (["--kv-cache-memory", "9" * 400], "... (400 letters): expected 1 to 9007199254740992"),
         (["--num-kv-blocks", "1"], "--num-kv-blocks 1: expected at least 2"),
+        (["--num-kv-blocks", "99999999999999999"], "--num-kv-blocks 99999999999999999: expected 2 to 9007199254740992"),
+        (["--run-dir", "~nobody-here/x"], "--run-dir ~nobody-here/x: expected a path; there is no such user here"),
+        (["--chat-template", "~nobody-here/x"], "--chat-template ~nobody-here/x"),
         (["--hang-timeout", "nan"], "--hang-timeout nan: expected a number of seconds"),
         (["--stop-timeout", "0"], "expected 0.1 to 1e+07"),
         (["--threads", "0"], "--threads 0: expected 1 to 1024"),
@@ -160,6 +171,12 @@ def test_wrong_values_are_named_with_a_remedy(model: Path, arguments: list[str],
         ("port: 1.5", "port 1.5: expected an integer"),
         ("a: b: c", "neither YAML nor JSON"),
         ("enable-prefix-caching: perhaps", "expected true or false"),
+        ("port: " + "9" * 5000, "neither YAML nor JSON"),
+        ("port: 0x" + "f" * 5000, "port of thousands of digits"),
+        ("port: {a: 0x" + "f" * 5000 + "}", "is not a single value"),
+        ("port: !!timestamp x", "neither YAML nor JSON"),
+        ("port: " + "[" * 500, "neither YAML nor JSON"),
+        ("host: " + "x" * 5000, "... (5000 letters): expected an address or a host name"),
     ],
 )
 def test_wrong_files(model: Path, tmp_path: Path, content: str, said: str) -> None:
@@ -230,6 +247,23 @@ def test_chat_templates(model: Path, tmp_path: Path) -> None:
     assert configure(model, "--chat-template", "{% for m in messages %}\n{% endfor %}").chat_template.startswith("{% for")
 
 
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_any_text_is_a_value_or_is_refused_with_the_reason(model: Path, option: Option) -> None:
+    """Never an exception of another kind, and what is taken can be written into the run's manifest."""
+    variable = f"TOKAMAK_{option.key.upper()}"
+    for text in ODD_TEXTS:
+        if option.key == "model" and len(text) < 200 and "/" not in text:  # the hub might have it
+            continue
+        try:
+            config = resolve(read_options([], {"TOKAMAK_MODEL": str(model), variable: text}))[0]
+        except OptionError as error:
+            reason = str(error)
+        else:
+            reason = option.name
+            assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+        assert option.name in reason.lower().replace("_", "-")
+
+
 @pytest.mark.parametrize("name", ["/no/such/model", "not a name"])
 def test_a_model_that_is_not_there(name: str) -> None:
     with pytest.raises(OptionError, match=name):
@@ -256,7 +290,15 @@ def test_help_shows_every_option_in_its_group() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["serve", "--port", "x"], 2), (["serve", "--prot"], 2), (["nothing"], 2), ([], 2), (["--help"], 0)],
+    [
+        (["serve", "--port", "x"], 2),
+        (["serve", "--run-dir", "/" + "x" * 300], 2),
+        (["serve", "--model", "x" * 300], 2),
+        (["serve", "--prot"], 2),
+        (["nothing"], 2),
+        ([], 2),
+        (["--help"], 0),
+    ],
 )
 def test_exit_codes(arguments: list[str], code: int) -> None:
     done = subprocess.run(

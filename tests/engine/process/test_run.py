@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import StartError, TokamakError
+from engine.errors import OptionError, StartError, TokamakError
 from engine.messages import WeightsState
 from engine.process.run_directory import Manifest, Run, WeightsRecord, choose_run, find_runs, new_run_id, open_run, runs_root
 from engine.process.topology import ActorPlan
@@ -351,7 +351,7 @@ def test_a_lock_with_an_impossible_owner_names_nobody(root: Path, pid: str) -> N
 
 
 def test_socket_paths_are_checked() -> None:
-    with pytest.raises(StartError, match="the limit is 107"):
+    with pytest.raises(OptionError, match="the limit is 107"):
         Run("01234567", Path("/" + "x" * 100)).check_path()
 
 

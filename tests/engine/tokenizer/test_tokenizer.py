@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from engine.checkpoint.record import ModelRecord
+from engine.errors import CheckpointError
 from engine.messages import (
     Abort,
     ChatPrompt,
@@ -43,7 +44,7 @@ from engine.process.context import ActorContext
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import CACHE, SCHEDULER, RingSizes, names_of
-from engine.tokenizer.actor import TokenizerActor
+from engine.tokenizer.actor import TokenizerActor, vocabulary_for
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
 from engine.tokenizer.prompt_encoder import PromptEncoder
@@ -698,3 +699,5 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
         assert bench.one(Rejected).request_id == "s"
         bench.send("scheduler", outputs([7, 8], "length"))
         assert (bench.delta()).token_ids == [7, 8]
+    with pytest.raises(CheckpointError, match=f"{model} has neither tokenizer.json nor tokenizer.model; copy it"):
+        vocabulary_for(ModelRecord.read(model), "safetensors")
