@@ -131,9 +131,10 @@ class ModelRunner:
 
     def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
         """Load the checkpoint at `path` beside the present weights, which it then replaces. On an error (CheckpointError) the
-        present ones stay. ContentsError where `contents` are asked for and it holds others."""
+        present ones stay. ContentsError where `contents` are asked for and it holds others. Random weights need nothing of the
+        checkpoint but that its shape was right when they were loaded first, before their contents were known."""
         is_random = self._config.load_format == "dummy"
-        if is_random and path != self._config.model:
+        if is_random and path != self._config.model and not contents:
             self._model_config.of_same_shape(Path(path))
         seed = self._config.seed + version - 1 if is_random else None
         with self._device.threads_of(self._config.num_ranks):

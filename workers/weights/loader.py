@@ -56,8 +56,7 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`num_bytes`: of its weights as they are kept; `contents`: what tells the checkpoint's values from any others, empty
-    where they are random."""
+    """`num_bytes`: of its weights as they are kept; `contents`: what tells their values from any others."""
 
     model: Model
     mixtures: list[Experts]  # of its sparse layers, in their order
@@ -99,10 +98,11 @@ def load_model(
         return f"{path.name}-{digest_of([contents, description])}"
 
     if random_seed is not None:
+        found = f"random {random_seed}"
         is_narrow = precision != Precision() and ops.layout is not None
         loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
         if directory is not None and directory.is_shared:
-            loading.pack_with(directory, name_of(f"random {random_seed}"), description)
+            loading.pack_with(directory, name_of(found), description)
         else:
             loading.pack_into_memory()
     else:
