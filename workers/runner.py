@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
@@ -135,7 +136,7 @@ class ModelRunner:
         checkpoint but that its shape was right when they were loaded first, before their contents were known."""
         is_random = self._config.load_format == "dummy"
         if is_random and path != self._config.model and not contents:
-            self._model_config.of_same_shape(Path(path))
+            self._model_config.of_same_shape(Path(path), GgufFile.of_checkpoint(Path(path)))
         seed = self._config.seed + version - 1 if is_random else None
         with self._device.threads_of(self._config.num_ranks):
             loaded = load_model(

@@ -110,7 +110,7 @@ def load_model(
         if contents and directory and loading.map_from(directory, of(contents)) == "hit":
             outcome, found = "hit", contents
         else:
-            loading.stored = checkpoint = Checkpoint(path, config.of_same_shape(path), weights)
+            loading.stored = checkpoint = Checkpoint(path, config, weights)
             found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)
             if contents not in ("", found):
                 raise ContentsError(
@@ -126,8 +126,8 @@ def load_model(
 
 
 class _Loading:
-    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it. `label`: what people
-    know them by. A description tells what is kept from all else that could be."""
+    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it. `label`: what
+    people know them by. A description tells what is kept from all else that could be."""
 
     def __init__(
         self, label: str, weights: Weights, stored: Stored | None, ops: OpTable, precision: Precision, on_progress: Progress
@@ -174,7 +174,7 @@ class _Loading:
         return outcome
 
     def map_from(self, cache: WeightCache, description: dict[str, Any]) -> CacheOutcome:
-        """Map the cache's file of that description, if it can be. Its name says which it should be, it says itself which it is."""
+        """Map the cache's file of that description, if it can be. Its name says what it should be, it says what it is."""
         name = self._name_of(description)
         try:
             file = cache.open(name)
