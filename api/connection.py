@@ -9,7 +9,8 @@ One instance per connection of the api process. What is bounded, and by what:
     an answer not read      `stall_timeout_s` in which the client acknowledged nothing; then it is cut
 
 What is not HTTP gets an error in the same shape as any other, and a handler can cut its connection (`exchange.ABORT_KEY`). A
-body's own limits are `exchange.Exchange`'s.
+body's own limits are `exchange.Exchange`'s. An offer to go on in another protocol (`Upgrade`) is ignored, as RFC 9110, 7.8 has
+it: the request is served as if it were not there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import sys
 from typing import Any
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -78,7 +80,7 @@ class Connection(HttpToolsProtocol):
                 return
             piece = data[start : start + PIECE_BYTES]
             self._num_idle_bytes += len(piece)
-            super().data_received(piece)
+            self._parse(piece)
             if self._num_idle_bytes > MAX_HEAD_BYTES:
                 self._refuse(_too_large_head())
             elif self._is_too_far_ahead():
@@ -108,6 +110,8 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._is_upgrade_offered:
+            return  # the head comes again
         self._head_arrived()
         self._is_in_head = False
         self._num_fields = self._num_head_bytes = self._num_idle_bytes = 0
@@ -121,6 +125,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade_offered:
+            return
         self._is_between, self._num_idle_bytes = True, 0
         super().on_message_complete()
 
@@ -140,6 +146,35 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     # --------------------------------------------------------------------------------------------------------- inside
+
+    def _parse(self, data: bytes) -> None:
+        """The parser stops behind a head that offers an upgrade, and takes the body for the other protocol. Another one gets
+        that head without the offer, and then what follows it."""
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_upgrade_offered:
+                    return  # CONNECT: what follows its head is for nobody
+                head = self._head_without_offer()
+                data = data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                data = head + data
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    @property
+    def _is_upgrade_offered(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        fields = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
 
     @property
     def _is_answer_under_way(self) -> bool:

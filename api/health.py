@@ -24,7 +24,7 @@ STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is 
 STALE_STEP_NS = 30_000_000_000  # a worker beats after each op of a step, and one may be long
 _NOT_SERVING = {
     WeightsState.PAUSED: "is paused by an operator, what comes waits: resume it",
-    WeightsState.CLEARED: "has no weights: they were cleared; reload them",
+    WeightsState.CLEARED: "has no weights: they were cleared, or could not be loaded again (see the errors); reload them",
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
@@ -131,10 +132,11 @@ class ModelRunner:
 
     def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
         """Load the checkpoint at `path` beside the present weights, which it then replaces. On an error (CheckpointError) the
-        present ones stay. ContentsError where `contents` are asked for and it holds others."""
+        present ones stay. ContentsError where `contents` are asked for and it holds others. Random weights need nothing of the
+        checkpoint but that its shape was right when they were loaded first, before their contents were known."""
         is_random = self._config.load_format == "dummy"
-        if is_random and path != self._config.model:
-            self._model_config.of_same_shape(Path(path))
+        if is_random and path != self._config.model and not contents:
+            self._model_config.of_same_shape(Path(path), GgufFile.of_checkpoint(Path(path)))
         seed = self._config.seed + version - 1 if is_random else None
         with self._device.threads_of(self._config.num_ranks):
             loaded = load_model(

@@ -291,21 +291,23 @@ class WorkerActor(Actor):
         self.context.log.debug("%d experts move; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
 
     def _load_what_there_is(self) -> None:
-        """What is in use. Where that cannot be had any more, what its checkpoint holds now, else the weights of the start, else
-        none: by version and contents the scheduler sees that this is not what is in use. CheckpointError at a first start."""
-        tries = list(dict.fromkeys((self.context.weights_in_use(), self.context.weights_of_start())))
-        while tries:
-            path, version, contents = tries.pop(0)
+        """What is in use. Where that cannot be had any more, what its checkpoint holds now, else none, never other weights: by
+        version and contents the scheduler sees that this is not what is in use. CheckpointError at a first start."""
+        path, version, contents = self.context.weights_in_use()
+        try:
             try:
                 self._load(path, version, contents)
-                return
-            except CheckpointError as error:
-                self.context.log.error("weights %s cannot be loaded again: %s", path, error)
-                self.context.counters.errors.record(self.context.name, str(error))
-                if isinstance(error, ContentsError):
-                    tries.insert(0, (path, version, ""))
-                elif not tries and self.context.epoch == 1:
-                    raise
+            except ContentsError as error:
+                self._tell_lost(path, error)
+                self._load(path, version)
+        except CheckpointError as error:
+            if self.context.epoch == 1:
+                raise
+            self._tell_lost(path, error)
+
+    def _tell_lost(self, path: str, error: CheckpointError) -> None:
+        self.context.log.error("weights %s cannot be loaded again: %s", path, error)
+        self.context.counters.errors.record(self.context.name, str(error))
 
     def _load(self, path: str, version: int, contents: str = "") -> None:
         """Load weights, those of these contents where some are named; CheckpointError leaves the present ones."""

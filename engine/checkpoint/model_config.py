@@ -15,6 +15,7 @@ from typing import Literal
 from engine.checkpoint.families import CLASS_NAMES, FAMILIES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Family, Latents
+from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.quantization_config import QuantizationConfig
 from engine.errors import CheckpointError
@@ -104,6 +105,13 @@ class ModelConfig:
         generation = read_json(generation_path) if generation_path.is_file() else {}
         return _read(options, JsonOptions(generation, generation_path))
 
+    @staticmethod
+    def of_gguf(file: GgufFile) -> ModelConfig:
+        """What the file itself says, without its end tokens, which are the tokenizer's."""
+        from engine.checkpoint.gguf.convert import model_options  # of use to the few that come as such a file
+
+        return _read(JsonOptions(model_options(file), file.path), JsonOptions({}, file.path))
+
     def shape_differences(self, other: ModelConfig) -> list[str]:
         """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
         weights are replaced in place."""
@@ -115,9 +123,10 @@ class ModelConfig:
             if getattr(self, name) != getattr(other, name)
         ]
 
-    def of_same_shape(self, path: Path) -> ModelConfig:
-        """What the checkpoint at `path` says of itself now. CheckpointError where it is one of another shape."""
-        found = ModelConfig.read(path)
+    def of_same_shape(self, path: Path, gguf: GgufFile | None = None) -> ModelConfig:
+        """What the checkpoint at `path` says of itself now. CheckpointError where it is one of another shape. `gguf`: the file
+        that it is made of, which may have been written over since its config.json was."""
+        found = ModelConfig.of_gguf(gguf) if gguf else ModelConfig.read(path)
         differences = self.shape_differences(found)
         if differences:
             raise CheckpointError(

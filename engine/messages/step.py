@@ -63,7 +63,7 @@ class WeightsChanged(msgspec.Struct, tag=True, array_like=True, gc=False):
     version: int  # 0: cleared
     path: str
     error: str = ""
-    contents: str = ""  # of the files that they came from; empty: not those of a checkpoint
+    contents: str = ""  # what tells them from any others; empty: none are loaded
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.checkpoint.files import user_cache
-from engine.checkpoint.gguf.file import LINK_NAME, GgufFile
+from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.table import OptionValues
@@ -71,9 +71,10 @@ def cache_directory(options: OptionValues) -> Path:
 
 def _stored_types(path: Path) -> str:
     """The quantized types of a GGUF file's matrices; empty where it has none, or there is no such file."""
-    if not (path / LINK_NAME).is_symlink():
+    file = GgufFile.of_checkpoint(path)
+    if file is None:
         return ""
-    types = {tensor.type_name for tensor in GgufFile(path / LINK_NAME).tensors.values() if len(tensor.shape) == 2}
+    types = {tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) == 2}
     return ", ".join(sorted(types - {*_PLAIN_TYPES}))
 
 

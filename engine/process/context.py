@@ -156,10 +156,6 @@ class ActorContext:
         path, version = record.ranks[self.tensor_rank]
         return path, version, record.contents.get(version, "")
 
-    def weights_of_start(self) -> tuple[str, int, str]:
-        """Those of version 1, likewise."""
-        return self.config.model, 1, self.run.weights(self.scheduler).contents.get(1, "")
-
     def request_stop(self) -> None:
         """Let the loop end after its turn."""
         self.is_stopping = True

@@ -100,9 +100,3 @@ class WeightState:
         weights = tuple((path, version) if rank in ranks else held for rank, held in enumerate(self.record.ranks))
         known = self.record.contents | ({version: contents} if contents else {})
         return replace(self.record, path=path, version=version, state=state, ranks=weights, contents=known)
-
-    def adopted(self, path: str, version: int) -> WeightsRecord:
-        """All ranks hold what there is, for want of what was in use; none where there is nothing either (version 0)."""
-        if not version or set(self.record.ranks) == {(path, version)}:
-            return self.in_state(_CLEARED)
-        return replace(self.record, path=path, version=version, ranks=((path, version),) * len(self.record.ranks))

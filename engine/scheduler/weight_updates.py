@@ -130,7 +130,7 @@ class WeightUpdates:
             self._succeed(change)
         else:
             if change.name == "repair":
-                self._adopt("; ".join(change.errors))
+                self._give_up("; ".join(change.errors))
             self._fail(change, 400, "; ".join(change.errors))
 
     def rank_came_back(self, rank: int) -> None:
@@ -299,12 +299,11 @@ class WeightUpdates:
         self._context.counters.errors.record(self._context.name, text)
         return after
 
-    def _adopt(self, cause: str) -> None:
-        """The weights in use cannot be had any more: go on with what rank 0 holds, without weights where that is nothing, and
-        say so."""
+    def _give_up(self, cause: str) -> None:
+        """The weights in use cannot be had any more by all ranks: go on without any, whatever the others hold, and say so."""
         path = self._weights.path
         self._context.counters.errors.record(self._context.name, f"weights {path} cannot be loaded again: {cause}")
-        record = self._weights.adopted(*self._ranks.weights_of(0))
+        record = self._weights.in_state(WeightsState.CLEARED)
         try:
             self.write(record)
         except RequestError as error:  # the next scheduler comes to the same end

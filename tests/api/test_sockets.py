@@ -90,6 +90,39 @@ def test_requests_sent_ahead_are_answered_in_order(edge: Edge) -> None:
     assert answers.index(b"x-request-id: first") < answers.index(b'"version"') < answers.index(b"x-request-id: second")
 
 
+OFFERS = {
+    "foo": b"connection: keep-alive, Upgrade\r\nupgrade: foo/2\r\n",
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
+    "websocket": b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n",
+}
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+@pytest.mark.parametrize("is_apart", [False, True], ids=["one packet", "body apart"])
+def test_an_offer_to_upgrade_is_ignored(edge: Edge, offer: bytes, is_apart: bool) -> None:
+    """What lies behind the head is its body all the same, and then the next requests."""
+    names = [f"upgrade-{len(offer)}-{is_apart}-{index}" for index in range(3)]
+    sent = [completion(name).replace(b"\r\n", b"\r\n" + offer, 1) for name in names]
+    chunked = b"%bx-request-id: chunked\r\ntransfer-encoding: chunked\r\n\r\n" % (HEAD + offer)
+    chunked += b'10\r\n{"prompt": "x", \r\n10\r\n"max_tokens": 2}\r\n0\r\n\r\n'
+    last = VERSION.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    rest = b"".join(sent[1:]) + chunked + VERSION.replace(b"\r\n", b"\r\n" + offer, 1) + last
+    with edge.connection() as client:
+        if is_apart:
+            head, _, body = sent[0].partition(b"\r\n\r\n")
+            client.sendall(head[:100])
+            client.sendall(head[100:] + b"\r\n\r\n")
+            client.sendall(body[:5])
+            client.sendall(body[5:] + rest)
+        else:
+            client.sendall(sent[0] + rest)
+        answers = read_all(client)
+    assert answers.count(b"HTTP/1.1 200 ") == answers.count(b"HTTP/1.1 ") == 6
+    places = [answers.index(b"x-request-id: %b" % name.encode()) for name in (*names, "chunked")]
+    assert places == sorted(places)
+    assert answers.count(b'"finish_reason":"length"') == 4
+
+
 @pytest.mark.parametrize("ahead", [VERSION * 500, completion("big", user="x" * 500_000), b"\x00nonsense", HEAD + b"x: " + LONG])
 def test_what_cannot_be_kept_until_its_turn(edge: Edge, ahead: bytes) -> None:
     """The answer under way is whole and the last: its client may send the rest again."""

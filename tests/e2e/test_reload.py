@@ -288,10 +288,12 @@ def test_the_model_of_the_start_belongs_to_the_run(truth: dict[str, list[Answer]
 
 
 def test_no_weights_are_left(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
-    """Nothing has those in use any more: a worker that dies comes back without, which /health says, and takes others."""
-    model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
-    with EngineProcess(model, "--max-model-len", "4000", "--no-weight-cache", "--restart-limit", "2") as engine:
-        write_over(model, DEMO)
+    """Nothing has those in use any more, though those of the start are there: a worker that dies comes back without, which
+    /health says, and takes others."""
+    other = Path(shutil.copytree(model_b, tmp_path / "other"))
+    with EngineProcess(MODEL_A, "--max-model-len", "4000", "--no-weight-cache", "--restart-limit", "2") as engine:
+        reload(engine, other)
+        shutil.rmtree(other)
         epoch = engine.kill("worker0")
         wait_until(partial(is_back, engine, "worker0", epoch), what="worker0 restarted")
         wait_until(lambda: engine.metric("engine_state") == WeightsState.CLEARED, what="without weights")

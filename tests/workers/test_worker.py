@@ -55,6 +55,7 @@ class Engine:
     def __init__(self, directory: Path, **options: str) -> None:
         self.model = directory / "model"
         shape = write_checkpoint(self.model, TINY)
+        num_ranks = int(options.get("tensor_parallel_size", 1))
         self.config = engine_config(
             model=str(self.model),
             max_model_len=64,
@@ -63,7 +64,7 @@ class Engine:
             kv_cache_bytes=KVCacheSpec.of(shape, 16, "float32").arena_bytes(NUM_BLOCKS),
             run_id=new_run_id(),
             run_dir=str(directory),
-            comm_bytes=comm_bytes(shape, ranks := int(options.get("tensor_parallel_size", 1)), ranks, 512, 32, False),
+            comm_bytes=comm_bytes(shape, num_ranks, num_ranks, 512, 32, shares_experts=False),
             **options,
         )
         self.run = Run(self.config.run_id, directory)
@@ -366,10 +367,32 @@ def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str,
     engine.close()
 
 
-def test_starts_with_the_first_weights_where_those_are_gone(engine: Engine, tmp_path: Path) -> None:
+def test_random_weights_come_back_without_their_checkpoint(tmp_path: Path) -> None:
+    """They are of a seed and a version alone. An order that loads them first looks whether the shape is right."""
+    engine = Engine(tmp_path, load_format="dummy")
+    worker = engine.worker()
+    engine.received()
+    write_config(tmp_path / "wide", {**TINY, "vocab_size": 20})
+    refused = engine.ask(worker, LoadWeights("c1", str(tmp_path / "wide"), 2, []))
+    write_config(tmp_path / "other", TINY)
+    changed = engine.ask(worker, LoadWeights("c2", str(tmp_path / "other"), 3, []))
+    assert isinstance(refused, WeightsChanged)
+    assert isinstance(changed, WeightsChanged)
+    assert ("another model" in refused.error, refused.version, changed.error, changed.version) == (True, 1, "", 3)
+    expected = token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True)))
+    engine.use(tmp_path / "other", 3, changed.contents)
+    shutil.rmtree(tmp_path / "other")
+    worker = engine.worker(2)
+    assert greeting(engine) == ("worker0", 2, 3, str(tmp_path / "other"))
+    assert token_of(engine.ask(worker, step_of(2, PROMPT, 0, is_start=True))) == expected
+    engine.close()
+
+
+def test_comes_back_without_weights_where_those_in_use_are_gone(engine: Engine, tmp_path: Path) -> None:
+    """Above all not with those of the start."""
     engine.use(tmp_path / "gone", 5)
-    engine.worker()
-    assert greeting(engine) == ("worker0", 1, 1, str(engine.model))
+    engine.worker(2)
+    assert greeting(engine) == ("worker0", 2, 0, "")
     assert any("gone" in text for text in (entry.text for entry in engine.segments.counters.errors.entries()))
 
 

@@ -56,8 +56,7 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`num_bytes`: of its weights as they are kept; `contents`: what tells the checkpoint's values from any others, empty
-    where they are random."""
+    """`num_bytes`: of its weights as they are kept; `contents`: what tells their values from any others."""
 
     model: Model
     mixtures: list[Experts]  # of its sparse layers, in their order
@@ -95,29 +94,30 @@ def load_model(
     directory = cache if ops.layout is not None else None
     description = {"model": _shape(config, weights), "layout": ops.layout and ops.layout()} | asdict(precision)
 
-    def name_of(contents: str) -> str:
-        return f"{path.name}-{digest_of([contents, description])}"
+    def of(contents: str) -> dict[str, Any]:
+        return {"contents": contents} | description
 
     if random_seed is not None:
+        found = f"random {random_seed}"
         is_narrow = precision != Precision() and ops.layout is not None
-        loading = _Loading(weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
+        loading = _Loading(path.name, weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
         if directory is not None and directory.is_shared:
-            loading.pack_with(directory, name_of(f"random {random_seed}"), description)
+            loading.pack_with(directory, of(found))
         else:
             loading.pack_into_memory()
     else:
-        loading = _Loading(weights, None, ops, precision, on_progress)
-        if contents and directory and loading.map_from(directory, name_of(contents)) == "hit":
+        loading = _Loading(path.name, weights, None, ops, precision, on_progress)
+        if contents and directory and loading.map_from(directory, of(contents)) == "hit":
             outcome, found = "hit", contents
         else:
-            loading.stored = checkpoint = Checkpoint(path, config.of_same_shape(path), weights)
+            loading.stored = checkpoint = Checkpoint(path, config, weights)
             found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)
             if contents not in ("", found):
                 raise ContentsError(
                     f"{path} was written over: it holds other weights than those in use, whose packed file is gone as well; "
                     "reload it to take what it holds now"
                 )
-            outcome = loading.pack_with(directory, name_of(found), description)
+            outcome = loading.pack_with(directory, of(found))
     for rope, rotary in weights.rotaries:
         tables = rotary_tables(rope, rotary.head_dim, num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
@@ -126,12 +126,14 @@ def load_model(
 
 
 class _Loading:
-    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it."""
+    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it. `label`: what
+    people know them by. A description tells what is kept from all else that could be."""
 
     def __init__(
-        self, weights: Weights, stored: Stored | None, ops: OpTable, precision: Precision, on_progress: Progress
+        self, label: str, weights: Weights, stored: Stored | None, ops: OpTable, precision: Precision, on_progress: Progress
     ) -> None:
         self.stored = stored
+        self._label = label
         self._weights = weights
         self._ops = ops
         self._precision = precision
@@ -154,29 +156,32 @@ class _Loading:
         self._choose_formats()
         self._pack(Memory(), self._sizes(Layout()))
 
-    def pack_with(self, cache: WeightCache | None, name: str, description: dict[str, Any]) -> CacheOutcome:
-        """Map the cache's file of that name; where there is none, make it."""
+    def pack_with(self, cache: WeightCache | None, description: dict[str, Any]) -> CacheOutcome:
+        """Map the cache's file of that description; where there is none, make it."""
         if cache is None:
             self.pack_into_memory()
             return "off"
-        outcome = self.map_from(cache, name)
+        outcome = self.map_from(cache, description)
         if outcome == "hit":
             return outcome
         self._choose_formats()
-        file = self._write(cache, name, description)
-        if file is None and cache.is_shared and self.map_from(cache, name) == "hit":
+        file = self._write(cache, description)
+        if file is None and cache.is_shared and self.map_from(cache, description) == "hit":
             return outcome  # another rank wrote it
         self._pack(file or Memory(), self._sizes(Layout()))
         if file is not None and not cache.is_shared:
             file.map_all()  # only now that nothing maps it for writing: it should not count twice
         return outcome
 
-    def map_from(self, cache: WeightCache, name: str) -> CacheOutcome:
-        """Map the cache's file of that name, if it can be."""
+    def map_from(self, cache: WeightCache, description: dict[str, Any]) -> CacheOutcome:
+        """Map the cache's file of that description, if it can be. Its name says what it should be, it says what it is."""
+        name = self._name_of(description)
         try:
             file = cache.open(name)
             if file is None:
                 return "miss"
+            if digest_of(file.description.get("of")) != digest_of(description):
+                raise DamagedFileError("it holds other weights than its name says")
             self._set_formats(file.description["formats"])
             self._pack(file, self._sizes(Layout()))
             return "hit"
@@ -184,13 +189,13 @@ class _Loading:
             _LOG.warning("packed weights %s in %s cannot be used: %s", name, cache.directory, error)
             return "damaged"
 
-    def _write(self, cache: WeightCache, name: str, description: dict[str, Any]) -> PackedFile | None:
+    def _write(self, cache: WeightCache, description: dict[str, Any]) -> PackedFile | None:
         """The file, made; None where nothing can be kept, also when that shows in the middle (a quota, a network)."""
-        layout = Layout()
+        name, layout = self._name_of(description), Layout()
         sizes = self._sizes(layout)
         try:
-            formats = {"formats": self._formats()}
-            with cache.writer(name, layout, description | formats, self._say_alive) as writer:
+            written = {"of": description, "formats": self._formats()}
+            with cache.writer(name, layout, written, self._say_alive) as writer:
                 if writer is None:
                     return None
                 self._pack(writer, sizes, is_kept=False)
@@ -198,6 +203,9 @@ class _Loading:
             _LOG.warning("packed weights %s are not kept in %s: %s", name, cache.directory, error)
             return None
         return cache.written(name)
+
+    def _name_of(self, description: dict[str, Any]) -> str:
+        return f"{self._label}-{digest_of(description)}"
 
     def _say_alive(self) -> None:
         self._on_progress(self._num_done, self.num_bytes)

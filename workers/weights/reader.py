@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.checkpoint.files import MappedFile, read_file
-from engine.checkpoint.gguf.file import LINK_NAME, GgufFile
+from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from ops.modules import Linear
@@ -58,13 +58,13 @@ class _Part:
 
 
 class Checkpoint:
-    """The files of a checkpoint, checked against what a model declared. Any declared tensor can be read by its Hugging Face
-    name, linear weights as [out, in]."""
+    """The files of a checkpoint, checked against the model that is to be filled, whose shape is `config`, and what it declared.
+    Any declared tensor can be read by its Hugging Face name, linear weights as [out, in]."""
 
     def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
         self._path = path
-        self._config = config
-        self._gguf = GgufFile(path / LINK_NAME) if (path / LINK_NAME).is_symlink() else None
+        self._gguf = GgufFile.of_checkpoint(path)
+        self._config = config = config.of_same_shape(path, self._gguf)
         self._files = [] if self._gguf else list(_open_files(path))
         self._has_paddle_names = False
         self._parts = dict(self._name_parts(config))

@@ -75,13 +75,15 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
     ends = end_token_ids(options)
     generation: dict[str, Any] = {"eos_token_id": list(ends)}
     files = {
-        "config.json": json.dumps(_config(file, options), indent=1).encode(),
+        "config.json": json.dumps(model_options(file), indent=1).encode(),
         "generation_config.json": json.dumps(generation).encode(),
     }
     return files | tokenizer_files(options)
 
 
-def _config(file: GgufFile, options: JsonOptions) -> dict[str, Any]:
+def model_options(file: GgufFile) -> dict[str, Any]:
+    """What config.json would say of it. Raises CheckpointError naming what is not supported."""
+    options = JsonOptions(file.metadata, file.path)
     name = options.text("general.architecture", None)
     if name not in GGUF_NAMES:
         raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(GGUF_NAMES)}")

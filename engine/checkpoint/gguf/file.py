@@ -75,6 +75,12 @@ class GgufFile:
             raise self._damaged(str(error)) from error
         self.tensors = self._placed(entries)
 
+    @staticmethod
+    def of_checkpoint(path: Path) -> GgufFile | None:
+        """The file that the checkpoint directory `path` was made of; None: it has files of its own."""
+        link = path / LINK_NAME
+        return GgufFile(link) if link.is_symlink() else None
+
     def _head(self) -> tuple[int, int]:
         if self.data[:4] != b"GGUF":
             raise CheckpointError(f"{self.path} is no GGUF file: it begins with {bytes(self.data[:4])!r}")

@@ -66,13 +66,3 @@ def test_a_load_of_one_rank_leaves_the_other() -> None:
     weights = weights_in(NORMAL)
     weights.settle(weights.with_next_version())
     assert weights.loaded("/new", [1]).ranks == (("/old", 3), ("/new", 6))
-
-
-def test_what_is_adopted() -> None:
-    """What there is; nothing where there is nothing, or where all should hold it and cannot."""
-    weights = weights_in(NORMAL)
-    adopted = weights.adopted("/first", 1)
-    assert adopted == WeightsRecord("/first", 1, 5, NORMAL, (("/first", 1), ("/first", 1)))
-    assert weights.adopted("", 0) == weights.in_state(CLEARED)
-    weights.settle(adopted)
-    assert weights.adopted("/first", 1).state is CLEARED

@@ -284,16 +284,36 @@ def test_a_rank_with_other_weights_is_made_to_load_those_in_use(simulation: Simu
 
 
 def test_weights_that_cannot_be_had_any_more(simulation: Simulation) -> None:
-    """Then the engine goes on with what the rank has, and says so."""
+    """Then nothing is served, above all not with other weights that the rank has, and that is said, until it gets some."""
     simulation.ask(ReloadWeights(OTHER))
     simulation.restart_rank(weights=(MODEL, 1))
     simulation.rank.refuses_loads = "gone"
     stream = simulation.submit([1, 2, 3])
+    simulation.run_until(lambda: simulation.rank.version == 0, "without weights")
+    assert state_of(simulation) is WeightsState.CLEARED
+    assert simulation.run.weights() == WeightsRecord(OTHER, 2, 2, WeightsState.CLEARED, ((OTHER, 2),))
+    assert simulation.rank.steps == []
+    simulation.rank.refuses_loads = ""
+    assert simulation.ask(ReloadWeights("/weights/c")).details["state"] == "NORMAL"
     simulation.finish()
-    simulation.check(stream)
-    assert simulation.metric("weight_version") == 1
-    assert simulation.run.weights() == WeightsRecord(MODEL, 1, 2, WeightsState.NORMAL, ((MODEL, 1),))
+    simulation.check(stream, path="/weights/c")
     assert any("cannot be loaded again: worker0: gone" in entry.text for entry in simulation.segments.counters.errors.entries())
+
+
+def test_weights_that_one_of_two_ranks_cannot_have_any_more(tmp_path: Path) -> None:
+    """The other one lets go of them: ranks compute together."""
+    with simulate(tmp_path, tensor_parallel_size=2) as simulation:
+        simulation.ask(ReloadWeights(OTHER))
+        simulation.kill_rank(1)
+        simulation.revive_rank(1, weights=("", 0))
+        simulation.ranks[1].refuses_loads = "gone"
+        simulation.run_until(lambda: simulation.ranks[0].version == 0, "without weights")
+        assert state_of(simulation) is WeightsState.CLEARED
+        simulation.ranks[1].refuses_loads = ""
+        assert simulation.ask(ReloadWeights("/weights/c")).details["state"] == "NORMAL"
+        stream = simulation.submit([1, 2, 3])
+        simulation.finish()
+        simulation.check(stream, path="/weights/c")
 
 
 def test_an_order_of_a_scheduler_that_died(simulation: Simulation) -> None:
@@ -498,12 +518,9 @@ def test_weights_that_are_gone_where_that_cannot_be_written_down(simulation: Sim
     simulation.ask(ReloadWeights(OTHER))
     simulation.run.weights_path().unlink()
     simulation.run.weights_path().mkdir()
-    simulation.restart_rank(weights=(MODEL, 1))
+    simulation.restart_rank(weights=("", 0))
     simulation.rank.refuses_loads = "gone"
-    stream = simulation.submit([1, 2, 3])
-    simulation.finish()
-    simulation.check(stream)
-    assert simulation.metric("weight_version") == 1
+    simulation.run_until(lambda: state_of(simulation) is WeightsState.CLEARED, "without weights")
 
 
 def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulation) -> None:

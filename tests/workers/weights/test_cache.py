@@ -284,6 +284,22 @@ class TestDamage:
         assert load(model, directory).cache == "damaged"
         assert load(model, directory).cache == "hit"
 
+    def test_other_contents_of_the_same_shape(self, model: Path, directory: Path, tmp_path: Path) -> None:
+        """A whole file, under the wrong name, that would fit."""
+        first = load(model, directory)
+        (path,) = packed_files(directory)
+        shutil.copytree(model, tmp_path / "other")
+        overwrite_values(tmp_path / "other" / "model.safetensors")
+        load(tmp_path / "other", directory)
+        (other,) = set(packed_files(directory)) - {path}
+        for contents in ("", first.contents):
+            shutil.copy(other, path)
+            cache = WeightCache(directory, LIMIT)
+            config = ModelConfig.read(model)
+            found = load_model(model, config, TABLE, 16, lambda done, total: None, cache=cache, contents=contents)
+            assert (found.cache, weights_of(found)) == ("damaged", weights_of(load(model, None)))
+            assert load(model, directory).cache == "hit"
+
 
 class TestWriters:
     def test_a_writer_that_dies(self, model: Path, directory: Path) -> None:

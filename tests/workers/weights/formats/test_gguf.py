@@ -148,6 +148,29 @@ def test_unknown_tensors_are_named(tmp_path: Path) -> None:
         checkpoint_of(resolve_model(str(path)))
 
 
+def test_another_model_in_its_place(tmp_path: Path) -> None:
+    """The directory was made of the file that lay there before; what counts is what the file says now. The same model with
+    other values is taken."""
+    path = tmp_path / "tiny.gguf"
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    source = tmp_path / "source"
+
+    def write(theta: float, factor: float) -> None:
+        config = write_config(source, {**TINY, "rope_parameters": {"rope_theta": theta, "rope_type": "default"}})
+        tensors = {name: values * np.float32(factor) for name, values in drawn_tensors(config).items()}
+        write_safetensors(source / "model.safetensors", tensors)
+        write_gguf(path, source, as_type("F32"), **metadata)
+
+    write(10000.0, 1.0)
+    directory = resolve_model(str(path))
+    config = ModelConfig.read(directory)
+    write(10000.0, 1.5)
+    load_model(directory, config, TABLE, 16, lambda done, total: None)
+    write(500000.0, 1.0)
+    with pytest.raises(CheckpointError, match=r"another model than .*rope: .*10000\.0.*500000\.0"):
+        load_model(directory, config, TABLE, 16, lambda done, total: None)
+
+
 def test_file_that_went_away(tmp_path: Path) -> None:
     path = tmp_path / "demo.gguf"
     write_gguf(path, DEMO, as_type("F16"), **original_metadata(DEMO))
