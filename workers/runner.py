@@ -165,6 +165,7 @@ class ModelRunner:
     def clear(self) -> None:
         """Let go of the weights."""
         self.weights = LoadedWeights("", 0, 0, None)
+        self.mixtures = []
 
     # --------------------------------------------------------------------------------------------------------- steps
 

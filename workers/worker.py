@@ -164,6 +164,7 @@ class WorkerActor(Actor):
             step = turns.begin_turn(self._runner.weights.version)
             if step is None:
                 self._runner.run_without_rows()
+                self._count_collectives()
             else:
                 result = self._run(step, received_ns)
         except GangBroken as broken:
@@ -186,14 +187,17 @@ class WorkerActor(Actor):
             result.idle_ns = received_ns - self._last_end_ns
             self._idle_seconds.add(result.idle_ns / 1e9)
         self._last_end_ns = end_ns
-        for communicator in self._communicators:
-            num_calls, waited_ns = communicator.take_figures()
-            self._collectives.add(num_calls)
-            self._collective_wait.add(waited_ns / 1e9)
+        self._count_collectives()
         self._steps.add(1)
         self._tokens.add(result.num_tokens)
         self._busy_seconds.add((end_ns - received_ns) / 1e9)
         return result
+
+    def _count_collectives(self) -> None:
+        for communicator in self._communicators:
+            num_calls, waited_ns = communicator.take_figures()
+            self._collectives.add(num_calls)
+            self._collective_wait.add(waited_ns / 1e9)
 
     def _refusal(self, step: Step) -> StepResult:
         """The answer to a step after ClearWeights: the order of a scheduler that died may lie before a step of the next."""

@@ -21,7 +21,7 @@ def parse_eplb_config(text: str) -> EplbConfig:
     """ValueError with what would have been right."""
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"expected a JSON object: {error}") from None
     if not isinstance(content, dict):
         raise ValueError('expected a JSON object, such as {"num_redundant_experts": 2}')

@@ -23,6 +23,7 @@ def test_what_is_left_out_has_its_default() -> None:
     [
         ("{", "expected a JSON object"),
         ("[]", "expected a JSON object"),
+        ("[" * 100_000, "expected a JSON object"),
         ('{"window": 1}', "window is no key; expected some of num_redundant_experts, window_size"),
         ('{"window_size": 0}', "window_size 0: expected an integer from 1"),
         ('{"window_size": 1.5}', "window_size 1.5: expected an integer"),

@@ -372,7 +372,7 @@ def give_experts(model: Path) -> None:
 def test_ranks_that_share_experts(model: Path) -> None:
     """All of them have one arena: it grows with the ranks, and with the rows of a step."""
     give_experts(model)
-    sizes = [
+    two, three, six, longer = (
         configure(model, "--enable-expert-parallel", *arguments).comm_bytes
         for arguments in (
             ("-dp", "2"),
@@ -380,8 +380,8 @@ def test_ranks_that_share_experts(model: Path) -> None:
             ("-dp", "3", "-tp", "2"),
             ("-dp", "3", "--max-num-batched-tokens", "4096"),
         )
-    ]
-    assert sizes == sorted(set(sizes))
+    )
+    assert two < three < min(six, longer)
     config = configure(model, "--enable-expert-parallel", "-dp", "2", "--enable-eplb", "--eplb-config", '{"min_gain": 0.5}')
     assert (config.enable_eplb, config.eplb_config.min_gain, config.expert_placement_strategy) == (True, 0.5, "linear")
 
