@@ -46,7 +46,8 @@ async def list_gangs(request: Request) -> Response:
 
 async def restart_actor(request: Request) -> Response:
     await _parse(request, EmptyRequest)
-    return await _carry_out(request, RestartActor(request.path_params["name"]))
+    own_name = Exchange.of(request).services.context.name
+    return await _carry_out(request, RestartActor(request.path_params["name"], own_name))
 
 
 async def pause(request: Request) -> Response:

@@ -69,6 +69,8 @@ def document(model_names: tuple[str, ...]) -> Schema:
 def _described(operation: Operation) -> Schema:
     answers = {str(status): _error(status) for status in operation.errors}
     answers["200"] = {"description": "Done", "headers": _headers(operation), "content": _content(operation)}
+    if operation.accepted:
+        answers["202"] = answers["200"] | {"description": operation.accepted}
     if operation.unavailable is not None:
         content = {JSON: {"schema": _reference(operation.unavailable)}}
         answers["503"] = {"description": "Not now, and why", "content": content}

@@ -35,6 +35,7 @@ class Operation:
     parameters: Sequence[str] = ()  # in the path
     is_body_required: bool = True
     unavailable: Any = None  # struct of a 503 answer that is no error body
+    accepted: str = ""  # what a 202 answer means, where there is one
 
 
 def _look(path: str, summary: str, answer: Any, media_type: str = JSON, unavailable: Any = None) -> Operation:
@@ -51,7 +52,11 @@ def _work(path: str, summary: str, answer: Any, body: Shapes, event: Any = None)
 
 
 def _order(
-    path: str, summary: str, body: type[msgspec.Struct] = requests.EmptyRequest, parameters: Sequence[str] = ()
+    path: str,
+    summary: str,
+    body: type[msgspec.Struct] = requests.EmptyRequest,
+    parameters: Sequence[str] = (),
+    accepted: str = "",
 ) -> Operation:
     return Operation(
         "post",
@@ -63,6 +68,7 @@ def _order(
         security="admin_key",
         parameters=parameters,
         is_body_required=body is requests.AbortRequestBody,
+        accepted=accepted,
     )
 
 
@@ -95,7 +101,7 @@ OPERATIONS = (
     _work("/detokenize", "Token ids as text", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     Operation("get", "/admin/gangs", "Ranks by gang", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
-    _order("actors/{name}/restart", "Restart an actor", parameters=("name",)),
+    _order("actors/{name}/restart", "Restart an actor", parameters=("name",), accepted="It answers itself, and restarts now"),
     _order("pause", "Stop what runs, hold what comes", requests.PauseRequest),
     _order("resume", "Go on after a pause"),
     _order("sleep", "Pause and drop the weights", requests.PauseRequest),

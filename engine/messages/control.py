@@ -52,6 +52,7 @@ class ListActors(msgspec.Struct, tag=True, frozen=True):
 
 class RestartActor(msgspec.Struct, tag=True, frozen=True):
     actor: str
+    by: str = ""  # the actor that carries this order: it cannot wait for its own restart, and is answered before that begins
 
 
 class Pause(msgspec.Struct, tag=True, frozen=True):

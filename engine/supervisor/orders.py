@@ -66,8 +66,8 @@ class Orders:
         match command.order:
             case ListActors():
                 self._list(command)
-            case RestartActor(actor):
-                self._restart(command, actor)
+            case RestartActor(actor, by):
+                self._restart(command, actor, by)
             case Shutdown():
                 self._server.reply(Reply(command.command_id, 200, "the engine stops"))
                 self._engine.stop("asked to stop by an operator")
@@ -103,7 +103,7 @@ class Orders:
         rows = [_row(actor, now_ns) for actor in self._engine.segments.counters.actors()]
         self._server.reply(Reply(command.command_id, 200, "", {"actors": rows}))
 
-    def _restart(self, command: Command, name: str) -> None:
+    def _restart(self, command: Command, name: str, by: str) -> None:
         names = [plan.name for plan in self._engine.plan]
         if name == SUPERVISOR:
             self._refuse(command, 400, "the supervisor cannot be restarted; stop the engine and start it again")
@@ -111,6 +111,9 @@ class Orders:
             self._refuse(command, 404, f"there is no actor {name!r}; there are {', '.join(names)}")
         elif not self._engine.is_serving:
             self._refuse(command, 503, "the engine is not ready yet, or stops; ask again when it serves")
+        elif name == by:
+            self._server.reply(Reply(command.command_id, 202, f"{name}, which carries this answer, restarts"))
+            self._engine.restart(name)
         else:
             self._restarting.setdefault(name, []).append(command.command_id)
             self._engine.restart(name)

@@ -162,8 +162,8 @@ def test_a_host_that_is_none(edge: Edge, host: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "order"),
     [
-        ("actors/worker0/restart", {}, RestartActor("worker0")),
-        ("actors/worker0/restart", None, RestartActor("worker0")),
+        ("actors/worker0/restart", {}, RestartActor("worker0", "api0")),
+        ("actors/worker0/restart", None, RestartActor("worker0", "api0")),
         ("pause", {}, Pause("abort", "pause")),
         ("pause", {"mode": "wait"}, Pause("wait", "pause")),
         ("resume", None, Resume()),

@@ -311,6 +311,11 @@ def test_a_restart_by_order_is_no_crash(engine: EngineProcess, truth: dict[str, 
         assert int(engine.actors()[actor]["epoch"]) > epoch
         assert stripped(answers(engine, SHORT)) == truth["a"]
     assert order(engine, "actors/nobody9/restart").status_code == 404
+    epoch = int(engine.actors()["api0"]["epoch"])
+    answer = order(engine, "actors/api0/restart")  # it answers itself, before it ends
+    assert (answer.status_code, "api0" in answer.text) == (202, True)
+    engine.wait_for_restart("api0", epoch)
+    assert stripped(answers(engine, SHORT)) == truth["a"]
 
 
 def test_reset_prefix_cache(engine: EngineProcess) -> None:

@@ -57,6 +57,13 @@ def test_a_restart_is_answered_when_the_actor_is_ready_and_is_no_crash(engine: E
     assert engine.value("actor_restarts_total", "supervisor") == 0
 
 
+def test_who_carries_the_order_is_answered_before_it_ends(engine: EchoEngine) -> None:
+    epoch = engine.actor("echo0").epoch
+    assert engine.control().ask(RestartActor("echo0", "echo0"), WATCHDOG_S).status == 202
+    wait_until(lambda: engine.actor("echo0").epoch > epoch, what="echo0 restarted")
+    assert engine.control().ask(RestartActor("nobody", "nobody"), WATCHDOG_S).status == 404
+
+
 def test_a_stopped_actor_is_restarted_by_force(engine: EchoEngine) -> None:
     engine.kill("echo0", signal.SIGSTOP)
     assert engine.control().ask(RestartActor("echo0"), WATCHDOG_S).details["epoch"] == 2
