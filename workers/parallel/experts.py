@@ -53,8 +53,8 @@ class ExpertRank:
         self.communicator.begin_step(number, (weight_version & 0xFFFF) << 16 | self.version & 0xFFFF)
 
     def place(self, placement: tuple[LayerPlacement, ...], version: int) -> None:
-        """From the next step on experts are computed where `placement` says. While nobody is a member (all died at once) nothing
-        is: the tables are filled when this rank joins."""
+        """From the next step on experts are computed where `placement` says. While nobody is a member (all died at once) none
+        are: the tables are filled when this rank joins."""
         self.placement, self.version = placement, version
         if not self.communicator.members:
             return
