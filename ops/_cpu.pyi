@@ -134,6 +134,8 @@ def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: in
 def store_latent(
     y: int,
     queries: int,
+    row_floats: int,  # of queries
+    queries_at: int,  # the first of `num_heads` heads in a row
     compressed: int,
     keys: int,
     latents: int,
@@ -182,6 +184,7 @@ def head_linear(
     weight_bytes: int,  # of a head
     num_inputs: int,
     num_outputs: int,
+    first_head: int,
     num_heads: int,
     stride: int,  # inputs of a head in x
     rows: int,
@@ -260,6 +263,14 @@ def experts(
     num_ranks: int,
     owners: int,
     counts: int,
+    tensor_comm: int,  # Comm.address of those that have other columns of each expert; 0: nobody
+    activated: int,  # memory of all of them
+    gate_up_panels: list[int],  # begins and ends of those to compute; empty: all
+    down_panels: list[int],
+    begin: int,  # columns of what is activated
+    end: int,
+    y_begin: int,  # columns of y
+    y_end: int,
     rows: int,
     count: int,
 ) -> Op: ...

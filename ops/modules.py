@@ -7,7 +7,7 @@ inside (a Paddle tensor, a packed buffer) is the business of the op table that p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -52,7 +52,12 @@ class HeadLinear:
     num_columns: int
     is_turned: bool
     format: WeightFormat = FLOAT32
+    own: range | None = None  # heads that this rank computes; None: all
     weight: Tensor = None
+
+    @property
+    def heads(self) -> range:
+        return range(self.num_heads) if self.own is None else self.own
 
     @property
     def num_inputs(self) -> int:
@@ -172,6 +177,11 @@ class Experts:
         return self.down[0].num_inputs
 
     @property
+    def is_cut(self) -> bool:
+        """This rank computes some columns of each expert: the same of all."""
+        return bool(self.down[0].columns)
+
+    @property
     def parts(self) -> dict[str, tuple[Linear, ...]]:
         return {"gate_up": self.gate_up, "down": self.down}
 
@@ -223,10 +233,20 @@ class LatentShape:
     rotary_dim: int
     latent_dim: int
     scale: float
+    own: HeadRange | None = None  # of this rank; None: all
+    num_kv_heads: ClassVar[int] = 1
+
+    @property
+    def heads(self) -> HeadRange:
+        return self.own or HeadRange(0, self.num_heads, 0, 1)
+
+    @property
+    def head_dim(self) -> int:
+        return self.plain_dim + self.rotary_dim
 
     @property
     def queries_width(self) -> int:
-        return self.num_heads * (self.plain_dim + self.rotary_dim)
+        return self.num_heads * self.head_dim
 
     @property
     def latents_width(self) -> int:

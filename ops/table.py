@@ -124,8 +124,8 @@ class OpTable:
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
-    # of several ranks each has some columns of a linear's, attention's or activation's result: x with those of all of them. May
-    # be read until the next gather. Where this rank has all columns it is x
+    # of several ranks each has some columns of a linear's, attention's, activation's or experts' result: x with those of all.
+    # May be read until the next gather. Where this rank has all columns it is x
     gather: Callable[[Tensor], Tensor]
     route: Callable[[Tensor, Router], Routing]  # [R, hidden] -> each row's experts
     # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'

@@ -102,7 +102,9 @@ class ModelRunner:
     ) -> None:
         self._communicator = communicator if communicator is not None and communicator.count > 1 else None
         self._experts = experts
-        self._share = TensorShare(communicator.place, communicator.count) if communicator else TensorShare()
+        self._share = TensorShare()
+        if communicator is not None:
+            self._share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
         self._gang = communicator.gang(experts.gang if experts else None) if communicator else None
         self._config = config
         self._on_op = on_op

@@ -32,9 +32,11 @@ def comm_bytes(
         width = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
         if model.experts is not None:
             width = max(width, model.experts.shared_intermediate_size)
+            if not shares_experts:
+                width = max(width, model.experts.num_chosen * model.experts.intermediate_size)
         if (latents := model.latents) is not None:
-            queries = model.num_attention_heads * (latents.plain_dim + latents.rotary_dim)
-            width = max(width, latents.query_dim, queries, latents.latent_dim + latents.rotary_dim)
+            values = model.num_attention_heads * latents.value_dim
+            width = max(width, latents.query_dim, values, latents.latent_dim + latents.rotary_dim)
         half = 4 * max(rows * width, min(MAX_LOGIT_ROWS, rows) * model.vocab_size)
         num_bytes += 2 * -(-half // LINE) * LINE * (gang_ranks // tensor_ranks)
     if shares_experts:

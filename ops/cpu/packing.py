@@ -168,7 +168,7 @@ def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) 
     format = module.format
     if format.kind not in KINDS:
         return _packed_floats(name, module, sources, store)
-    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store, _panels_read(module))
+    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store, _panels_read(module, len(sources)))
     values, scales, multipliers, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in found)
     assert values is not None
     return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, format.group_size)
@@ -179,15 +179,16 @@ def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: 
     kind = module.format.kind
     panel = _panel_size(kind, module.num_inputs)
     size = -(-module.width // _cpu.PANEL) * panel
-    parts = [(begin * panel, end * panel) for begin, end in _panels_read(module)]
+    parts = [(begin * panel, end * panel) for begin, end in _panels_read(module, len(sources))]
     fills = [partial(_fill_panels, kind, source) for source in sources]
     values = store.keep(f"{name}.weight", (len(sources) * size,), _DTYPES[kind], fills, parts)
     return PackedWeight(WEIGHT_KINDS.index(kind), array_of(values))
 
 
-def _panels_read(module: Linear) -> list[tuple[int, int]]:
-    """Those of the panels that this rank reads; none: all."""
-    return panels_of(() if module.is_looked_up else module.columns)
+def _panels_read(module: Linear, count: int) -> list[tuple[int, int]]:
+    """Those of the panels of `count` such matrices that this rank reads; none: all."""
+    own, size = panels_of(() if module.is_looked_up else module.columns), -(-module.width // _cpu.PANEL)
+    return [(index * size + begin, index * size + end) for index in range(count) for begin, end in own]
 
 
 def _fill_panels(kind: str, source: Source, packed: np.ndarray) -> None:
@@ -207,7 +208,8 @@ def _pack_head_linear(module: HeadLinear, source: Source, store: Store) -> None:
         for to, weight in zip(packed.reshape(module.num_heads, size), module.weights_of_heads(_floats(source())), strict=True):
             _fill_floats(to, kind, weight, True)
 
+    own = (module.heads.start * size, module.heads.stop * size)
     name = f"{module.name}.{module.rows.start}-{module.rows.stop}.weight"
     module.weight = PackedWeight(
-        WEIGHT_KINDS.index(kind), array_of(store.keep(name, (module.num_heads * size,), _DTYPES[kind], fill))
+        WEIGHT_KINDS.index(kind), array_of(store.keep(name, (module.num_heads * size,), _DTYPES[kind], fill, [own]))
     )

@@ -243,11 +243,14 @@ class CpuOps:
         shape: LatentShape,
         cache: LayerCache,
     ) -> Array:
-        y = self._executor.allocate(rows_of(queries), shape.queries_width)
+        own, width = shape.heads, shape.plain_dim + shape.rotary_dim
+        y = self._executor.allocate(rows_of(queries), own.count * width)
         self._executor.emit(
             _cpu.store_latent,
             y,
             queries,
+            queries.shape[1],
+            own.first * width,
             compressed,
             cache.keys,
             cache.values,
@@ -258,7 +261,7 @@ class CpuOps:
             rotary.partners,
             norm.weight,
             norm.epsilon,
-            shape.num_heads,
+            own.count,
             shape.plain_dim,
             shape.rotary_dim,
             shape.latent_dim,
@@ -272,8 +275,9 @@ class CpuOps:
     def latent_attention(
         self, inputs: AttentionMetadata, absorbed: Tensor, queries: Tensor, shape: LatentShape, cache: LayerCache
     ) -> Array:
-        assert shape.num_heads <= _cpu.MAX_GROUP, f"{shape.num_heads} heads share a key, the native ops take {_cpu.MAX_GROUP}"
-        y = self._executor.allocate(rows_of(absorbed), shape.latents_width)
+        num_heads = shape.heads.count
+        assert num_heads <= _cpu.MAX_GROUP, f"{num_heads} heads share a key, the native ops take {_cpu.MAX_GROUP}"
+        y = self._executor.allocate(rows_of(absorbed), num_heads * shape.latent_dim)
         self._executor.emit(
             _cpu.latent_attention,
             y,
@@ -286,7 +290,7 @@ class CpuOps:
             inputs.sequence_starts,
             inputs.block_tables,
             inputs.block_tables.shape[1],
-            shape.num_heads,
+            num_heads,
             shape.plain_dim,
             shape.rotary_dim,
             shape.latent_dim,
@@ -299,7 +303,10 @@ class CpuOps:
         return y
 
     def head_linear(self, x: Tensor, module: HeadLinear) -> Array:
-        y = self._executor.allocate(rows_of(x), module.num_heads * module.num_outputs)
+        heads, num_outputs = module.heads, module.num_outputs
+        y = self._executor.allocate(rows_of(x), len(heads) * num_outputs)
+        if len(heads) < module.num_heads:
+            y.columns, y.whole_width = ((heads.start * num_outputs, heads.stop * num_outputs),), module.num_heads * num_outputs
         weight: PackedWeight = module.weight
         self._executor.emit(
             _cpu.head_linear,
@@ -309,9 +316,10 @@ class CpuOps:
             weight.values,
             bytes_of(weight.values) // module.num_heads,
             module.num_inputs,
-            module.num_outputs,
-            module.num_heads,
-            x.shape[1] // module.num_heads,
+            num_outputs,
+            heads.start,
+            len(heads),
+            x.shape[1] // len(heads),
             rows=y.rows,
             name=module.name,
             work=lambda: head_linear_work(y, module),
@@ -377,6 +385,8 @@ class CpuOps:
     def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
         rows, num_chosen = rows_of(x), routing.ids.shape[1]
         y = self._executor.allocate(rows, module.num_inputs)
+        y.columns = module.down[0].columns
+        assert not isinstance(shared, Array) or shared.columns == y.columns, f"{shared.columns} are added to {y.columns}"
         gang = None if module.owners is None or self._executor.gang is None else self._executor.gang.experts
         results = None if gang else self._executor.allocate(rows, num_chosen * module.num_inputs)
         packed: PackedExperts = module.weight
@@ -398,11 +408,23 @@ class CpuOps:
             *(_windows(gang) if gang else (0, None, 0, 0, 1)),
             module.owners,
             module.counts,
+            *self._share_of(module, rows, num_chosen),
             rows=rows,
             name=module.name,
             work=lambda: experts_work(y, x, routing, module),
         )
         return y
+
+    def _share_of(self, module: Experts, rows: Rows, num_chosen: int) -> tuple[Any, ...]:
+        """What the op computes of each expert; and where ranks share that out, memory for what they activate."""
+        gate_up, down = module.gate_up[0].columns, module.down[0].columns
+        panels = tuple([panel for part in panels_of(columns) for panel in part] for columns in (gate_up, down))
+        if not module.is_cut:
+            return 0, None, *panels, 0, module.inner, 0, module.num_inputs
+        gang = self._executor.gang
+        assert gang is not None, f"columns {gate_up} of {module.inner} twice, and no rank has the others"
+        activated = self._executor.allocate_gathered(rows, num_chosen * module.inner)
+        return gang.comm.address, activated, *panels, *gate_up[0], *down[0]
 
 
 def _windows(gang: ExpertGang) -> tuple[Any, ...]:

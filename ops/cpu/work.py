@@ -61,8 +61,9 @@ def experts_work(y: Array, x: Array, routing: Routing, module: Experts) -> Work:
 
 
 def head_linear_work(y: Array, module: HeadLinear) -> Work:
-    num_inputs = y.rows.count * module.num_heads * module.num_inputs
-    return Work(bytes_of(y, module.weight) + 4 * num_inputs, 2 * num_inputs * module.num_outputs, module.format)
+    num_heads = len(module.heads)
+    num_inputs, weights = y.rows.count * num_heads * module.num_inputs, bytes_of(module.weight) // module.num_heads * num_heads
+    return Work(bytes_of(y) + weights + 4 * num_inputs, 2 * num_inputs * module.num_outputs, module.format)
 
 
 def rotation_work(queries: Array, read: Array | tuple[Array, ...], cache: LayerCache) -> Work:
@@ -87,7 +88,7 @@ def latent_attention_work(
 ) -> Work:
     """Likewise; latents are keys and values, and read once."""
     num_seen, num_read = _seen_and_read(inputs, 0)
-    num_operations = 2 * shape.num_heads * (2 * shape.latent_dim + shape.rotary_dim) * num_seen
+    num_operations = 2 * shape.heads.count * (2 * shape.latent_dim + shape.rotary_dim) * num_seen
     return Work(bytes_of(operands) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
 
 

@@ -14,7 +14,7 @@ from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
 from ops.modules import Experts, Linear, Router, RoutingRule
 from ops.table import OpTable, Routing
-from ops.weight_format import BFLOAT16, FLOAT32, QuantizedWeight, WeightFormat
+from ops.weight_format import BFLOAT16, FLOAT32, Fills, Memory, Parts, QuantizedWeight, WeightFormat
 from tests.ops import integers
 from tests.ops.packing import pack
 from tests.ops.tables import table
@@ -234,6 +234,34 @@ def test_more_rows_than_are_done_at_once() -> None:
         weights = random(1500, 3, seed=3)
         found = k.experts(x, routing_of(ids, weights), module, "silu", None).numpy()
         np.testing.assert_allclose(found[::50], expected_of(x[::50], ids[::50], weights[::50], gate_up, down), atol=1e-5)
+
+
+PANELS = 3 * 6  # of three experts
+
+
+class _PartsAsked(Memory):
+    """What is said to be read of each array."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[tuple[int, int]]] = {}
+
+    def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
+        self.parts[name] = [(begin * PANELS // shape[0], end * PANELS // shape[0]) for begin, end in parts]
+        return super().keep(name, shape, dtype, fill, parts)
+
+
+@pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)
+def test_a_share_of_experts_reads_its_panels_of_each(format: WeightFormat) -> None:
+    columns = ((32, 48), (80, 96))
+    gate_up = [Linear((str(index),), 16, (48, 48), format=format, columns=columns) for index in range(3)]
+    down = [Linear((str(index),), 48, (96,), format=format, columns=((64, 96),)) for index in range(3)]
+    sources = {f"gate_up.{index}": lambda: random(96, 16) for index in range(3)}
+    sources |= {f"down.{index}": lambda: random(96, 48) for index in range(3)}
+    store = _PartsAsked()
+    native.TABLE.pack(Experts("e", tuple(gate_up), tuple(down)), sources, store)
+    for name, parts in store.parts.items():
+        of_each = [(2, 3), (5, 6)] if "gate_up" in name else [(4, 6)]
+        assert parts == [(6 * index + begin, 6 * index + end) for index in range(3) for begin, end in of_each], name
 
 
 def test_a_tape_follows_the_rows_and_the_slots() -> None:

@@ -14,6 +14,7 @@ from ops.modules import LatentShape, LayerCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
 from workers.models.llama import Llama
 from workers.models.mlp import feed_forward
+from workers.parallel.share import query_columns
 from workers.weights.declaration import Weights
 from workers.weights.rotary import score_scale
 
@@ -29,7 +30,8 @@ class DeepseekV3Layer:
         prefix, hidden, heads = f"model.layers.{index}", config.hidden_size, config.num_attention_heads
         head_dim = latents.plain_dim + latents.rotary_dim
         scale = head_dim**-0.5 * score_scale(config.rope)
-        self.shape = LatentShape(heads, latents.plain_dim, latents.rotary_dim, latents.latent_dim, scale)
+        self.shape = weights.share.heads(LatentShape(heads, latents.plain_dim, latents.rotary_dim, latents.latent_dim, scale))
+        columns = query_columns(self.shape)
         self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.rms_norm_eps)
         attention = f"{prefix}.self_attn"
         self.query_down: Linear | None = None
@@ -37,16 +39,16 @@ class DeepseekV3Layer:
         if latents.query_dim:
             self.query_down = weights.linear([f"{attention}.q_a_proj"], hidden, [latents.query_dim], config.has_qkv_bias)
             self.query_norm = weights.norm(f"{attention}.q_a_layernorm", latents.query_dim, _LATENT_EPSILON)
-            self.queries = weights.linear([f"{attention}.q_b_proj"], latents.query_dim, [heads * head_dim])
+            self.queries = weights.linear([f"{attention}.q_b_proj"], latents.query_dim, [heads * head_dim], columns=columns)
         else:
-            self.queries = weights.linear([f"{attention}.q_proj"], hidden, [heads * head_dim])
+            self.queries = weights.linear([f"{attention}.q_proj"], hidden, [heads * head_dim], columns=columns)
         compressed_width = latents.latent_dim + latents.rotary_dim
         self.compress = weights.linear([f"{attention}.kv_a_proj_with_mqa"], hidden, [compressed_width], config.has_qkv_bias)
         self.latent_norm = weights.norm(f"{attention}.kv_a_layernorm", latents.latent_dim, _LATENT_EPSILON)
         rows = latents.plain_dim + latents.value_dim
         expand, of_keys, of_values = f"{attention}.kv_b_proj", range(latents.plain_dim), range(latents.plain_dim, rows)
-        self.absorb = weights.head_linear(expand, heads, rows, of_keys, latents.latent_dim, is_turned=True)
-        self.values = weights.head_linear(expand, heads, rows, of_values, latents.latent_dim)
+        self.absorb = weights.head_linear(expand, self.shape, rows, of_keys, is_turned=True)
+        self.values = weights.head_linear(expand, self.shape, rows, of_values)
         self.output = weights.linear([f"{attention}.o_proj"], heads * latents.value_dim, [hidden], config.has_output_bias)
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
         self.mlp = feed_forward(config, index, weights)
@@ -55,12 +57,12 @@ class DeepseekV3Layer:
         x = h
         if self.query_down is not None and self.query_norm is not None:
             x = ops.rms_norm(ops.gather(ops.linear(h, self.query_down)), self.query_norm)
-        queries, compressed = ops.gather(ops.linear(x, self.queries)), ops.gather(ops.linear(h, self.compress))
+        queries, compressed = ops.linear(x, self.queries), ops.gather(ops.linear(h, self.compress))
         return ops.store_latent(inputs, queries, compressed, angles, self.latent_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
         latents = ops.latent_attention(step, ops.head_linear(queries, self.absorb), queries, self.shape, cache)
-        return ops.gather(ops.linear(ops.head_linear(latents, self.values), self.output))
+        return ops.gather(ops.linear(ops.gather(ops.head_linear(latents, self.values)), self.output))
 
 
 class DeepseekV3(Llama):

@@ -19,8 +19,12 @@ class Mlp:
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
 
     def forward(self, ops: OpTable, h: Tensor) -> Tensor:
+        return ops.gather(self.columns(ops, h))
+
+    def columns(self, ops: OpTable, h: Tensor) -> Tensor:
+        """Those of the result that this rank computes."""
         h = ops.gather(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation))
-        return ops.gather(ops.linear(h, self.down))
+        return ops.linear(h, self.down)
 
 
 class Mixture:
@@ -48,8 +52,10 @@ class Mixture:
             self.shared = Mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
 
     def forward(self, ops: OpTable, h: Tensor) -> Tensor:
-        shared = None if self.shared is None else self.shared.forward(ops, h)
-        return ops.experts(h, ops.route(h, self.router), self.experts, self.activation, shared)
+        shared = None
+        if self.shared is not None:  # added to columns of the same rank
+            shared = self.shared.columns(ops, h) if self.experts.is_cut else self.shared.forward(ops, h)
+        return ops.gather(ops.experts(h, ops.route(h, self.router), self.experts, self.activation, shared))
 
 
 def feed_forward(config: ModelConfig, index: int, weights: Weights) -> Mlp | Mixture:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from ops.modules import AttentionShape, Columns, HeadRange
+from ops.modules import AttentionShape, Columns, HeadRange, LatentShape
 
 PANEL = 16  # outputs that every layout of weights holds side by side at most
 MIN_PANELS = 2  # of a rank: what is smaller takes less time than waiting for the others, and runs whole on each
+
+Shape = TypeVar("Shape", AttentionShape, LatentShape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,9 @@ class TensorShare:
 
     rank: int = 0
     size: int = 1
+    shares_experts: bool = False  # whole ones, with all ranks of the gang: then no expert is cut
 
-    def heads(self, shape: AttentionShape) -> AttentionShape:
+    def heads(self, shape: Shape) -> Shape:
         """The rank's query heads and those of the KV heads that they read: with fewer KV heads than ranks, several ranks have
         the same one."""
         if self.size == 1:
@@ -43,6 +47,18 @@ class TensorShare:
             ranges.append((first + begin, first + min(end, count)))
             first += count
         return tuple(ranges)
+
+    def expert_columns(self, inner: int, hidden: int) -> tuple[Columns, Columns]:
+        """Of an expert's gate and up, and of its down: of both, or all of both."""
+        gate_up, down = self.columns((inner, inner)), self.columns((hidden,))
+        return (gate_up, down) if gate_up and down and not self.shares_experts else ((), ())
+
+
+def query_columns(shape: AttentionShape | LatentShape) -> Columns:
+    """Of queries; none: all."""
+    if shape.own is None:
+        return ()
+    return ((shape.own.first * shape.head_dim, (shape.own.first + shape.own.count) * shape.head_dim),)
 
 
 def head_columns(shape: AttentionShape) -> Columns:

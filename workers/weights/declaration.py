@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.checkpoint.model_config import RopeConfig
-from ops.modules import Columns, Embedding, Experts, HeadLinear, HeadNorm, Linear, Norm, Rotary, Router, RoutingRule
+from ops.modules import (
+    Columns,
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    LatentShape,
+    Linear,
+    Norm,
+    Rotary,
+    Router,
+    RoutingRule,
+)
 from workers.parallel.share import TensorShare
 
 
@@ -44,10 +56,12 @@ class Weights:
         return module
 
     def head_linear(
-        self, name: str, num_heads: int, rows_of_head: int, rows: range, num_columns: int, *, is_turned: bool = False
+        self, name: str, shape: LatentShape, rows_of_head: int, rows: range, *, is_turned: bool = False
     ) -> HeadLinear:
-        """Of a linear [num_heads * rows_of_head, num_columns] the `rows` of each head, by itself."""
-        module = HeadLinear(name, num_heads, rows_of_head, rows, num_columns, is_turned)
+        """Of a linear [num_heads * rows_of_head, latent_dim] the `rows` of each head, by itself."""
+        heads = shape.heads
+        own = range(heads.first, heads.first + heads.count)
+        module = HeadLinear(name, shape.num_heads, rows_of_head, rows, shape.latent_dim, is_turned, own=own)
         self.head_linears.append(module)
         return module
 
@@ -83,10 +97,11 @@ class Weights:
 
     def experts(self, name: str, num_experts: int, num_inputs: int, inner: int) -> Experts:
         gate_up, down = [], []
+        gate_up_columns, down_columns = self.share.expert_columns(inner, num_inputs)
         for index in range(num_experts):
             gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
-            gate_up.append(Linear((gate, up), num_inputs, (inner, inner)))
-            down.append(Linear((last,), inner, (num_inputs,)))
+            gate_up.append(Linear((gate, up), num_inputs, (inner, inner), columns=gate_up_columns))
+            down.append(Linear((last,), inner, (num_inputs,), columns=down_columns))
         module = Experts(name, tuple(gate_up), tuple(down))
         self.mixtures.append(module)
         return module

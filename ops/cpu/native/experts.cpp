@@ -129,11 +129,10 @@ struct Cut {
 // The same part of all experts of a wave.
 class Wave {
 public:
-    Wave(Engine &engine, const ExpertMatrices &matrices)
-        : engine_(engine),
-          kernels_(engine.kernels().linears[static_cast<int>(matrices.kind)]),
-          panels_(divide_up(matrices.first.outputs, PANEL)),
-          groups_(divide_up(panels_, PANEL_GROUP)) {}
+    Wave(Engine &engine, const ExpertMatrices &matrices, const std::vector<PanelRange> &panels)
+        : engine_(engine), kernels_(engine.kernels().linears[static_cast<int>(matrices.kind)]), panels_(panels) {
+        for (const PanelRange &range : panels_) num_panels_ += range.end - range.begin;
+    }
 
     void add(const LinearShape &shape) {
         linears_.push_back(shape);
@@ -169,7 +168,7 @@ public:
             num_rows += linears_[i].rows;
             add_tasks(i, count - i <= threads);
         }
-        run(num_rows * linears_[0].inputs * linears_[0].outputs <= SMALL_PRODUCT, [&](const Task &task) {
+        run(num_rows * linears_[0].inputs * num_panels_ * PANEL <= SMALL_PRODUCT, [&](const Task &task) {
             kernels_.linear(linears_[task.linear], task.row_begin, task.row_end, task.panel_begin, task.panel_end);
         });
     }
@@ -184,7 +183,7 @@ private:
         cut.tiles = divide_up(rows, kernels_.tile_rows);
         cut.row_parts = divide_up(cut.tiles * kernels_.tile_rows, MAX_TASK_ROWS);
         cut.parts = divide_up((rows + READING) * threads * TASKS_PER_THREAD, cost_ * cut.row_parts);
-        cut.parts = std::max(cut.parts, divide_up(rows * shape.inputs * shape.outputs, cut.row_parts * MANY_PRODUCTS));
+        cut.parts = std::max(cut.parts, divide_up(rows * shape.inputs * num_panels_ * PANEL, cut.row_parts * MANY_PRODUCTS));
         return cut;
     }
 
@@ -200,9 +199,16 @@ private:
 
     void add_tasks(i64 index, bool is_last) {
         const Cut &cut = cut_of(linears_[index]);
-        const i64 parts = std::min(groups_, is_last ? std::max(cut.parts, TASKS_PER_THREAD) : cut.parts);
-        for (i64 part = 0, begin = 0, end; part < parts; ++part, begin = end) {
-            end = part + 1 == parts ? panels_ : groups_ * (part + 1) / parts * PANEL_GROUP;
+        const i64 wanted = is_last ? std::max(cut.parts, TASKS_PER_THREAD) : cut.parts;
+        for (const PanelRange &range : panels_) add_range(index, cut, range, wanted);
+    }
+
+    // Of `wanted` parts of all panels as many as these are.
+    void add_range(i64 index, const Cut &cut, const PanelRange &range, i64 wanted) {
+        const i64 count = range.end - range.begin, groups = divide_up(count, PANEL_GROUP);
+        const i64 parts = std::min(groups, divide_up(wanted * count, num_panels_));
+        for (i64 part = 0, begin = range.begin, end; part < parts; ++part, begin = end) {
+            end = part + 1 == parts ? range.end : range.begin + groups * (part + 1) / parts * PANEL_GROUP;
             for (i64 row_part = 0, row = 0, row_end; row_part < cut.row_parts; ++row_part, row = row_end) {  // share weights
                 row_end = cut.rows;
                 if (row_part + 1 < cut.row_parts) row_end = cut.rows * (cut.tiles * (row_part + 1) / cut.row_parts) / cut.tiles;
@@ -223,40 +229,53 @@ private:
     static constexpr i64 NUM_CUTS = 64;
     Engine &engine_;
     const LinearKernels &kernels_;
-    i64 panels_, groups_, cost_ = 0;
+    const std::vector<PanelRange> &panels_;  // those that this rank computes
+    i64 num_panels_ = 0, cost_ = 0;
     std::vector<LinearShape> linears_;
     std::vector<Task> tasks_;
     Cut cuts_[NUM_CUTS] = {};
 };
 
-// Results of the experts [begin, end).
-void run_wave(Engine &engine, const ApplyExperts &op, const LinearShape &given, i64 begin, i64 end) {
+// The rank's columns of what the experts [begin, end) activate, to `activated`: of the first of their rows and so on.
+void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, float *activated, i64 begin, i64 end) {
     ExpertsMemory &memory = engine.experts;
     const i64 inner = op.down.first.inputs, first_row = memory.begins[begin], rows = memory.begins[end] - first_row;
     float *gate_up = static_cast<float *>(memory.inner.get(rows * 2 * inner * sizeof(float)));
-    float *activated = static_cast<float *>(memory.activated.get(rows * inner * sizeof(float)));
-    Wave up(engine, op.gate_up), down(engine, op.down);
+    Wave up(engine, op.gate_up, op.share.gate_up);
     for (i64 expert = begin; expert < end; ++expert) {
         const i64 place = memory.begins[expert], count = memory.begins[expert + 1] - place;
         if (count == 0) continue;
-        LinearShape of_up = shape_of(op.gate_up, op.slots[expert]), of_down = shape_of(op.down, op.slots[expert]);
-        of_up.rows = of_down.rows = count;
-        of_up.x = op.x;
-        of_up.row_ids = memory.row_ids.data() + place;
-        of_up.quantized = given.quantized;
-        of_up.y = gate_up + (place - first_row) * 2 * inner;
-        of_down.x = activated + (place - first_row) * inner;
-        of_down.y = op.results + place * of_down.outputs;
-        up.add(of_up);
-        down.add(of_down);
+        LinearShape shape = shape_of(op.gate_up, op.slots[expert]);
+        shape.rows = count;
+        shape.x = op.x;
+        shape.row_ids = memory.row_ids.data() + place;
+        shape.quantized = given.quantized;
+        shape.y = gate_up + (place - first_row) * 2 * inner;
+        up.add(shape);
     }
     up.prepare();
     up.multiply();
-    for_rows(engine, rows, inner, [&](i64 row_begin, i64 row_end) {
+    for_rows(engine, rows, op.share.end - op.share.begin, [&](i64 row_begin, i64 row_end) {
         for (i64 row = row_begin; row < row_end; ++row) {
-            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, inner, 0, inner);
+            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, inner, op.share.begin,
+                                      op.share.end);
         }
     });
+}
+
+// And then the rank's columns of their results.
+void run_down(Engine &engine, const ApplyExperts &op, const float *activated, i64 begin, i64 end) {
+    const ExpertsMemory &memory = engine.experts;
+    Wave down(engine, op.down, op.share.down);
+    for (i64 expert = begin; expert < end; ++expert) {
+        const i64 place = memory.begins[expert], count = memory.begins[expert + 1] - place;
+        if (count == 0) continue;
+        LinearShape shape = shape_of(op.down, op.slots[expert]);
+        shape.rows = count;
+        shape.x = activated + (place - memory.begins[begin]) * shape.inputs;
+        shape.y = op.results + place * shape.outputs;
+        down.add(shape);
+    }
     down.prepare();
     down.multiply();
 }
@@ -273,28 +292,49 @@ LinearShape quantized(Engine &engine, const ApplyExperts &op, i64 rows) {
     return shape;
 }
 
-// Results of all sorted pairs, of `rows` rows of op.x.
-void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
-    const LinearShape given = quantized(engine, op, rows);
+// function(begin, end) for the experts of each wave.
+template <class Function>
+void for_waves(Engine &engine, const ApplyExperts &op, const Function &function) {
     const std::vector<i64> &begins = engine.experts.begins;
     const i64 wave = WAVE_ROWS * engine.pool().num_threads();
     for (i64 begin = 0, end; begin < op.experts; begin = end) {
         for (end = begin + 1; end < op.experts && begins[end + 1] - begins[begin] <= wave;) ++end;
-        if (begins[end] > begins[begin]) run_wave(engine, op, given, begin, end);
+        if (begins[end] > begins[begin]) function(begin, end);
     }
 }
 
-// y of each row from its results, result_at(row, choice), in the order of its choices.
+// Results of all sorted pairs, of `rows` rows of op.x. Where ranks share matrices out, what they activate becomes whole once, for
+// all waves: a wait for each of them would cost more than their caches save.
+void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
+    const LinearShape given = quantized(engine, op, rows);
+    ExpertsMemory &memory = engine.experts;
+    const i64 inner = op.down.first.inputs, floats = sizeof(float);
+    if (op.share.comm == nullptr) {
+        for_waves(engine, op, [&](i64 begin, i64 end) {
+            const i64 num_bytes = (memory.begins[end] - memory.begins[begin]) * inner * floats;
+            float *activated = static_cast<float *>(memory.activated.get(num_bytes));
+            run_up(engine, op, given, activated, begin, end);
+            run_down(engine, op, activated, begin, end);
+        });
+        return;
+    }
+    const auto activated_of = [&](i64 expert) { return op.share.activated + memory.begins[expert] * inner; };
+    for_waves(engine, op, [&](i64 begin, i64 end) { run_up(engine, op, given, activated_of(begin), begin, end); });
+    op.share.comm->meet(CommKind::GATHER, memory.begins[op.experts] * inner * floats);
+    for_waves(engine, op, [&](i64 begin, i64 end) { run_down(engine, op, activated_of(begin), begin, end); });
+}
+
+// The rank's columns of y of each row from its results, result_at(row, choice), in the order of its choices.
 template <class ResultAt>
 void combine(Engine &engine, const ApplyExperts &op, i64 rows, const ResultAt &result_at) {
-    const i64 hidden = op.down.first.outputs;
-    for_rows(engine, rows, op.chosen * hidden, [&](i64 begin, i64 end) {
+    const i64 hidden = op.down.first.outputs, first = op.share.y_begin, width = op.share.y_end - first;
+    for_rows(engine, rows, op.chosen * width, [&](i64 begin, i64 end) {
         std::vector<const float *> results(op.chosen);
         for (i64 row = begin; row < end; ++row) {
-            for (i64 choice = 0; choice < op.chosen; ++choice) results[choice] = result_at(row, choice);
-            const float *shared = op.shared == nullptr ? nullptr : op.shared + row * hidden;
-            engine.kernels().combine(op.y + row * hidden, results.data(), op.weights + row * op.chosen, op.chosen, shared,
-                                     hidden);
+            for (i64 choice = 0; choice < op.chosen; ++choice) results[choice] = result_at(row, choice) + first;
+            const i64 at = row * hidden + first;
+            const float *shared = op.shared == nullptr ? nullptr : op.shared + at;
+            engine.kernels().combine(op.y + at, results.data(), op.weights + row * op.chosen, op.chosen, shared, width);
         }
     });
 }

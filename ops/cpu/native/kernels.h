@@ -127,8 +127,9 @@ struct ChunkShape {
 // Multi-head latent attention (DeepSeek-V2, 2024): of each position a latent and one rotated key are kept, for all heads, by
 // layouts with chunks of a single slot, as values are. `latents.head_dim` and `keys.head_dim` are their sizes.
 struct LatentShape {
-    float *y;                 // [rows, heads * (plain_dim + keys.head_dim)]: queries, the rotary part of each head rotated
-    const float *queries;     // the same, not rotated yet
+    float *y;              // [rows, heads * (plain_dim + keys.head_dim)]: queries, the rotary part of each head rotated
+    const float *queries;  // of each row the first of `heads`, in rows of `row_floats`: the same, not rotated yet
+    i64 row_floats;
     const float *compressed;  // [rows, latents.head_dim + keys.head_dim]
     char *key_cache, *latent_cache;
     const i32 *positions, *slots;  // of each row

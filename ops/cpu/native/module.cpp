@@ -135,7 +135,9 @@ void bind_ops(nb::module_ &module) {
                              Address gate_up_offsets, i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales,
                              Address down_multipliers, Address down_offsets, i64 down_group_size, i32 activation, i64 hidden,
                              i64 inner, i64 experts, i64 chosen, Address comm, Address windows, i64 max_rows, int first_rank,
-                             int num_ranks, Address owners, Address counts, Address rows, i64 count) {
+                             int num_ranks, Address owners, Address counts, Address tensor_comm, Address activated,
+                             const std::vector<i64> &gate_up_panels, const std::vector<i64> &down_panels, i64 begin, i64 end,
+                             i64 y_begin, i64 y_end, Address rows, i64 count) {
         const ExpertMatrices first{
             static_cast<WeightKind>(gate_up_kind),
             {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
@@ -157,19 +159,21 @@ void bind_ops(nb::module_ &module) {
                                chosen,
                                {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),
                                 reinterpret_cast<std::uint64_t *>(counts)},
+                               {comm_at(tensor_comm), floats(activated), ranges_of(gate_up_panels, 2 * inner),
+                                ranges_of(down_panels, hidden), begin, end, y_begin, y_end},
                                rows_of(rows, count)}};
     });
-    module.def("store_latent",
-               [](Address y, Address queries, Address compressed, Address keys, Address latents, Address positions,
-                  Address slots, Address cosines, Address sines, Address partners, Address weight, float epsilon, i64 heads,
-                  i64 plain_dim, i64 rotary_dim, i64 latent_dim, i32 kv_type, i64 block_size, Address rows, i64 count) {
-                   const KvType type = static_cast<KvType>(kv_type);
-                   return Op{StoreLatent{
-                       {floats(y), floats(queries), floats(compressed), cache(keys), cache(latents), ints(positions),
-                        ints(slots), floats(cosines), floats(sines), ints(partners), floats(weight), epsilon, heads, plain_dim,
-                        make_slot_layout(type, block_size, rotary_dim), make_slot_layout(type, block_size, latent_dim)},
-                       rows_of(rows, count)}};
-               });
+    module.def("store_latent", [](Address y, Address queries, i64 row_floats, i64 queries_at, Address compressed, Address keys,
+                                  Address latents, Address positions, Address slots, Address cosines, Address sines,
+                                  Address partners, Address weight, float epsilon, i64 heads, i64 plain_dim, i64 rotary_dim,
+                                  i64 latent_dim, i32 kv_type, i64 block_size, Address rows, i64 count) {
+        const KvType type = static_cast<KvType>(kv_type);
+        return Op{StoreLatent{
+            {floats(y), floats(queries) + queries_at, row_floats, floats(compressed), cache(keys), cache(latents),
+             ints(positions), ints(slots), floats(cosines), floats(sines), ints(partners), floats(weight), epsilon, heads,
+             plain_dim, make_slot_layout(type, block_size, rotary_dim), make_slot_layout(type, block_size, latent_dim)},
+            rows_of(rows, count)}};
+    });
     module.def("latent_attention",
                [](Address y, Address absorbed, Address queries, Address keys, Address latents, Address slots, Address offsets,
                   Address starts, Address block_tables, i64 table_width, i64 heads, i64 plain_dim, i64 rotary_dim,
@@ -181,14 +185,14 @@ void bind_ops(nb::module_ &module) {
                                            make_slot_layout(type, block_size, latent_dim), rows_of(sequences, count)}};
                });
     module.def("head_linear", [](Address y, Address x, i32 kind, Address weight, i64 weight_bytes, i64 inputs, i64 outputs,
-                                 i64 heads, i64 stride, Address rows, i64 count) {
-        return Op{HeadLinear{
-            static_cast<WeightKind>(kind),
-            {floats(y), floats(x), nullptr, floats(weight), nullptr, nullptr, nullptr, nullptr, inputs, outputs, 0, 0},
-            heads,
-            stride,
-            weight_bytes,
-            rows_of(rows, count)}};
+                                 i64 first_head, i64 heads, i64 stride, Address rows, i64 count) {
+        return Op{HeadLinear{static_cast<WeightKind>(kind),
+                             {floats(y), floats(x), nullptr, cache(weight) + first_head * weight_bytes, nullptr, nullptr,
+                              nullptr, nullptr, inputs, outputs, 0, 0},
+                             heads,
+                             stride,
+                             weight_bytes,
+                             rows_of(rows, count)}};
     });
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -165,6 +165,15 @@ struct ExpertWindows {
     std::uint64_t *counts;      // [experts]: rows of this rank that asked for each, in all; or null
 };
 
+// What a rank computes of each expert where several share its matrices out, as those of other linears: the activated columns
+// [begin, end), the columns [y_begin, y_end) of y, and the panels of these.
+struct ExpertShare {
+    Comm *comm;        // null: all of it
+    float *activated;  // [rows * chosen, inner], which all of the ranks have mapped: each writes its own columns
+    std::vector<PanelRange> gate_up, down;
+    i64 begin, end, y_begin, y_end;
+};
+
 // y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`.
 struct ApplyExperts {
     float *y;        // [rows, hidden]
@@ -178,6 +187,7 @@ struct ApplyExperts {
     Activation activation;
     i64 experts, chosen;
     ExpertWindows windows;
+    ExpertShare share;
     Rows rows;
 };
 

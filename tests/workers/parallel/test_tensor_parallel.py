@@ -12,6 +12,7 @@ import pytest
 from ops import _cpu
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
+from tests.workers import deepseek
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.parallel.gangs import gang_of
 from tests.workers.parallel.serving import serve, serve_all, serve_golden
@@ -45,6 +46,32 @@ ODD = {
     "tie_word_embeddings": True,
 }
 
+# the same of experts, and of latent attention: compressed rows are cut, and shared experts added to a rank's own columns
+ODD_EXPERTS = {
+    **ODD,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 104,
+    "moe_intermediate_size": 100,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
+ODD_LATENTS = {
+    **deepseek.CONFIG,
+    "vocab_size": 1003,
+    "hidden_size": 104,
+    "intermediate_size": 216,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 100,
+    "kv_lora_rank": 104,
+    "qk_nope_head_dim": 20,
+    "moe_intermediate_size": 100,
+}
+
 
 def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What each rank answers, over a KV arena that they share."""
@@ -70,6 +97,20 @@ def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, ODD)
     job = (tmp_path, {"max_model_len": 256})
     assert on_each(num_ranks, serve_all, [job]) == [[serve(*job)]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_experts_and_latents(num_ranks: int, tmp_path: Path) -> None:
+    """In every precision, and op by op."""
+    jobs: list[tuple[Path, dict[str, Any]]] = []
+    for name, config in (("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
+        write_checkpoint(tmp_path / name, config)
+        jobs += [(tmp_path / name, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
+        jobs.append((tmp_path / name, {"plan": "eager", "max_model_len": 256}))
+    expected = [serve(*job) for job in jobs]
+    for found in on_each(num_ranks, serve_all, jobs):
+        for job, answers, alone in zip(jobs, found, expected, strict=True):
+            assert answers == alone, job
 
 
 def test_two_ranks_agree_with_transformers() -> None:
