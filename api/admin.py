@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
-from api.schemas.requests import AbortRequestBody, EmptyRequest, PauseRequest, ReloadRequest
+from api.schemas.requests import AbortRequestBody, EmptyRequest, PauseRequest, RebalanceRequest, ReloadRequest
 from engine.errors import ControlError, RequestError
 from engine.messages import (
     AbortRequest,
@@ -21,12 +21,14 @@ from engine.messages import (
     ListActors,
     Order,
     Pause,
+    RebalanceExperts,
     ReloadWeights,
     ResetPrefixCache,
     RestartActor,
     Resume,
 )
 from engine.process.gangs import gang_ranks
+from shm.experts import ExpertTable
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -42,6 +44,22 @@ async def list_gangs(request: Request) -> Response:
     values = {(row["labels"]["actor"], row["name"]): row.get("value", 0) for row in context.counters.snapshot()["metrics"]}
     ranks = gang_ranks(states, values, context.config.tensor_parallel_size)
     return json_response({"message": f"{len(ranks)} ranks", "ranks": ranks})
+
+
+async def show_experts(request: Request) -> Response:
+    """From shared memory: nobody is asked."""
+    from engine.parallel.expert_view import expert_view  # numpy, which is much to load for who does not ask
+
+    context = Exchange.of(request).services.context
+    if not context.config.enable_expert_parallel:
+        text = "the ranks of this engine share no experts; start it with --enable-expert-parallel"
+        raise RequestError(text, status=409, code="order_refused")
+    rows = context.counters.snapshot()["metrics"]
+    num_rebalances = sum(row["value"] for row in rows if row["name"] == "eplb_rebalances_total")
+    table = ExpertTable.attach(context.run.run_id, is_readonly=True)
+    view = expert_view(table, num_rebalances)
+    table.close()
+    return json_response({"message": f"placement {view.placement_version} of experts", **view.as_json()})
 
 
 async def restart_actor(request: Request) -> Response:
@@ -73,6 +91,11 @@ async def reset_prefix_cache(request: Request) -> Response:
 async def reload_weights(request: Request) -> Response:
     body = await _parse(request, ReloadRequest)
     return await _carry_out(request, ReloadWeights(body.path, body.mode, body.ranks))
+
+
+async def rebalance_experts(request: Request) -> Response:
+    body = await _parse(request, RebalanceRequest)
+    return await _carry_out(request, RebalanceExperts(body.force))
 
 
 async def clear_weights(request: Request) -> Response:

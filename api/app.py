@@ -66,6 +66,7 @@ def routes() -> list[BaseRoute]:
         Route("/openapi.json", openapi),
         Route("/admin/actors", admin.list_actors),
         Route("/admin/gangs", admin.list_gangs),
+        Route("/admin/eplb", admin.show_experts),
         Route("/admin/actors/{name}/restart", admin.restart_actor, methods=["POST"]),
         Route("/admin/pause", admin.pause, methods=["POST"]),
         Route("/admin/resume", admin.resume, methods=["POST"]),
@@ -73,6 +74,7 @@ def routes() -> list[BaseRoute]:
         Route("/admin/wake", admin.resume, methods=["POST"]),
         Route("/admin/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
         Route("/admin/reload", admin.reload_weights, methods=["POST"]),
+        Route("/admin/eplb/rebalance", admin.rebalance_experts, methods=["POST"]),
         Route("/admin/clear_weights", admin.clear_weights, methods=["POST"]),
         Route("/admin/abort", admin.abort_request, methods=["POST"]),
     ]

@@ -101,6 +101,7 @@ OPERATIONS = (
     _work("/detokenize", "Token ids as text", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     Operation("get", "/admin/gangs", "Ranks by gang", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
+    Operation("get", "/admin/eplb", "Shared experts", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     _order("actors/{name}/restart", "Restart an actor", parameters=("name",), accepted="It answers itself, and restarts now"),
     _order("pause", "Stop what runs, hold what comes", requests.PauseRequest),
     _order("resume", "Go on after a pause"),
@@ -108,6 +109,7 @@ OPERATIONS = (
     _order("wake", "Load the weights again and go on"),
     _order("reset_prefix_cache", "Forget cached prefixes"),
     _order("reload", "Change the weights in place", requests.ReloadRequest),
+    _order("eplb/rebalance", "Have experts moved between ranks", requests.RebalanceRequest),
     _order("clear_weights", "Drop the weights", requests.PauseRequest),
     _order("abort", "End a request", requests.AbortRequestBody),
 )

@@ -94,6 +94,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
+    def num_redundant_experts(self) -> int:
+        """Of a layer."""
+        return self.eplb_config.num_redundant_experts if self.enable_eplb else 0
+
+    @property
     def max_positions(self) -> int:
         """What a sequence may have of prompt and answer: as long as the model allows and the whole KV cache holds."""
         return min(self.max_model_len, self.num_kv_blocks * self.block_size)

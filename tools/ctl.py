@@ -1,8 +1,8 @@
 """`tokamak ctl`: look at an engine, and give it orders, from the shell.
 
-`ps`, `counters`, `errors` and `gangs` map the engine's shared memory read-only, so they work on an engine that runs, hangs or
-is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done, 1 not
-done, 2 bad arguments.
+`ps`, `counters`, `errors`, `gangs` and `experts` map the engine's shared memory read-only, so they work on an engine that runs,
+hangs or is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done,
+1 not done, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from engine.messages import (
     DropWeights,
     Order,
     Pause,
+    RebalanceExperts,
     ReloadWeights,
     ResetPrefixCache,
     RestartActor,
@@ -33,6 +34,7 @@ from engine.process.control import DEFAULT_TIMEOUT_S, ControlClient
 from engine.process.gangs import FIGURES, gang_ranks
 from engine.process.run_directory import Run, choose_run
 from shm.counters import Counters
+from shm.experts import ExpertTable
 from tools import units
 from tools.top.observer import Observer
 from tools.top.snapshot import Actor, Row
@@ -145,6 +147,34 @@ def show_gangs(run: Run, options: argparse.Namespace) -> int:
     return 0
 
 
+def show_experts(run: Run, options: argparse.Namespace) -> int:
+    """A line per layer: how its rows are shared out among the ranks, and which experts most of them ask for."""
+    from engine.parallel.expert_view import expert_view  # numpy
+
+    config = run.manifest().config
+    if not config.enable_expert_parallel:
+        raise ControlError("the ranks of this engine share no experts; start it with --enable-expert-parallel")
+    observer = Observer(run.run_id)
+    num_rebalances = sum(row.value for row in observer.snapshot().rows if row.name == "eplb_rebalances_total")
+    observer.close()
+    table = ExpertTable.attach(run.run_id, is_readonly=True)
+    view = expert_view(table, int(num_rebalances))
+    table.close()
+    if options.json:
+        _print_json(view.as_json())
+        return 0
+    how = "they move (--enable-eplb)" if config.enable_eplb else "they stay"
+    print(f"placement {view.placement_version} of experts, {view.num_rebalances} rebalances; {how}")
+    rows = [("LAYER", "ROWS", "MAX/MEAN", "ROWS OF RANKS", "HOTTEST EXPERTS (ROWS, RANKS)")]
+    for layer in view.layers:
+        loads = " ".join(units.count(round(load)) for load in layer.rank_rows)
+        hottest = [f"{hot['expert']} ({units.count(hot['rows'])}, {'+'.join(map(str, hot['ranks']))})" for hot in layer.hottest]
+        row = (str(layer.layer), units.count(layer.num_rows), f"{layer.imbalance:.2f}", loads, " ".join(hottest))
+        rows.append(row)
+    _print_table(rows)
+    return 0
+
+
 def show_errors(run: Run, options: argparse.Namespace) -> int:
     """A line per distinct error, the latest first."""
     observer = Observer(run.run_id)
@@ -233,7 +263,8 @@ def _add_looks(add: _Add) -> None:
     counters.add_argument("pattern", nargs="?", default="", help="only names that contain this")
     errors = add("errors", show_errors, "distinct errors, how often and when; also of a dead engine")
     gangs = add("gangs", show_gangs, "ranks that exchange tensors, by replica; also of a dead engine")
-    for look in (actors, counters, errors, gangs):
+    experts = add("experts", show_experts, "experts that ranks share: rows by rank, hottest experts; also of a dead engine")
+    for look in (actors, counters, errors, gangs, experts):
         look.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -253,6 +284,8 @@ def _add_orders(add: _Add) -> None:
     reload.add_argument("--rank", type=int, action="append", default=[], help="only this rank (may be repeated)")
     clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "give the weights' memory back")
     clear.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
+    rebalance = add("rebalance", _giving(lambda options: RebalanceExperts(options.force)), "have experts moved between ranks")
+    rebalance.add_argument("--force", action="store_true", help="also where next to nothing is to be gained")
     abort = add("abort", _giving(lambda options: AbortRequest(options.request_id)), "abort a request")
     abort.add_argument("request_id", metavar="ID")
     add("stop", stop, "end the engine")

@@ -22,9 +22,12 @@ from engine.errors import CheckpointError, ContentsError
 from engine.messages import (
     ActorState,
     ClearWeights,
+    Command,
     Hello,
     LoadWeights,
     Message,
+    RebalanceExperts,
+    Reply,
     Step,
     StepResult,
     WeightsChanged,
@@ -37,6 +40,7 @@ from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox
 from shm.broadcast import BroadcastReader, ReaderBells
 from shm.counters import State
+from shm.experts import ExpertTable
 from workers.parallel.balance_board import BalanceBoard
 from workers.parallel.balancer import Balancer
 from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
@@ -93,6 +97,12 @@ class WorkerActor(Actor):
             self._turns.close()
         self._reader.leave()
         self._reader.close()
+
+    def on_command(self, command: Command) -> Reply | None:
+        if not isinstance(command.order, RebalanceExperts) or self._balancer is None:
+            return super().on_command(command)
+        self._balancer.order(command.command_id, is_forced=command.order.force)
+        return None
 
     def on_peer(self, name: str, epoch: int) -> None:
         if name == self.context.scheduler:
@@ -240,7 +250,9 @@ class WorkerActor(Actor):
         if config.enable_expert_parallel:
             self._experts = ExpertRank(self._communicator_of(0, config.num_ranks, shares_experts=True), config, model)
             self._communicators.append(self._experts.communicator)
-            self._balancer = self._make_balancer(self._experts, model)
+            board = BalanceBoard(ExpertTable.attach(self.context.run.run_id), self.context.index)
+            self._experts.counts = board.counts[self.context.index]
+            self._balancer = self._make_balancer(self._experts, board, model)
         return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat, self._communicator, self._experts)
 
     def _make_communicator(self) -> Communicator | None:
@@ -278,15 +290,21 @@ class WorkerActor(Actor):
         bells = [ReaderBells(run_id, scheduler, range(size)) for scheduler in self.context.schedulers]
         return GangTurns(self._experts, self._communicator, self._reader, bells, self._beat, self._balancer)
 
-    def _make_balancer(self, experts: ExpertRank, model: ModelConfig) -> Balancer | None:
+    def _make_balancer(self, experts: ExpertRank, board: BalanceBoard, model: ModelConfig) -> Balancer | None:
         """None: experts stay where they are at first."""
         config = self.context.config
         if not config.enable_eplb or model.experts is None:
             return None
-        board = BalanceBoard(experts.communicator.memory, model, config.num_ranks, self.context.index)
-        experts.counts = board.counts[self.context.index]
         topology = Topology(config.num_ranks, experts.num_slots, num_groups=model.experts.num_groups)
-        return Balancer(experts, board, config.eplb_config, topology, lambda: self._runner.mixtures, self._tell_rebalance)
+        return Balancer(
+            experts,
+            board,
+            config.eplb_config,
+            topology,
+            lambda: self._runner.mixtures,
+            self._tell_rebalance,
+            self.context.events.send,
+        )
 
     def _tell_rebalance(self, num_moved: int, imbalance: float) -> None:
         self._rebalances.add(1)

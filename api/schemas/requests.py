@@ -160,6 +160,10 @@ class PauseRequest(msgspec.Struct, kw_only=True):
     mode: WeightMode = "abort"
 
 
+class RebalanceRequest(msgspec.Struct, kw_only=True):
+    force: Annotated[bool, Meta(description="Also where next to nothing is to be gained.")] = False
+
+
 class ReloadRequest(msgspec.Struct, kw_only=True):
     path: Annotated[str, Meta(max_length=4096, description="Empty: the weights in use, read anew.")] = ""
     mode: WeightMode = "requeue"

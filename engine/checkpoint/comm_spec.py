@@ -41,7 +41,6 @@ def comm_bytes(
         num_bytes += 2 * -(-half // LINE) * LINE * (gang_ranks // tensor_ranks)
     if shares_experts:
         num_bytes += expert_windows_bytes(model, num_ranks, expert_rows(tensor_ranks, max_num_tokens, max_num_seqs))
-        num_bytes += balance_bytes(model, num_ranks)
     return num_bytes
 
 
@@ -55,10 +54,3 @@ def expert_windows_bytes(model: ModelConfig, num_ranks: int, rows: int) -> int:
     assert model.experts is not None, "a model without experts has no windows for them"
     hidden, chosen = model.hidden_size, model.experts.num_chosen
     return -(-num_ranks * (LINE + 4 * rows * (hidden + chosen * hidden + chosen)) // LINE) * LINE
-
-
-def balance_bytes(model: ModelConfig, num_ranks: int) -> int:
-    """Of what `workers/parallel/balance_board.py` lays out at the very end of the arena."""
-    assert model.experts is not None, "a model without experts has none to move"
-    num_counts = len(model.experts.sparse_layers) * model.experts.num_experts
-    return LINE * (1 + num_ranks) + -(-num_counts * (2 * 4 * (1 + num_ranks) + 8 * num_ranks) // LINE) * LINE

@@ -29,6 +29,7 @@ from engine.messages.control import DropWeights as DropWeights
 from engine.messages.control import ListActors as ListActors
 from engine.messages.control import Order as Order
 from engine.messages.control import Pause as Pause
+from engine.messages.control import RebalanceExperts as RebalanceExperts
 from engine.messages.control import ReloadWeights as ReloadWeights
 from engine.messages.control import Reply as Reply
 from engine.messages.control import ResetPrefixCache as ResetPrefixCache

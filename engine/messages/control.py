@@ -82,6 +82,10 @@ class ReturnToWeights(msgspec.Struct, tag=True, frozen=True):
     record: WeightsRecord
 
 
+class RebalanceExperts(msgspec.Struct, tag=True, frozen=True):
+    force: bool = False  # also where next to nothing is to be gained
+
+
 class DropWeights(msgspec.Struct, tag=True, frozen=True):
     mode: str = "abort"
 
@@ -103,6 +107,7 @@ Order = (
     | ReloadWeights
     | ReturnToWeights
     | DropWeights
+    | RebalanceExperts
     | AbortRequest
     | Shutdown
 )

@@ -66,6 +66,20 @@ def owners(placement: LayerPlacement, num_experts: int) -> np.ndarray:
     return table
 
 
+def placement_of(table: np.ndarray) -> LayerPlacement:
+    """Of which `table` are the owners."""
+    ranks: list[list[int]] = [[] for _ in range(table.shape[1] - 1)]
+    for expert, (count, *having) in enumerate(table.tolist()):
+        for rank in having[:count]:
+            ranks[rank].append(expert)
+    return tuple(tuple(experts) for experts in ranks)
+
+
+def first_placement(strategy: str, num_experts: int, num_ranks: int, num_redundant: int) -> LayerPlacement:
+    """Where experts lie before any of them moved; of each layer alike."""
+    return FIRST_PLACEMENTS[strategy](num_experts, num_ranks, num_experts + num_redundant)
+
+
 def owner(table: np.ndarray, expert: int, home: int, row: int) -> int:
     """The one rank that computes `expert` for row `row` of rank `home`. Replicas take turns over the rows; homes begin at
     different ones, so that single rows of many homes do not meet on one."""

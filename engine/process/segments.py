@@ -3,6 +3,7 @@
 counters.main          counters file
 mailbox.<receiver>     one per child
 broadcast.<scheduler>  one per replica: scheduler to its ranks
+experts.main           where ranks share experts: on which these lie, and rows counted of each
 prefix.<cache>         one per replica, where there are several: which blocks are cached there
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
 memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from engine.config import EngineConfig
 from engine.errors import StartError
 from engine.metrics import EVERY_ROLE, Metric, metrics_of
+from engine.parallel.placement import first_placement, owners
 from engine.process.topology import (
     CACHE,
     ROLES,
@@ -33,6 +35,7 @@ from engine.process.topology import (
 from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
+from shm.experts import ExpertTable, SharedExperts
 from shm.fingerprints import FingerprintSet, num_slots_for
 from shm.gang import GangHeader
 from shm.mailbox import Mailbox
@@ -64,11 +67,11 @@ class RunSegments:
         arena_bytes: int,
         num_kv_blocks: int = 0,
         comm_bytes: int = 0,
-        shares_experts: bool = False,
+        shared_experts: SharedExperts | None = None,
     ) -> None:
         """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
         each gang, which are the ranks of a replica, or all that share experts. StartError: there is no room."""
-        require_room(required_bytes(names, sizes), free_bytes())
+        require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
         self._mailboxes: list[Mailbox] = []
@@ -87,19 +90,21 @@ class RunSegments:
         num_slots = num_slots_for(num_kv_blocks, PREFIX_BYTES // max(1, len(caches)))
         self._prefixes = [FingerprintSet.create(run_id, cache, num_slots) for cache in caches]
         segments += [prefixes.segment for prefixes in self._prefixes]
+        self._experts = ExpertTable.create(run_id, shared_experts) if shared_experts else None
+        segments += [self._experts.segment] if self._experts else []
         self.descriptors = {
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
         hold_segments(self.descriptors)
         self.arenas = _create_arenas(len(self._readers), arena_bytes) if arena_bytes else []
         replicas = list(self._readers.values())
-        self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shares_experts else replicas
+        self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
         self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._gangs] if comm_bytes else []
         self.gangs = [GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._gangs, strict=False)]
 
     @classmethod
-    def of(cls, config: EngineConfig, names: Sequence[str]) -> RunSegments:
-        """The segments that `config` asks for."""
+    def of(cls, config: EngineConfig, names: Sequence[str], layers: Sequence[int] = (), num_experts: int = 0) -> RunSegments:
+        """The segments that `config` asks for. `layers`: those of the model that have `num_experts` experts."""
         sizes = ring_sizes(names, config.max_model_len)
         return cls(
             config.run_id,
@@ -108,7 +113,7 @@ class RunSegments:
             config.kv_cache_bytes,
             config.num_kv_blocks,
             config.comm_bytes,
-            config.enable_expert_parallel,
+            _shared_experts(config, layers, num_experts) if config.enable_expert_parallel else None,
         )
 
     def arena_of(self, name: str) -> MemoryFile | None:
@@ -143,11 +148,19 @@ class RunSegments:
             broadcast.close()
         for prefixes in self._prefixes:
             prefixes.close()
+        if self._experts is not None:
+            self._experts.close()
         self.counters.close()
         for arena in (*self.arenas, *self._comms):
             arena.close()
         let_go_of_segments(self.descriptors)
         os.close(self._hold)
+
+
+def _shared_experts(config: EngineConfig, layers: Sequence[int], num_experts: int) -> SharedExperts:
+    num_ranks = config.num_ranks
+    first = first_placement(config.expert_placement_strategy, num_experts, num_ranks, config.num_redundant_experts)
+    return SharedExperts(tuple(layers), num_experts, num_ranks, owners(first, num_experts).tobytes())
 
 
 def _place_in(groups: Iterable[Sequence[str]], worker: str) -> tuple[int, int]:

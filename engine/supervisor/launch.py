@@ -57,7 +57,9 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             port = open_until_end.enter_context(reserve_port(config.host, config.port))
             config = msgspec.structs.replace(config, port=port.getsockname()[1])
             run, lock = _open_run(config, model, plan, open_until_end)
-            segments = RunSegments.of(config, [actor.name for actor in plan])
+            experts = model.config.experts
+            shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)
+            segments = RunSegments.of(config, [actor.name for actor in plan], *shape)
             open_until_end.callback(segments.close)
             started = Supervisor(run, lock, config, plan, segments, progress, lambda: _announce(config, segments, start_s))
             return started.live(signals)

@@ -1,6 +1,7 @@
 """Operators' orders at the supervisor: what it answers itself, and what it forwards to the schedulers' control rings.
 
     ListActors, RestartActor, Shutdown     answered here
+    RebalanceExperts                       a Command on the control ring of the rank that leads (`rebalances.py`)
     everything else                        a Command on each scheduler's control ring, whose Reply comes back as an event
                                            (`replica_orders.py`)
 
@@ -14,17 +15,19 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.messages import Command, ListActors, Reply, RestartActor, Shutdown, encode
+from engine.messages import Command, ListActors, RebalanceExperts, Reply, RestartActor, Shutdown, encode
 from engine.process.control import ControlServer
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
 from engine.supervisor.child_process import Child
-from engine.supervisor.replica_orders import ReplicaOrders, spoken
+from engine.supervisor.rebalances import Rebalances
+from engine.supervisor.replica_orders import ReplicaOrders, changes_weights, spoken
 from shm.counters import ActorSnapshot
 from shm.mailbox import MailboxSender
 
 _SUPERVISOR_EPOCH = 1
+_NOT_SERVING = "the engine is not ready yet, or stops; ask again when it serves"
 
 
 class Engine(Protocol):
@@ -56,9 +59,10 @@ class Orders:
     def __init__(self, engine: Engine, server: ControlServer) -> None:
         self._engine = engine
         self._server = server
-        self._senders: dict[str, MailboxSender] = {}  # to the schedulers
+        self._senders: dict[str, MailboxSender] = {}  # to schedulers and ranks
         schedulers = actors_of(SCHEDULER, (plan.name for plan in engine.plan))
         self._replicas = ReplicaOrders(engine.run, schedulers, self._tell, server.reply)
+        self._rebalances = Rebalances(self._tell, server.reply)
         self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
 
     def handle(self, command: Command) -> None:
@@ -71,12 +75,15 @@ class Orders:
             case Shutdown():
                 self._server.reply(Reply(command.command_id, 200, "the engine stops"))
                 self._engine.stop("asked to stop by an operator")
+            case RebalanceExperts():
+                self._rebalance(command)
             case _:
                 self._forward(command)
 
     def answer(self, reply: Reply) -> None:
-        """A scheduler's answer to what was forwarded."""
-        self._replicas.take(reply)
+        """An actor's answer to what was forwarded."""
+        if not self._rebalances.take(reply):
+            self._replicas.take(reply)
 
     def actor_ready(self, name: str) -> None:
         """`name` came back: whoever asked for that gets the answer."""
@@ -89,6 +96,7 @@ class Orders:
         """What a dead scheduler was to do is not done by its successor."""
         if role_of(name) == SCHEDULER:
             self._replicas.scheduler_died(name, cause)
+        self._rebalances.actor_died(name, cause)
 
     def refuse_open(self, cause: str) -> None:
         """The engine ends: nothing that is open gets done."""
@@ -96,6 +104,7 @@ class Orders:
         for command_id in waiting:
             self._server.reply(Reply(command_id, 503, f"the engine ends: {cause}"))
         self._restarting.clear()
+        self._rebalances.refuse_open(cause)
         self._replicas.refuse_open(cause)
 
     def _list(self, command: Command) -> None:
@@ -110,7 +119,7 @@ class Orders:
         elif name not in names:
             self._refuse(command, 404, f"there is no actor {name!r}; there are {', '.join(names)}")
         elif not self._engine.is_serving:
-            self._refuse(command, 503, "the engine is not ready yet, or stops; ask again when it serves")
+            self._refuse(command, 503, _NOT_SERVING)
         elif name == by:
             self._server.reply(Reply(command.command_id, 202, f"{name}, which carries this answer, restarts"))
             self._engine.restart(name)
@@ -118,8 +127,22 @@ class Orders:
             self._restarting.setdefault(name, []).append(command.command_id)
             self._engine.restart(name)
 
+    def _rebalance(self, command: Command) -> None:
+        config = self._engine.config
+        if not config.enable_eplb:
+            self._refuse(command, 409, "experts stay where they are in this engine; start it with --enable-eplb")
+        elif not self._engine.is_serving:
+            self._refuse(command, 503, _NOT_SERVING)
+        elif (trouble := self._replicas.why_no_weights()) is not None:
+            self._refuse(command, trouble.status, trouble.message)
+        else:
+            self._rebalances.begin(command, self._engine.segments.gangs[0].members, config.num_ranks)
+
     def _forward(self, command: Command) -> None:
-        trouble = "" if self._engine.is_serving else "the engine is not ready yet, or stops; ask again when it serves"
+        if self._rebalances.is_under_way and changes_weights(command.order):
+            self._refuse(command, 409, "experts are being moved; ask again when that is done")
+            return
+        trouble = "" if self._engine.is_serving else _NOT_SERVING
         for scheduler in actors_of(SCHEDULER, (plan.name for plan in self._engine.plan)):
             trouble = trouble or self._why_not_ready(scheduler)
         if trouble:
@@ -131,21 +154,20 @@ class Orders:
         except RequestError as error:
             self._refuse(command, error.status, error.message)
 
-    def _why_not_ready(self, scheduler: str) -> str:
-        child = self._engine.children.get(scheduler)
-        return "" if child is not None and child.is_ready else f"{spoken(scheduler)} is not ready; ask again in a moment"
+    def _why_not_ready(self, actor: str) -> str:
+        child = self._engine.children.get(actor)
+        return "" if child is not None and child.is_ready else f"{spoken(actor)} is not ready; ask again in a moment"
 
-    def _tell(self, scheduler: str, command: Command) -> str:
-        """Put a command on a scheduler's control ring; why that cannot be, else nothing."""
-        trouble = self._why_not_ready(scheduler)
+    def _tell(self, actor: str, command: Command) -> str:
+        """Put a command on an actor's control ring; why that cannot be, else nothing."""
+        trouble = self._why_not_ready(actor)
         if trouble:
             return trouble
-        if scheduler not in self._senders:
-            run_id = self._engine.config.run_id
-            self._senders[scheduler] = MailboxSender.attach(run_id, scheduler, SUPERVISOR, _SUPERVISOR_EPOCH)
-        command.epoch = self._engine.children[scheduler].epoch
-        is_sent = self._senders[scheduler].try_send(encode(command))
-        return "" if is_sent else f"the control ring of {spoken(scheduler)} is full; ask again in a moment"
+        if actor not in self._senders:
+            self._senders[actor] = MailboxSender.attach(self._engine.config.run_id, actor, SUPERVISOR, _SUPERVISOR_EPOCH)
+        command.epoch = self._engine.children[actor].epoch
+        is_sent = self._senders[actor].try_send(encode(command))
+        return "" if is_sent else f"the control ring of {spoken(actor)} is full; ask again in a moment"
 
     def _refuse(self, command: Command, status: int, message: str) -> None:
         self._server.reply(Reply(command.command_id, status, message))

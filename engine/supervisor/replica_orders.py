@@ -50,7 +50,7 @@ class _OpenOrder:
     @property
     def changes_weights(self) -> bool:
         """Whether replicas that have done it differ from those that have not."""
-        return not isinstance(self.command.order, (AbortRequest, ResetPrefixCache))
+        return changes_weights(self.command.order)
 
 
 class ReplicaOrders:
@@ -120,6 +120,16 @@ class ReplicaOrders:
         for command_id in self._open:
             self._answer(Reply(command_id, 503, f"the engine ends: {cause}"))
         self._open.clear()
+
+    def why_no_weights(self) -> RequestError | None:
+        """Why some ranks have none, or may have none before long."""
+        try:
+            is_cleared = any(self._state_of(scheduler) is WeightsState.CLEARED for scheduler in self._schedulers)
+        except RequestError as error:
+            return error
+        if is_cleared or any(opened.changes_weights for opened in self._open.values()):
+            return RequestError("the weights are cleared, or change; ask again when all ranks have some", status=409)
+        return None
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -234,6 +244,11 @@ class ReplicaOrders:
             self._run.write_weights(replace(before, last_version=last_version), scheduler)
         except (OSError, TokamakError) as error:
             opened.notes.append(f"{scheduler} could not go back: {error}")
+
+
+def changes_weights(order: Order) -> bool:
+    """Or whether the engine generates."""
+    return not isinstance(order, (AbortRequest, ResetPrefixCache))
 
 
 def _answer_of(opened: _OpenOrder) -> Reply:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from engine.process.run_directory import root_lock, runs_root
+from engine.supervisor.reaper import reap
+from shm._native import load_u64
+from shm.experts import PROPOSED, ExpertTable
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.test_replicas import ask, order
 from tests.e2e.test_tensor_parallel import end_in_turn
 from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies
+from tests.engine.echo_engine import is_clean, is_gone
+from tests.waiting import WATCHDOG_S, wait_until
+from tools.ctl import main as ctl
 
 MODEL = GOLDEN / "qwen3_moe"
 OPTIONS = ("--dtype", "float32", "--max-model-len", "1000", "--restart-limit", "100")
@@ -20,6 +30,7 @@ SHARED = (*OPTIONS, "--enable-expert-parallel", "--threads", "1")
 BODIES = mixed_bodies(16, seed=20)
 LONG_BODIES = mixed_bodies(8, seed=5, max_tokens=600, max_prompt=150)
 RANKS = ("worker0", "worker1")
+BY_ORDER = '{"step_interval": 1000000000, "window_size": 1000000000, "statistics_interval_s": 1000000000}'  # experts move
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +42,7 @@ def alone() -> tuple[list[Answer], list[Answer]]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    with EngineProcess(MODEL, *SHARED, "--data-parallel-size", "2") as engine:
+    with EngineProcess(MODEL, *SHARED, "--data-parallel-size", "2", "--enable-eplb", "--eplb-config", BY_ORDER) as engine:
         yield engine
 
 
@@ -58,9 +69,68 @@ def test_who_dies_costs_no_byte(engine: EngineProcess, alone: tuple[list[Answer]
     end_in_turn(engine, alone[1], victims, signal.SIGKILL)
 
 
+def test_experts_are_looked_at_and_moved_by_order(
+    engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While nobody has rows. First the rank that leads dies in the middle of it."""
+    assert answers_together(engine, BODIES) == alone[0]
+    engine.wait_until_idle()
+    before = experts_of(engine, capsys)
+    assert (before["placement_version"], [layer["layer"] for layer in before["layers"]]) == (0, [0, 1, 2])
+    for layer in before["layers"]:
+        assert sum(layer["rank_rows"]) == pytest.approx(layer["num_rows"])
+        assert layer["imbalance"] == pytest.approx(2 * max(layer["rank_rows"]) / layer["num_rows"])
+        assert layer["hottest"][0]["rows"] > layer["hottest"][-1]["rows"] > 0
+    died = order_with_death(engine, leader_dies=True)
+    assert (died.status_code, "worker0 led it and died meanwhile" in died.text) == (503, True)
+    assert experts_of(engine, capsys) == before
+
+    moved = order(engine, "eplb/rebalance", force=True)
+    assert (moved.status_code, moved.json()["num_moved"] > 0, moved.json()["placement_version"]) == (200, True, 1), moved.text
+    after = experts_of(engine, capsys)
+    assert (after["placement_version"], after["num_rebalances"]) == (1, 1)
+    ratios = [[layer["imbalance"] for layer in view["layers"]] for view in (before, after)]
+    assert sum(ratios[1]) / len(ratios[1]) == pytest.approx(moved.json()["imbalance"])
+    assert sum(ratios[1]) < sum(ratios[0])
+    assert [layer["num_rows"] for layer in after["layers"]] == [layer["num_rows"] for layer in before["layers"]]
+    assert ctl(["--run", engine.run.run_id, "rebalance"]) == 0
+    assert "nothing is to be gained" in capsys.readouterr().out
+    assert answers_together(engine, BODIES) == alone[0]
+
+
+def experts_of(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The same from the shell and over HTTP."""
+    assert ctl(["--run", engine.run.run_id, "experts", "--json"]) == 0
+    view: dict[str, Any] = json.loads(capsys.readouterr().out)
+    answer = httpx.get(f"{engine.url}/admin/eplb", timeout=WATCHDOG_S, headers=OPERATOR).json()
+    assert answer == {"message": answer["message"], **view}
+    return view
+
+
+def order_with_death(engine: EngineProcess, *, leader_dies: bool) -> httpx.Response:
+    """What an order answers while one of two ranks dies, which have proposed a placement and not switched to it."""
+    table, epochs = ExpertTable.attach(engine.run.run_id, is_readonly=True), {rank: engine.actors()[rank] for rank in RANKS}
+    proposed = load_u64(table.words, PROPOSED)
+    engine.kill("worker1", signal.SIGSTOP)  # it does not get ready
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(order, engine, "eplb/rebalance", force=True)
+        wait_until(lambda: load_u64(table.words, PROPOSED) != proposed, what="a placement is proposed")
+        victim = RANKS[not leader_dies]
+        engine.kill(victim)
+        response = answer.result() if leader_dies else None
+        if leader_dies:
+            engine.kill("worker1", signal.SIGCONT)
+        engine.wait_for_restart(victim, int(epochs[victim]["epoch"]))
+        return response or answer.result()
+
+
 def test_ranks_of_one_replica(alone: tuple[list[Answer], list[Answer]]) -> None:
-    with EngineProcess(MODEL, *SHARED, "--tensor-parallel-size", "2", "--expert-placement-strategy", "round_robin") as engine:
+    """Experts move by order also where a rank dies meanwhile that does not lead."""
+    options = ("--tensor-parallel-size", "2", "--expert-placement-strategy", "round_robin", "--enable-eplb")
+    with EngineProcess(MODEL, *SHARED, *options, "--eplb-config", BY_ORDER) as engine:
         assert answers_together(engine, BODIES) == alone[0]
+        moved = order_with_death(engine, leader_dies=False)
+        assert (moved.status_code, moved.json()["num_moved"] > 0) == (200, True), moved.text
         end_in_turn(engine, alone[1], ["worker0"], signal.SIGKILL)
 
 
@@ -76,12 +146,14 @@ def test_weights_change_while_all_replicas_are_at_rest(engine: EngineProcess, al
         assert order(engine, path).status_code == 200, path
     maps = [Path(f"/proc/{engine.actors()[rank]['pid']}/maps").read_text() for rank in RANKS]
     assert not any(".weights" in text for text in maps), "weights are still mapped"
+    assert order(engine, "eplb/rebalance", force=True).status_code == 409  # no rank could run the steps
     assert order(engine, "wake").status_code == 200
     assert [answer.text for answer in answers_together(engine, BODIES)] == [answer.text for answer in alone[0]]
 
 
-def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]]) -> None:
-    """All the time, by what was asked for last, some twice there; who leads that dies in the middle of it, then all at once."""
+def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]], capsys: pytest.CaptureFixture[str]) -> None:
+    """All the time, by what was asked for last, some twice there; who leads that dies in the middle of it, then all at
+    once. Where they lay is to be seen also when the engine is dead."""
     config = {"num_redundant_experts": 3, "window_size": 60, "step_interval": 5, "check_interval_s": 0.02, "min_gain": 0}
     options = ("--data-parallel-size", "2", "--enable-eplb", "--eplb-config", json.dumps(config))
     with EngineProcess(MODEL, *SHARED, *options) as engine:
@@ -89,3 +161,11 @@ def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]]) ->
         for victims in (["worker0"], ["worker1"], list(RANKS)):
             end_in_turn(engine, alone[1], victims, signal.SIGKILL)
         assert engine.metric("eplb_moved_experts_total") > engine.metric("eplb_rebalances_total") > 10
+        run, pids = engine.run, [int(actor["pid"]) for actor in engine.actors().values()]
+        engine.close()
+        assert ctl(["--run-dir", str(run.directory), "experts"]) == 0
+        assert "rebalances; they move" in capsys.readouterr().out
+    wait_until(lambda: all(map(is_gone, pids)), what="its processes end with it")
+    with root_lock(runs_root()):
+        reap(runs_root())
+    assert is_clean(run)

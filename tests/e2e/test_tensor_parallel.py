@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shm.segment import segment_names
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
@@ -70,6 +71,16 @@ def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[st
     assert [rank["gang_epoch"] for rank in answer.json()["ranks"]] == [ranks[0]["gang_epoch"]] * 2
     assert ranks[0]["gang_epoch"] == ranks[1]["gang_epoch"] > 0
     assert all(rank["collectives_total"] > 0 for rank in ranks)
+
+
+def test_experts_are_shared_by_no_rank(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """So there is nothing to look at, and nothing to move: the answer names what is missing."""
+    assert ctl(["--run", engine.run.run_id, "experts"]) == 1
+    assert "--enable-expert-parallel" in capsys.readouterr().err
+    assert not [name for name in segment_names(engine.run.run_id) if ".experts." in name]
+    for method, path, option in (("GET", "eplb", "--enable-expert-parallel"), ("POST", "eplb/rebalance", "--enable-eplb")):
+        answer = httpx.request(method, f"{engine.url}/admin/{path}", timeout=WATCHDOG_S, headers=OPERATOR)
+        assert (answer.status_code, option in answer.text) == (409, True), answer.text
 
 
 def end_in_turn(engine: EngineProcess, expected: list[Answer], victims: list[str], signal_number: int) -> None:

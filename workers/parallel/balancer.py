@@ -5,6 +5,9 @@ computes a placement in a thread, and proposes it. Every rank faults in the weig
 is ready; then the leader puts the version in force two steps ahead of the clock: nobody can come to that step before the leader
 has run the one before it, so everybody sees the word in time. Whatever breaks the gang meanwhile leaves the old version in
 force, or the new one, for all alike (`balance_board.py`).
+
+An operator's order goes the same way at once, on the rank that leads. Where nobody has rows the leader begins steps without
+any, until the version's step has come.
 """
 
 from __future__ import annotations
@@ -12,15 +15,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.config import EplbConfig
-from engine.parallel.eplb import Topology, imbalance, num_moved, rebalanced
+from engine.messages import Details, Reply
+from engine.parallel.eplb import Topology, forced, imbalance, num_moved, rebalanced
 from engine.parallel.placement import LayerPlacement
 from ops.modules import Experts
-from workers.parallel.balance_board import BalanceBoard, InForce, next_version
+from shm.experts import InForce
+from workers.parallel.balance_board import BalanceBoard, next_version
 from workers.parallel.experts import ExpertRank
 
 _PAGE = 4096
@@ -35,9 +40,20 @@ class _Look:
     counts: np.ndarray  # [layers, experts], of all ranks, in all
 
 
+@dataclass(slots=True)
+class _Order:
+    """What an operator asks for."""
+
+    command_id: str
+    is_forced: bool
+    is_begun: bool = False  # what is looked for, or proposed, is for it
+    version: int | None = None  # that it put in force
+    details: Details = field(default_factory=dict)
+
+
 class Balancer:
     """Of one rank. `mixtures`: of the weights in use, by layer. `on_change(moved, imbalance)` is called on the leader when it
-    puts a version in force."""
+    puts a version in force, `answer` when an order is done."""
 
     def __init__(
         self,
@@ -47,6 +63,7 @@ class Balancer:
         topology: Topology,
         mixtures: Callable[[], Sequence[Experts]],
         on_change: Callable[[int, float], None],
+        answer: Callable[[Reply], None],
     ) -> None:
         self._experts = experts
         self._board = board
@@ -54,6 +71,7 @@ class Balancer:
         self._topology = topology
         self._mixtures = mixtures
         self._on_change = on_change
+        self._answer = answer
         self._thread = ThreadPoolExecutor(1, "eplb")
         self._looks: deque[_Look] = deque()
         self._epoch = 0
@@ -61,7 +79,9 @@ class Balancer:
         self._last_change = 0  # in steps
         self._found: Future[tuple[LayerPlacement, ...] | None] | None = None
         self._faulted: tuple[int, Future[None]] | None = None  # for which version
+        self._counted: list[list[int]] = []  # what is looked for goes by this
         self._proposal: tuple[int, int, float] | None = None  # version, experts that move, what max/mean becomes
+        self._order: _Order | None = None
 
     def join(self) -> None:
         """Another epoch: what was proposed in the one before is void. Experts lie as was in force last."""
@@ -70,6 +90,17 @@ class Balancer:
         self._epoch = self._experts.epoch
         self._found = self._faulted = self._proposal = None
         self._take(self._board.seal(self._experts.epoch))
+        if self._order is not None:
+            self._order.is_begun = False  # it begins anew, unless its version is in force
+
+    def order(self, command_id: str, *, is_forced: bool) -> None:
+        """Move experts now, and answer that."""
+        self._order = _Order(command_id, is_forced)
+
+    @property
+    def wants_step(self) -> bool:
+        """An order waits for its version's step, and nobody may have rows for one."""
+        return self._order is not None and self._board.in_force.version != self._experts.version
 
     def begin_step(self, number: int) -> None:
         """Before step `number` of the gang."""
@@ -82,8 +113,13 @@ class Balancer:
         """Between two steps, or while there are none."""
         epoch, members = self._experts.epoch, self._experts.communicator.members
         self._get_ready(epoch)
+        order = self._order
+        if order is not None and order.version == self._experts.version:
+            self._end_order(200, f"{order.details['num_moved']} experts have moved", order.details)
         if members and members[0] == self._experts.communicator.rank:
             self._lead(epoch, now_s)
+        elif self._order is not None:
+            self._end_order(503, f"rank {members[0] if members else 'none'} leads the gang by now; ask again")
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -124,22 +160,42 @@ class Balancer:
             if self._found.done():
                 found, self._found = self._found.result(), None
                 self._propose(epoch, found)
+        elif self._order is not None:
+            self._carry_out(self._order, now_s)
         elif not self._looks or now_s - self._looks[-1].at_s >= self._config.check_interval_s:
             self._look(now_s)
 
     def _look(self, now_s: float) -> None:
         config, looks = self._config, self._looks
+        if self._note(now_s) and len(looks) > 1 and self._num_steps - self._last_change >= config.step_interval:
+            self._search(self._counts())
+
+    def _note(self, now_s: float) -> bool:
+        """False: nothing ran since."""
+        config, looks = self._config, self._looks
         if looks and looks[-1].num_steps == self._num_steps:
-            return  # nothing ran
+            return False
         looks.append(_Look(now_s, self._num_steps, self._board.counts.sum(axis=0)))
         while len(looks) > 2 and (
             now_s - looks[0].at_s > config.statistics_interval_s or self._num_steps - looks[0].num_steps > config.window_size
         ):
             looks.popleft()
-        if len(looks) > 1 and self._num_steps - self._last_change >= config.step_interval:
-            self._found = self._thread.submit(
-                rebalanced, self._experts.placement, self._counts(), self._topology, config.min_gain
-            )
+        return True
+
+    def _carry_out(self, order: _Order, now_s: float) -> None:
+        """By what was counted of the time that is looked back at; where that is nothing, of all time."""
+        self._note(now_s)
+        counts = self._counts() if len(self._looks) > 1 else []
+        order.is_begun = True
+        self._search(counts if any(map(any, counts)) else self._board.counts.sum(axis=0).tolist(), is_forced=order.is_forced)
+
+    def _search(self, counts: list[list[int]], *, is_forced: bool = False) -> None:
+        self._counted = counts
+        present, topology = self._experts.placement, self._topology
+        if is_forced:
+            self._found = self._thread.submit(forced, present, counts, topology)
+        else:
+            self._found = self._thread.submit(rebalanced, present, counts, topology, self._config.min_gain)
 
     def _counts(self) -> list[list[int]]:
         """Of the time that is looked back at."""
@@ -148,12 +204,17 @@ class Balancer:
 
     def _propose(self, epoch: int, found: tuple[LayerPlacement, ...] | None) -> None:
         self._last_change = self._num_steps
-        if found is None:
+        present = self._experts.placement
+        if found is None or found == present:
+            if self._order is not None and self._order.is_begun:
+                ratio = _mean_imbalance(present, self._counted)
+                text = f"nothing is to be gained: max/mean of the ranks' rows is {ratio:.3f}, experts stay where they are"
+                self._end_order(200, text, {"placement_version": self._experts.version, "num_moved": 0, "imbalance": ratio})
             return
-        after = [imbalance(*layer) for layer in zip(found, self._counts(), strict=True)]
+        ratio = _mean_imbalance(found, self._counted)
         version = next_version(self._experts.version)
         self._board.propose(epoch, version, found)
-        self._proposal = version, num_moved(self._experts.placement, found), sum(after) / len(after)
+        self._proposal = version, num_moved(present, found), ratio
 
     def _put_in_force(self, epoch: int, proposal: tuple[int, int, float]) -> None:
         """Once all are ready. What somebody sealed meanwhile stays, and the epoch that follows begins without a proposal."""
@@ -166,4 +227,17 @@ class Balancer:
         number = header.num_begun(header.clock, epoch) + 2
         if self._board.replace(before, InForce.of(epoch, number, version)):
             self._on_change(num_experts, ratio)
+            if self._order is not None and self._order.is_begun:
+                self._order.version = version
+                self._order.details = {"placement_version": version, "num_moved": num_experts, "imbalance": ratio}
         self._proposal = None
+
+    def _end_order(self, status: int, message: str, details: Details | None = None) -> None:
+        assert self._order is not None
+        self._answer(Reply(self._order.command_id, status, message, details or {}))
+        self._order = None
+
+
+def _mean_imbalance(placement: Sequence[LayerPlacement], counts: Sequence[Sequence[int]]) -> float:
+    ratios = [imbalance(*layer) for layer in zip(placement, counts, strict=True)]
+    return sum(ratios) / len(ratios)

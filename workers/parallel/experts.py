@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.checkpoint.comm_spec import balance_bytes, expert_rows, expert_windows_bytes
+from engine.checkpoint.comm_spec import expert_rows, expert_windows_bytes
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from engine.parallel.placement import FIRST_PLACEMENTS, LayerPlacement, owners, without_missing
+from engine.parallel.placement import LayerPlacement, first_placement, owners, without_missing
 from ops.cpu.gang import ExpertGang
 from workers.parallel.communicator import Communicator
 
@@ -25,13 +25,13 @@ class ExpertRank:
         self.communicator = communicator
         num_ranks, group = communicator.count, config.tensor_parallel_size
         rows = expert_rows(group, config.max_num_batched_tokens, config.max_num_seqs)
-        end = len(communicator.memory) - balance_bytes(model, num_ranks)
-        windows = communicator.memory[end - expert_windows_bytes(model, num_ranks, rows) : end]
+        windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
         self.gang = ExpertGang(communicator.native, windows, rows, communicator.rank // group * group, group)
         self._num_experts = model.experts.num_experts
         num_layers = len(model.experts.sparse_layers)
-        self.num_slots = self._num_experts + config.enable_eplb * config.eplb_config.num_redundant_experts
-        first = FIRST_PLACEMENTS[config.expert_placement_strategy](self._num_experts, num_ranks, self.num_slots)
+        num_redundant = config.num_redundant_experts
+        first = first_placement(config.expert_placement_strategy, self._num_experts, num_ranks, num_redundant)
+        self.num_slots = self._num_experts + num_redundant
         self.placement: tuple[LayerPlacement, ...] = (first,) * num_layers
         self.version = 0  # of the placement
         self.counts: np.ndarray | None = None  # uint64 [sparse layers, experts]: where rows are counted

@@ -80,7 +80,9 @@ class GangTurns:
         self._has_weights = has_weights
         if not has_weights:
             return False
-        if self._waiting and self._tensor.place == 0 and not self._clock.is_ahead and self._clock.begin():
+        has_rows = bool(self._waiting) and self._tensor.place == 0
+        wants_step = has_rows or (self._balancer is not None and self._balancer.wants_step)
+        if wants_step and not self._clock.is_ahead and self._clock.begin():
             for bells in self._bells:
                 bells.ring()
         return self._clock.is_ahead

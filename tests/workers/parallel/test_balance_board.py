@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 
-from engine.checkpoint.comm_spec import balance_bytes
-from engine.checkpoint.model_config import ModelConfig
-from engine.parallel.placement import linear, round_robin
-from tests.paths import GOLDEN
-from workers.parallel.balance_board import MAX_VERSION, BalanceBoard, InForce, next_version
+from engine.parallel.placement import linear, owners, round_robin
+from shm.experts import MAX_VERSION, ExpertTable, InForce, SharedExperts
+from workers.parallel.balance_board import BalanceBoard, next_version
 
-MODEL = ModelConfig.read(GOLDEN / "qwen3_moe")
+NUM_EXPERTS = 8
+LAYERS = (1, 3, 4)
+FIRST = linear(NUM_EXPERTS, 2, NUM_EXPERTS + 3)
+Boards = tuple[BalanceBoard, BalanceBoard]
 
 
-def boards() -> tuple[BalanceBoard, BalanceBoard]:
+@pytest.fixture
+def table() -> Iterator[ExpertTable]:
+    """As who looks at it sees it."""
+    run_id, first = secrets.token_hex(4), owners(FIRST, NUM_EXPERTS).tobytes()
+    made = ExpertTable.create(run_id, SharedExperts(LAYERS, NUM_EXPERTS, 2, first))
+    yield ExpertTable.attach(run_id, is_readonly=True)
+    made.segment.unlink()
+
+
+@pytest.fixture
+def boards(table: ExpertTable) -> Boards:
     """Of two ranks."""
-    arena = np.zeros(balance_bytes(MODEL, 2) + 640, np.uint8)
-    return BalanceBoard(arena, MODEL, 2, 0), BalanceBoard(arena, MODEL, 2, 1)
+    run_id = table.segment.run_id
+    return BalanceBoard(ExpertTable.attach(run_id), 0), BalanceBoard(ExpertTable.attach(run_id), 1)
 
 
-def test_a_placement_is_proposed_and_put_in_force() -> None:
-    leader, other = boards()
-    assert MODEL.experts is not None
-    num_layers, num_experts = len(MODEL.experts.sparse_layers), MODEL.experts.num_experts
-    placement = (round_robin(num_experts, 2, num_experts + 3),) * num_layers
+def tables_of(version: int, placement: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[int, bytes]:
+    return version, b"".join(owners(layer, NUM_EXPERTS).tobytes() for layer in placement)
+
+
+def test_a_placement_is_proposed_and_put_in_force(boards: Boards, table: ExpertTable) -> None:
+    """Who looks at it sees what is in force, and the first placement before."""
+    leader, other = boards
+    placement = (round_robin(NUM_EXPERTS, 2, NUM_EXPERTS + 3),) * len(LAYERS)
+    assert (table.layers, table.num_experts, table.num_ranks) == (LAYERS, NUM_EXPERTS, 2)
+    assert leader.placement(0) == (FIRST,) * len(LAYERS)
     before = leader.seal(7)
     leader.propose(7, 1, placement)
     assert (other.proposed(7), other.proposed(8)) == (1, None)
     assert other.placement(1) == placement
+    assert table.committed() == tables_of(0, (FIRST,) * len(LAYERS))
     other.say_ready(7, 1)
     assert [leader.is_ready(rank, 7, 1) for rank in (0, 1)] == [False, True]
     assert leader.replace(before, InForce.of(7, 12, 1))
     found = other.in_force
     assert (found.epoch, found.number, found.version) == (7, 12, 1)
-    leader.propose(7, 2, (linear(num_experts, 2, num_experts),) * num_layers)
+    leader.propose(7, 2, (linear(NUM_EXPERTS, 2, NUM_EXPERTS),) * len(LAYERS))
     assert other.placement(1) == placement  # until the next but one
+    assert table.committed() == tables_of(1, placement)
 
 
-def test_what_was_sealed_is_not_replaced() -> None:
+def test_what_was_sealed_is_not_replaced(boards: Boards) -> None:
     """The leader of an epoch that is over comes too late; or in time, and then all that join the next find its version."""
-    leader, other = boards()
+    leader, other = boards
     seen = leader.seal(3)
     assert other.seal(4).version == 0
     assert not leader.replace(seen, InForce.of(3, 9, 1))
@@ -48,11 +70,12 @@ def test_what_was_sealed_is_not_replaced() -> None:
     assert (other.seal(5).version, leader.seal(5).version, other.in_force.number) == (1, 1, 0)
 
 
-def test_ranks_count_apart() -> None:
-    first, second = boards()
-    first.counts[0, 0, 1] += np.uint64(5)
-    assert second.counts.sum(axis=0)[0, 1] == 5
-    assert second.counts[1].sum() == 0
+def test_ranks_count_apart(boards: Boards, table: ExpertTable) -> None:
+    first, second = boards
+    first.counts[0, 2, 1] += np.uint64(5)
+    second.counts[1, 2, 1] += np.uint64(2)
+    assert second.counts.sum(axis=0)[2, 1] == 7
+    assert np.flatnonzero(np.frombuffer(table.counts, np.uint64)).tolist() == [2 * NUM_EXPERTS + 1, 5 * NUM_EXPERTS + 1]
 
 
 def test_versions_have_turns() -> None:

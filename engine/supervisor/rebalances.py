@@ -1,0 +1,60 @@
+"""An order to move experts, at the supervisor: given to the rank that leads, and answered once, whoever dies meanwhile.
+
+Owned by the supervisor's `Orders`. Where experts lie is decided by the ranks (`workers/parallel/balancer.py`): a death leaves
+the old placement or the new one. While weights change, or there are none, ranks cannot run the steps that a switch needs; so
+the orders exclude each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.messages import Command, Reply
+from engine.process.topology import names_of
+
+
+class Rebalances:
+    """At most one is under way. `tell` puts a command on an actor's control ring and says why that cannot be, or nothing."""
+
+    def __init__(self, tell: Callable[[str, Command], str], answer: Callable[[Reply], None]) -> None:
+        self._tell = tell
+        self._answer = answer
+        self._command_id = ""
+        self._leader = ""
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._command_id)
+
+    def begin(self, command: Command, members: tuple[int, ...], num_ranks: int) -> None:
+        """`members`: of the gang, the lowest leads."""
+        if self.is_under_way:
+            self._answer(Reply(command.command_id, 409, "experts are moved already; ask again when that is done"))
+            return
+        leader = names_of("worker", num_ranks)[members[0]] if members else ""
+        trouble = self._tell(leader, command) if leader else "no rank is ready; ask again in a moment"
+        if trouble:
+            self._answer(Reply(command.command_id, 503, trouble))
+        else:
+            self._command_id, self._leader = command.command_id, leader
+
+    def take(self, reply: Reply) -> bool:
+        """False: it answers something else."""
+        if not self.is_under_way or reply.command_id != self._command_id:
+            return False
+        self._end(reply)
+        return True
+
+    def actor_died(self, name: str, cause: str) -> None:
+        if self.is_under_way and name == self._leader:
+            text = f"{name} led it and died meanwhile ({cause}); experts lie as before or as it wanted: look, and ask again"
+            self._end(Reply(self._command_id, 503, text))
+
+    def refuse_open(self, cause: str) -> None:
+        """The engine ends."""
+        if self.is_under_way:
+            self._end(Reply(self._command_id, 503, f"the engine ends: {cause}"))
+
+    def _end(self, reply: Reply) -> None:
+        self._command_id = self._leader = ""
+        self._answer(reply)

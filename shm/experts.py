@@ -1,0 +1,146 @@
+"""Where experts lie that ranks share, and how many rows asked for each: one segment of the run, which anyone may map read-only,
+while the engine runs, when it hangs and after it died.
+
+    SegmentHeader | u64 metadata bytes | metadata, JSON | words, counts, placements
+
+    words       u64 proposed, in force; a line of each rank: ready
+    counts      u64 [ranks, layers, experts]
+    placements  int32 [2, layers, experts, 1 + ranks], of even and of odd versions
+
+The metadata says which layers of the model these are, how many experts and ranks there are, and where the parts begin. Each
+rank writes its own line and its own counts: rows of its own that asked for an expert, since the engine began. A placement says
+of each expert on how many ranks it lies, and on which.
+
+`in force` is one word: epoch << 44 | number << 12 | version. From step `number` of that epoch of the gang on experts lie as the
+placement of `version` says. How it changes is `workers/parallel/balance_board.py`. The supervisor makes the segment, with the
+first placement as version 0.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from shm import _native
+from shm.layout import LINE, round_up
+from shm.segment import HEADER_BYTES, Segment, segment_name
+
+KIND = "experts"
+NAME = "main"
+PROPOSED, IN_FORCE = 0, 8  # among the words
+NUMBER_BITS, VERSION_BITS = 32, 12
+MAX_VERSION = (1 << VERSION_BITS) - 1  # versions begin anew after it
+_METADATA_AT = HEADER_BYTES + 8
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """From step `number` of `epoch` on."""
+
+    word: int
+
+    @staticmethod
+    def of(epoch: int, number: int, version: int) -> InForce:
+        return InForce(epoch << NUMBER_BITS + VERSION_BITS | number << VERSION_BITS | version)
+
+    @property
+    def epoch(self) -> int:
+        return self.word >> NUMBER_BITS + VERSION_BITS
+
+    @property
+    def number(self) -> int:
+        return self.word >> VERSION_BITS & (1 << NUMBER_BITS) - 1
+
+    @property
+    def version(self) -> int:
+        return self.word & MAX_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """What the segment is made for. `layers`: of the model, those with experts. `first`: the placement of each at first, int32
+    [experts, 1 + ranks]."""
+
+    layers: tuple[int, ...]
+    num_experts: int
+    num_ranks: int
+    first: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.parts()[1]
+
+    def parts(self) -> tuple[bytes, int]:
+        """The metadata, and where the last part ends."""
+        entries = len(self.layers) * self.num_experts
+        sizes = {
+            "words": LINE * (1 + self.num_ranks),
+            "counts": 8 * entries * self.num_ranks,
+            "placements": 2 * 4 * entries * (1 + self.num_ranks),
+        }
+        values_at = _METADATA_AT
+        while True:  # the offsets are part of the metadata's own length
+            offset, offsets = values_at, {}
+            for name, size in sizes.items():
+                offsets[name] = offset
+                offset += round_up(size, LINE)
+            shape = {"layers": self.layers, "num_experts": self.num_experts, "num_ranks": self.num_ranks}
+            metadata = json.dumps({**shape, "offsets": offsets}).encode()
+            end = round_up(_METADATA_AT + len(metadata), LINE)
+            if end == values_at:
+                return metadata, offset
+            values_at = end
+
+
+class ExpertTable:
+    """The segment as one process sees it. `words`, `counts` and `placements` are its parts."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        num_bytes = _native.load_u64(segment.buffer, HEADER_BYTES)
+        metadata = json.loads(bytes(segment.buffer[_METADATA_AT : _METADATA_AT + num_bytes]))
+        self.layers: tuple[int, ...] = tuple(metadata["layers"])
+        self.num_experts: int = metadata["num_experts"]
+        self.num_ranks: int = metadata["num_ranks"]
+        offsets, entries = metadata["offsets"], len(self.layers) * self.num_experts
+        self.words = segment.buffer[offsets["words"] : offsets["counts"]]
+        self.counts = segment.buffer[offsets["counts"] :][: 8 * entries * self.num_ranks]
+        self.placements = segment.buffer[offsets["placements"] :][: 2 * 4 * entries * (1 + self.num_ranks)]
+
+    @classmethod
+    def create(cls, run_id: str, experts: SharedExperts) -> ExpertTable:
+        """Nothing counted yet, and the first placement in force. By the supervisor."""
+        metadata, num_bytes = experts.parts()
+
+        def initialise(buffer: memoryview) -> None:
+            _native.store_u64(buffer, HEADER_BYTES, len(metadata))
+            buffer[_METADATA_AT : _METADATA_AT + len(metadata)] = metadata
+            first = experts.first * len(experts.layers)
+            begin = json.loads(metadata)["offsets"]["placements"]
+            buffer[begin : begin + len(first)] = first
+
+        return cls(Segment.create(segment_name(run_id, KIND, NAME), num_bytes, initialise))
+
+    @classmethod
+    def attach(cls, run_id: str, *, is_readonly: bool = False) -> ExpertTable:
+        """SharedMemoryError: also where the ranks of that run share no experts."""
+        return cls(Segment.attach(segment_name(run_id, KIND, NAME), is_readonly=is_readonly, timeout_s=1.0))
+
+    @property
+    def in_force(self) -> InForce:
+        # SYNC: pairs with BalanceBoard.replace, which follows the stores of the placement that it names.
+        return InForce(_native.load_u64(self.words, IN_FORCE))
+
+    def committed(self) -> tuple[int, bytes]:
+        """Version and placement of all layers that are in force. A version's memory is written anew only when the one after it
+        is in force."""
+        half = len(self.placements) // 2
+        while True:
+            version = self.in_force.version
+            placement = bytes(self.placements[version % 2 * half :][:half])
+            if self.in_force.version == version:
+                return version, placement
+
+    def close(self) -> None:
+        self.words = self.counts = self.placements = memoryview(b"")
+        self.segment.close()
