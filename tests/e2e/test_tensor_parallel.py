@@ -63,6 +63,7 @@ def test_a_rank_that_hangs_is_replaced_alone(engine: EngineProcess, alone: tuple
 
 
 def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    answers(engine, BODIES[:1])  # ranks that ran a step are in the same epoch
     assert ctl(["--run", engine.run.run_id, "gangs", "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)
     assert [(rank["actor"], rank["replica"], rank["rank"]) for rank in ranks] == [("worker0", 0, 0), ("worker1", 0, 1)]

@@ -1,0 +1,167 @@
+"""When experts move: all ranks before the same step, one placement at a time, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.checkpoint.comm_spec import comm_bytes
+from engine.checkpoint.model_config import ModelConfig
+from engine.config import EplbConfig
+from engine.parallel.eplb import Topology
+from engine.parallel.placement import owners
+from shm.experts import ExpertTable, SharedExperts
+from shm.gang import GangHeader
+from tests.configurations import engine_config
+from tests.paths import GOLDEN
+from tests.waiting import wait_until
+from tests.workers.serving import make_runner
+from workers.parallel.balance_board import BalanceBoard
+from workers.parallel.balancer import Balancer
+from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
+
+MODEL = GOLDEN / "qwen3_moe"
+RANKS = (0, 1)
+SETTINGS: dict[str, Any] = {"data_parallel_size": 2, "max_model_len": 512, "num_kv_blocks": 64}
+CONFIG = EplbConfig(step_interval=1, min_gain=0)
+
+
+class Pair:
+    """Two ranks without processes. Nothing runs: what would be counted is written down."""
+
+    def __init__(self, directory: Path) -> None:
+        model = ModelConfig.read(MODEL)
+        assert model.experts is not None
+        self._model, self._config = model, engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **SETTINGS)
+        num_bytes = comm_bytes(model, 1, 2, self._config.max_num_batched_tokens, 32, shares_experts=True)
+        self._memory = memoryview(bytearray(num_bytes))
+        self.header = GangHeader.begin(self._memory, 2)
+        own, experts = Communicator(self._memory, 0, 0, 1, timeout_s=60.0), self._expert_rank(0)
+        self._runner = make_runner(MODEL, communicator=own, experts=experts, weight_cache_dir=str(directory), **SETTINGS)
+        num_experts = model.experts.num_experts
+        first = owners(experts.placement[0], num_experts).tobytes()
+        self.table = ExpertTable.create(
+            secrets.token_hex(4), SharedExperts(tuple(model.experts.sparse_layers), num_experts, 2, first)
+        )
+        self._topology = Topology(2, num_experts)
+        self.boards = [BalanceBoard(ExpertTable.attach(self.table.segment.run_id), rank) for rank in RANKS]
+        self.now_s = 0.0
+        self.begin_lives()
+
+    def begin_lives(self) -> None:
+        """New processes, which come back to the shared memory of those before."""
+        self.experts = [self._expert_rank(rank) for rank in RANKS]
+        self.balancers = [
+            Balancer(
+                self.experts[rank],
+                self.boards[rank],
+                CONFIG,
+                self._topology,
+                lambda: self._runner.mixtures,
+                lambda moved, imbalance: None,
+                lambda reply: None,
+            )
+            for rank in RANKS
+        ]
+
+    def _expert_rank(self, rank: int) -> ExpertRank:
+        communicator = Communicator(self._memory, rank, 0, 2, timeout_s=60.0, shares_experts=True)
+        return ExpertRank(communicator, self._config, self._model)
+
+    def set_members(self, are_members: bool) -> None:
+        for rank in RANKS:
+            self.header.set_member(rank, are_members)
+
+    def close(self) -> None:
+        for balancer in self.balancers:
+            balancer.close()
+
+    def begin_step(self, number: int) -> None:
+        for balancer in self.balancers:
+            balancer.begin_step(number)
+
+    def advance(self) -> None:
+        self.now_s += CONFIG.check_interval_s
+        for balancer in self.balancers:
+            balancer.advance(self.now_s)
+
+    def count(self, *busy: int) -> None:
+        """Rows for these experts."""
+        self.boards[0].counts[0][:, list(busy)] += np.uint64(100)
+
+    def join(self) -> list[bool]:
+        found = [experts.join() for experts in self.experts]
+        for balancer in self.balancers:
+            balancer.join()
+        return found
+
+    @property
+    def versions(self) -> list[int]:
+        return [experts.version for experts in self.experts]
+
+    def put_in_force(self) -> int:
+        """A placement for what was counted; the step from which on it holds."""
+        self.advance()
+        self.begin_step(0)
+        self.count(0, 1)
+        wait_until(lambda: (self.advance(), self.boards[1].in_force.version == 1)[1], what="a placement is in force")
+        return self.boards[1].in_force.number
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    pair.set_members(True)
+    assert pair.join() == [True, True]
+    yield pair
+    pair.close()
+    pair.table.segment.unlink()
+
+
+def test_all_move_before_the_same_step(pair: Pair) -> None:
+    number = pair.put_in_force()
+    pair.begin_step(number - 1)
+    assert pair.versions == [0, 0]
+    pair.begin_step(number)
+    assert pair.versions == [1, 1]
+    assert pair.experts[0].placement == pair.boards[1].placement(1)
+    assert np.array_equal(pair.experts[0].owners, pair.experts[1].owners)
+
+
+def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
+    """However busy others become meanwhile: a rank may read it at any moment."""
+    number = pair.put_in_force()
+    placement = pair.boards[1].placement(1)
+    for _ in range(2000):
+        pair.begin_step(number - 1)
+        pair.count(*placement[0][0][:2])  # of the same rank
+        pair.advance()
+    assert pair.boards[1].placement(1) == placement
+
+    def is_next_proposed() -> bool:
+        pair.begin_step(number)
+        pair.count(*placement[0][0][:2])
+        pair.advance()
+        return pair.boards[1].proposed(pair.header.epoch) == 2
+
+    wait_until(is_next_proposed, what="the next is proposed")
+
+
+def test_all_die_after_a_move(pair: Pair) -> None:
+    """Who comes back first finds no member at all, and takes its part when it is one."""
+    pair.begin_step(pair.put_in_force())
+    moved = pair.experts[0].owners.copy()
+    pair.close()
+    pair.set_members(False)
+    pair.begin_lives()
+    assert pair.join() == [False, False]
+    pair.set_members(True)
+    assert pair.join() == [True, True]
+    assert pair.versions == [1, 1]
+    assert np.array_equal(pair.experts[1].owners, moved)
