@@ -226,5 +226,5 @@ def test_too_little_memory_for_the_arena_is_said_at_once(tmp_path: Path) -> None
 
 def test_too_long_a_run_directory(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, run_dir=str(tmp_path / ("x" * 120))) as engine:
-        assert engine.wait_exit() == 1
+        assert engine.wait_exit() == 2
         assert "--run-dir" in engine.text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,8 +33,7 @@ class Rank:
         return self.answers.recv()
 
     def kill(self) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # or it ended this moment
         self.process.join()
 
 
