@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 LayerPlacement = tuple[tuple[int, ...], ...]  # the experts of each rank, ascending
 
@@ -57,6 +59,8 @@ def without_missing(placement: LayerPlacement, members: Collection[int]) -> Laye
 
 def owners(placement: LayerPlacement, num_experts: int) -> np.ndarray:
     """int32 [experts, 1 + ranks], as the ops read it: on how many ranks an expert lies, and on which, ascending."""
+    import numpy as np  # the supervisor starts without it where no experts are shared
+
     table = np.zeros((num_experts, 1 + len(placement)), np.int32)
     for rank, experts in enumerate(placement):
         for expert in experts:
