@@ -35,8 +35,6 @@ _PARTS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
-}
-_PARTS |= {
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",

@@ -60,6 +60,12 @@ def clear_block(cache: KvCache, block: int) -> None:
         layer.values[block] = 0
 
 
+def _paging(inputs: AttentionMetadata) -> tuple[Tensor, ...]:
+    """Where each sequence's rows and keys are, as the ops of attention take it."""
+    tables = inputs.block_tables
+    return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1]
+
+
 class CpuOps:
     """The ops, on one executor. A step's metadata are the inputs themselves: nothing is derived from them but the slots."""
 
@@ -196,14 +202,15 @@ class CpuOps:
         )
         return queries
 
-    def _queries(self, rows: Rows, shape: AttentionShape) -> Array:
-        """Room for the rank's heads side by side."""
-        own = shape.heads
-        y = self._executor.allocate(rows, own.count * shape.head_dim)
-        if shape.own is not None:
-            y.columns = ((own.first * shape.head_dim, (own.first + own.count) * shape.head_dim),)
-            y.whole_width = shape.queries_width
+    def _heads(self, rows: Rows, first: int, count: int, num_heads: int, width: int) -> Array:
+        """Room for the rank's heads side by side: `count` of `num_heads`, each `width` wide."""
+        y = self._executor.allocate(rows, count * width)
+        if count < num_heads:
+            y.columns, y.whole_width = ((first * width, (first + count) * width),), num_heads * width
         return y
+
+    def _queries(self, rows: Rows, shape: AttentionShape) -> Array:
+        return self._heads(rows, shape.heads.first, shape.heads.count, shape.num_heads, shape.head_dim)
 
     def attention(self, inputs: AttentionMetadata, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
         group = shape.num_heads // shape.num_kv_heads
@@ -215,11 +222,7 @@ class CpuOps:
             queries,
             cache.keys,
             cache.values,
-            inputs.sequence_slots,
-            inputs.sequence_offsets,
-            inputs.sequence_starts,
-            inputs.block_tables,
-            inputs.block_tables.shape[1],
+            *_paging(inputs),
             shape.heads.count,
             shape.heads.kv_count,
             shape.head_dim,
@@ -285,11 +288,7 @@ class CpuOps:
             queries,
             cache.keys,
             cache.values,
-            inputs.sequence_slots,
-            inputs.sequence_offsets,
-            inputs.sequence_starts,
-            inputs.block_tables,
-            inputs.block_tables.shape[1],
+            *_paging(inputs),
             num_heads,
             shape.plain_dim,
             shape.rotary_dim,
@@ -304,9 +303,7 @@ class CpuOps:
 
     def head_linear(self, x: Tensor, module: HeadLinear) -> Array:
         heads, num_outputs = module.heads, module.num_outputs
-        y = self._executor.allocate(rows_of(x), len(heads) * num_outputs)
-        if len(heads) < module.num_heads:
-            y.columns, y.whole_width = ((heads.start * num_outputs, heads.stop * num_outputs),), module.num_heads * num_outputs
+        y = self._heads(rows_of(x), heads.start, len(heads), module.num_heads, num_outputs)
         weight: PackedWeight = module.weight
         self._executor.emit(
             _cpu.head_linear,
