@@ -2,7 +2,7 @@
 
 One msgspec tagged struct per message, encoded as MessagePack by `encode` and decoded by `decode`; arrays travel inside as raw
 little-endian bytes (int32 token ids and block ids, float32 log-probabilities), made and read with numpy. Nothing here is ever
-pickled. Read in the order of a request's way: `request.py`, `step.py`, `answer.py`, `cache.py`; then `control.py`.
+pickled. Read in the order of a request's way: `request.py`, `media.py`, `step.py`, `answer.py`, `cache.py`; then `control.py`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,17 @@ from engine.messages.control import ReturnToWeights as ReturnToWeights
 from engine.messages.control import Shutdown as Shutdown
 from engine.messages.control import WeightsRecord as WeightsRecord
 from engine.messages.control import WeightsState as WeightsState
+from engine.messages.media import Encode as Encode
+from engine.messages.media import EncoderCall as EncoderCall
+from engine.messages.media import MediaItem as MediaItem
+from engine.messages.media import MediaSource as MediaSource
+from engine.messages.media import MediaUnit as MediaUnit
+from engine.messages.media import Pixels as Pixels
+from engine.messages.media import PixelsDone as PixelsDone
+from engine.messages.media import PixelsFailed as PixelsFailed
+from engine.messages.media import Prepare as Prepare
+from engine.messages.media import Prepared as Prepared
+from engine.messages.media import WantPixels as WantPixels
 from engine.messages.request import Abort as Abort
 from engine.messages.request import Detokenize as Detokenize
 from engine.messages.request import Request as Request
@@ -86,6 +97,12 @@ Message = (
     | BlocksCleared
     | BlocksMove
     | BlocksMoved
+    | Prepare
+    | Prepared
+    | WantPixels
+    | Pixels
+    | PixelsFailed
+    | PixelsDone
 )
 Control = Command | Reply | ActorState
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.messages.media import MediaItem, MediaUnit
 from engine.messages.sampling import Prompt, SamplingParams, TextOptions
 
 # ------------------------------------------------------------------------------------------------------ api -> tokenizer
@@ -38,6 +39,8 @@ class Submit(msgspec.Struct, gc=False):
     key: str = ""  # of the HTTP request: what waits for a ring waits in one queue for each; empty: the request id
     pinned_replica: int = -1  # the one that the client asks for; -1: any
     replica: int = -1  # where the attempt before was; -1: there was none, or the edge has not heard
+    media: list[MediaItem] = []  # in the prompt's order
+    mask_bounds: bytes = b""  # int32 [prompt tokens, 2]: first and last key that each sees; empty: causal
 
 
 class SampleStart(msgspec.Struct, array_like=True, gc=False):
@@ -67,6 +70,8 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
     arrival_ns: int
     deadline_ns: int
     pinned_replica: int = -1
+    media: list[MediaItem] = []  # of its one prompt, where there are any
+    mask_bounds: bytes = b""
 
     @staticmethod
     def of(submits: Sequence[Submit]) -> Submission:
@@ -90,6 +95,8 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
             first.arrival_ns,
             first.deadline_ns,
             first.pinned_replica,
+            first.media,
+            first.mask_bounds,
         )
 
     def submits(self) -> list[Submit]:
@@ -112,6 +119,8 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
                 self.key,
                 self.pinned_replica,
                 start.replica,
+                self.media,
+                self.mask_bounds,
             )
             for start in self.samples
         ]
@@ -130,6 +139,7 @@ class Tokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     api: str
     prompt: Prompt
     returns_tokens: bool = False  # the bytes of each token as well
+    media: list[MediaItem] = []
 
 
 class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -157,11 +167,15 @@ class Request(msgspec.Struct, gc=False):
     priority: int = 0
     arrival_ns: int = 0
     deadline_ns: int = 0
+    media: list[MediaItem] = []
+    units: tuple[MediaUnit, ...] = ()  # in the prompt's order
+    mask_bounds: bytes = b""
 
 
 class TokenizedPrompt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     token_ids: bytes  # int32
     max_tokens: int  # what its samples may have
+    units: tuple[MediaUnit, ...] = ()
 
 
 class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -176,6 +190,8 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
     priority: int
     arrival_ns: int
     deadline_ns: int
+    media: list[MediaItem] = []
+    mask_bounds: bytes = b""
 
     @staticmethod
     def of(requests: Sequence[Request]) -> Requests:
@@ -184,7 +200,7 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
         prompts: list[TokenizedPrompt] = []
         samples = []
         for request in requests:
-            prompt = TokenizedPrompt(request.prompt_token_ids, request.sampling.max_tokens)
+            prompt = TokenizedPrompt(request.prompt_token_ids, request.sampling.max_tokens, request.units)
             if not prompts or prompts[-1] != prompt:
                 prompts.append(prompt)
             samples.append(_start_of(request, len(prompts) - 1))
@@ -198,6 +214,8 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
             first.priority,
             first.arrival_ns,
             first.deadline_ns,
+            first.media,
+            first.mask_bounds,
         )
 
     def requests(self) -> list[Request]:
@@ -217,6 +235,9 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
                 self.priority,
                 self.arrival_ns,
                 self.deadline_ns,
+                self.media,
+                self.prompts[start.prompt_index].units,
+                self.mask_bounds,
             )
             for start in self.samples
         ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.messages.media import EncoderCall, MediaUnit
 from engine.messages.sampling import SamplingParams
 
 
@@ -21,6 +22,10 @@ class SlotStart(msgspec.Struct, array_like=True, gc=False):
     sampling: SamplingParams
     block_ids: bytes  # int32: the block table so far
     wants_prompt_logprobs: bool = False
+    units: tuple[MediaUnit, ...] = ()  # in the prompt's order
+    unit_rows: bytes = b""  # int32 [units]: first row of each in the encoder arena; -1: not there (yet)
+    unit_hashes: tuple[bytes, ...] = ()  # of each unit, as the arena's headers have them
+    mask_bounds: bytes = b""  # int32 [prompt tokens, 2]: first and last key that each sees; empty: causal
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -39,6 +44,10 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     block_ids: bytes  # int32 [m]
     dispatch_ns: int = 0  # CLOCK_MONOTONIC when it was dispatched
     gang_epoch: int = 0  # that all ranks had joined then; ranks of another leave it alone
+    encoder: EncoderCall | None = None  # comes before the rows, which may read what it makes
+    unit_slots: bytes = b""  # int32 [k]: features that a slot's units got: unit unit_indexes[j] of unit_slots[j] begins
+    unit_indexes: bytes = b""  # int32 [k]  at row unit_rows[j] of the encoder arena; -1: it is there no more
+    unit_rows: bytes = b""  # int32 [k]
 
 
 class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -106,3 +115,5 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     sample_ns: int = 0
     idle_ns: int = 0  # rank idle before this step
     error: str = ""  # the step was not run: the rank holds no weights
+    encoded: list[bytes] = []  # units whose features this step completed
+    missing: dict[bytes, str] = {}  # units whose pixels or features are not there, and why: the step was not run
