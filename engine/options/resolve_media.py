@@ -26,7 +26,7 @@ def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
     values = options.values
     fields = {key: values[key] for key in _SAME}
     fields["limit_mm_per_prompt"] = {"image": 999, "video": 999} | values["limit_mm_per_prompt"]
-    vision = getattr(record.config, "vision", None)
+    vision = record.config.vision
     if vision is None or values["language_model_only"]:
         for key in _GIVEN:
             if key in options.given:
