@@ -69,6 +69,19 @@ def linear(
     rows: int,
     count: int,
 ) -> Op: ...
+def take_features(
+    y: int,
+    features: int,
+    feature_rows: int,
+    num_rows: int,  # of the features
+    feature_bytes: int,  # of a row
+    first: int,  # column of the features
+    width: int,
+    is_bfloat16: bool,
+    is_added: bool,
+    rows: int,
+    count: int,
+) -> Op: ...
 def rms_norm(
     y: int, total: int, x: int, residual: int, weight: int, epsilon: float, width: int, rows: int, count: int
 ) -> Op: ...
@@ -122,6 +135,9 @@ def attention(
     sequence_starts: int,
     block_tables: int,
     table_width: int,
+    has_bounds: int,  # whether rows have first and last keys
+    first_keys: int,
+    last_keys: int,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -170,6 +186,9 @@ def latent_attention(
     sequence_starts: int,
     block_tables: int,
     table_width: int,
+    has_bounds: int,
+    first_keys: int,
+    last_keys: int,
     num_heads: int,
     plain_dim: int,
     rotary_dim: int,
@@ -232,6 +251,8 @@ def route(
     added_to_sum: float,
     smallest_sum: float,
     factor: float,
+    sets: int,  # of each row
+    set: int,
     rows: int,
     count: int,
 ) -> Op: ...

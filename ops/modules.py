@@ -160,9 +160,11 @@ class HeadNorm:
 @dataclass(slots=True)
 class Rotary:
     """x -> x * cosines[position] + x[partners] * sines[position] for a head x: float32 [max_model_len, head_dim] each, and
-    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines."""
+    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines. Where
+    positions are three numbers each row of a step has cosines and sines of its own (`Inputs.row_cosines`)."""
 
     head_dim: int
+    is_by_row: bool = False
     cosines: Tensor = None
     sines: Tensor = None
     partners: Tensor = None
@@ -188,13 +190,16 @@ class RoutingRule:
 @dataclass(slots=True)
 class Router:
     """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores where
-    experts are chosen, not where they are weighed."""
+    experts are chosen, not where they are weighed. With a `set` it scores those rows alone (`AttentionMetadata.expert_sets`),
+    and its correction is that row of the tensor."""
 
     linear: Linear  # [hidden] -> [experts]
     rule: RoutingRule
     correction_name: str = ""  # of the tensor; empty: there is none
     correction_shape: tuple[int, ...] = ()  # as it is stored
     correction: Tensor = None
+    set: int | None = None
+    weight_name: str = ""  # of a tensor [hidden, experts]; empty: that of `linear`, [experts, hidden]
 
     @property
     def num_experts(self) -> int:
@@ -211,6 +216,7 @@ class Experts:
     down: tuple[Linear, ...]
     weight: Tensor = None
     owners: Tensor = None  # of several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: there is one
+    is_local: bool = False  # each rank computes all that it needs, whatever others are shared out
     counts: Tensor = None  # uint64 [experts]: rows of this rank that asked for each, in all; None: they are not counted
 
     @property

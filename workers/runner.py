@@ -30,6 +30,7 @@ from workers.sampling.sampler import Scores
 from workers.step.execution import Plan, make_plan
 from workers.step.inputs import StepInputs
 from workers.step.kv_cache import DUMMY_BLOCK, map_kv_cache
+from workers.step.media_rows import MediaRows
 from workers.step.slots import Slots
 from workers.weights.cache import WeightCache
 from workers.weights.loader import CacheOutcome, Progress, load_model
@@ -99,6 +100,7 @@ class ModelRunner:
         on_op: Callable[[], None] = lambda: None,
         communicator: Communicator | None = None,
         experts: ExpertRank | None = None,
+        features: np.ndarray | None = None,
     ) -> None:
         self._communicator = communicator if communicator is not None and communicator.count > 1 else None
         self._experts = experts
@@ -123,6 +125,7 @@ class ModelRunner:
             config.max_model_len,
             config.block_size,
             self._ops.row_tile,
+            MediaRows(model_config, features) if model_config.vision else None,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
         self._weight_cache = _weight_cache(config)
@@ -182,7 +185,7 @@ class ModelRunner:
         rows = self._take(step)
         prompt_rows = self._prompt_rows(rows)
         kept_counts = self._kept_counts(rows, prompt_rows)
-        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids)
+        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots)
         if self.inputs.num_tokens or self._experts is not None:
             plan.replay()
         kept_ends = np.cumsum(kept_counts)
@@ -199,7 +202,7 @@ class ModelRunner:
         """This rank's part in a step of the gang in which its own replica has nothing to do: experts for the others' rows."""
         plan = self.weights.plan
         assert plan is not None, "a rank without weights serves nobody"
-        self.inputs.set_rows(_NONE, _NONE, _NONE, _NONE, self.slots.token_ids)
+        self.inputs.set_rows(_NONE, _NONE, _NONE, _NONE, self.slots.token_ids, self.slots)
         plan.replay()
 
     def _take(self, step: Step) -> _Rows:

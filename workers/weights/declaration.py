@@ -135,25 +135,30 @@ class Weights:
         rule: RoutingRule,
         correction_name: str,
         correction_shape: tuple[int, ...],
+        set: int | None = None,
     ) -> Router:
+        """Of several sets each has a tensor, `weight`, `weight_1` and so on, [inputs, experts], and a row of the correction."""
         module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
+        if set is not None:
+            module.set, module.weight_name = set, f"{name}.weight_{set}" if set else f"{name}.weight"
         self.routers.append(module)
         return module
 
-    def experts(self, name: str, num_experts: int, num_inputs: int, inner: int) -> Experts:
+    def experts(self, name: str, num_experts: int, num_inputs: int, inner: int, first: int = 0) -> Experts:
+        """Those from number `first` on. Further sets than the first are not shared out among ranks."""
         gate_up, down = [], []
         gate_up_columns, down_columns = self.share.expert_columns(inner, num_inputs)
-        for index in range(num_experts):
+        for index in range(first, first + num_experts):
             gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
             gate_up.append(Linear((gate, up), num_inputs, (inner, inner), columns=gate_up_columns))
             down.append(Linear((last,), inner, (num_inputs,), columns=down_columns))
-        module = Experts(name, tuple(gate_up), tuple(down))
+        module = Experts(name, tuple(gate_up), tuple(down), is_local=first > 0)
         self.mixtures.append(module)
         return module
 
     def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
-        """Not in any checkpoint: computed for as many positions as the engine serves."""
-        module = Rotary(head_dim)
+        """Not in any checkpoint: computed for as many positions as the engine serves, or for the rows of each step."""
+        module = Rotary(head_dim, is_by_row=bool(rope.mrope_sections))
         self.rotaries.append((rope, module))
         return module
 
@@ -163,7 +168,8 @@ class Weights:
         return [*([linear] for linear in alone), *(part for mixture in self.mixtures for part in mixture.parts.values())]
 
     def all_linears(self) -> list[Linear]:
-        return [*(router.linear for router in self.routers), *(linear for group in self.formatted() for linear in group)]
+        routers = (router.linear for router in self.routers if not router.weight_name)
+        return [*routers, *(linear for group in self.formatted() for linear in group)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that a checkpoint must hold, by its Hugging Face name and shape."""
@@ -183,6 +189,9 @@ class Weights:
         for head_norm in self.head_norms:
             shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
         shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}
+        for router in self.routers:
+            if router.weight_name:
+                shapes[router.weight_name] = (router.linear.num_inputs, router.num_experts)
         for linear in self.all_linears():
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
                 shapes[f"{name}.weight"] = (num_outputs, linear.num_inputs)

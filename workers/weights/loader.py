@@ -71,7 +71,7 @@ class LoadedModel:
     """`num_bytes`: of its weights as they are kept; `contents`: what tells their values from any others."""
 
     model: Model
-    mixtures: list[Experts]  # of its sparse layers, in their order
+    mixtures: list[Experts]  # of its sparse layers, in their order; of several sets the first
     num_bytes: int
     cache: CacheOutcome
     contents: str
@@ -131,10 +131,11 @@ def load_model(
                 )
             outcome = loading.pack_with(directory, of(found))
     for rope, rotary in weights.rotaries:
-        tables = rotary_tables(rope, rotary.head_dim, num_positions)
+        tables = rotary_tables(rope, rotary.head_dim, 0 if rotary.is_by_row else num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
-    return LoadedModel(model, weights.mixtures, loading.num_bytes, outcome, found)
+    mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
+    return LoadedModel(model, mixtures, loading.num_bytes, outcome, found)
 
 
 class _Loading:
@@ -281,8 +282,7 @@ class _Loading:
                 names = {"queries": module.query_name, "keys": module.key_name}
                 return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
             case Router():
-                names = {"weight": f"{module.linear.name}.weight", "correction": module.correction_name}
-                return {part: partial(self._values, module, [name]) for part, name in names.items() if name}
+                return self._sources_of_router(module)
             case Experts():
                 return {
                     f"{part}.{index}": partial(self._values_of_expert, linear)
@@ -300,6 +300,15 @@ class _Loading:
         weight = float32(self._stored.read_plain(f"{module.name}.weight"))
         bias = float32(self._stored.read_plain(f"{module.name}.bias")) if module.has_stored_bias else None
         return module.folded(weight, bias)
+
+    def _sources_of_router(self, module: Router) -> Mapping[str, Source]:
+        weight = partial(self._values, module, [module.weight_name or f"{module.linear.name}.weight"])
+        correction = partial(self._values, module, [module.correction_name])
+        sources: dict[str, Source] = {"weight": weight, "correction": correction}
+        if module.set is not None:
+            number = module.set
+            sources = {"weight": lambda: float32(weight()).T, "correction": lambda: float32(correction())[number]}
+        return sources if module.correction_name else {"weight": sources["weight"]}
 
     def _values_of_expert(self, linear: Linear) -> Values:
         """What was read of those before is not needed any more."""

@@ -29,6 +29,18 @@ void run_op(Engine &engine, const Embed &op) {
     });
 }
 
+void run_op(Engine &engine, const TakeFeatures &op) {
+    const i32 *end = op.feature_rows + op.rows.get();
+    const i32 *outside = std::find_if(op.feature_rows, end, [&](i32 row) { return row < -1 || row >= op.num_rows; });
+    if (outside != end) {
+        throw std::out_of_range("row " + std::to_string(*outside) + " of " + std::to_string(op.num_rows) + " features");
+    }
+    if (std::all_of(op.feature_rows, end, [](i32 row) { return row < 0; })) return;
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) take_features(op, row);
+    });
+}
+
 // What `linear` reads instead of x, where it does.
 LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &kernels, i64 rows) {
     LinearShape shape = op.shape;
