@@ -120,6 +120,11 @@ class PatchLinear(Linear):
     deviations: tuple[float, ...] = (1.0, 1.0, 1.0)
     has_stored_bias: bool = False
 
+    @property
+    def name(self) -> str:
+        """The same weights are kept once for pictures, once for video."""
+        return f"{self.names[0]}.{self.frames}"
+
     def folded(self, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """[out, frames * patch * patch * 3] and [out], of the stored ones."""
         side = round((weight.size / (len(weight) * 3 * self.stored_frames)) ** 0.5)

@@ -91,5 +91,6 @@ def _places(indexes: np.ndarray, count: int, side: int, has_aligned_corners: boo
 def pixels_of(frames: np.ndarray, patches: Patches, patch_size: int) -> np.ndarray:
     """Frames uint8 [f, H, W, 3] -> float32 [patches, f * patch * patch * 3]: each patch's pixels in all frames."""
     count, height, width, _ = frames.shape
-    grid = frames.reshape(count, height // patch_size, patch_size, width // patch_size, patch_size * 3)
-    return grid.transpose(1, 3, 0, 2, 4)[patches.rows, patches.columns].reshape(len(patches.rows), -1).astype(np.float32)
+    grid = frames.reshape(count, height // patch_size, patch_size, width // patch_size, patch_size * 3).transpose(1, 3, 0, 2, 4)
+    pixels: np.ndarray = grid[patches.rows, patches.columns].reshape(len(patches.rows), -1).astype(np.float32)
+    return pixels

@@ -26,6 +26,7 @@ class Call:
     cache: LayerCache
     windows: Any  # the steps of `OpTable.begin`
     pictures: Any
+    angles: Any  # of `OpTable.rotary_angles`
     h: Tensor  # the layer's input is h + residual, or h where there is none
     residual: Tensor = None
     deepstack: list[Tensor] = field(default_factory=list)  # tokens' features of inner layers
@@ -70,8 +71,10 @@ def add_norm(ops: OpTable, call: Call, module: AnyNorm) -> Tensor:
     if call.residual is None:
         call.residual = call.h
         return norm(ops, call.h, module)
-    add = ops.add_layer_norm if isinstance(module, LayerNorm) else ops.add_rms_norm
-    h, call.residual = add(call.h, call.residual, module)  # type: ignore[operator]
+    if isinstance(module, LayerNorm):
+        h, call.residual = ops.add_layer_norm(call.h, call.residual, module)
+    else:
+        h, call.residual = ops.add_rms_norm(call.h, call.residual, module)
     return h
 
 
@@ -112,9 +115,9 @@ class Tower:
         is_whole = not config.window_size or index in config.full_attention_layers
         h = add_norm(ops, call, block.first_norm)
         self.look(ops, call, index)
-        inputs = call.inputs.pictures if is_whole else call.inputs.windows
+        inputs: Any = call.inputs.pictures if is_whole else call.inputs.windows
         qkv = ops.linear(h, block.qkv)
-        queries = ops.rotate_and_store(inputs.rotation, qkv, call.inputs.angles(ops), None, self.shape, call.cache)
+        queries = ops.rotate_and_store(inputs, qkv, call.angles, None, self.shape, call.cache)
         step = call.pictures if is_whole else call.windows
         call.h = ops.linear(ops.attention(step, queries, self.shape, call.cache), block.output)
         h = add_norm(ops, call, block.inner_norm)

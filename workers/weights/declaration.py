@@ -183,9 +183,10 @@ class Weights:
         for table in self.position_tables:
             shapes[f"{table.name}.weight"] = (table.side * table.side, table.width)
         for patches in self.patch_linears:
-            shapes[f"{patches.name}.weight"] = patches.stored_shape
+            (name,) = patches.names
+            shapes[f"{name}.weight"] = patches.stored_shape
             if patches.has_stored_bias:
-                shapes[f"{patches.name}.bias"] = patches.num_outputs
+                shapes[f"{name}.bias"] = patches.num_outputs
         for head_norm in self.head_norms:
             shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
         shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}

@@ -297,8 +297,8 @@ class _Loading:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
 
     def _values_of_patches(self, module: PatchLinear) -> tuple[np.ndarray, np.ndarray]:
-        weight = float32(self._stored.read_plain(f"{module.name}.weight"))
-        bias = float32(self._stored.read_plain(f"{module.name}.bias")) if module.has_stored_bias else None
+        weight = float32(self._stored.read_plain(f"{module.names[0]}.weight"))
+        bias = float32(self._stored.read_plain(f"{module.names[0]}.bias")) if module.has_stored_bias else None
         return module.folded(weight, bias)
 
     def _sources_of_router(self, module: Router) -> Mapping[str, Source]:

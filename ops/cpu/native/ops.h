@@ -224,8 +224,8 @@ struct ApplyExperts {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route,
-                        ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures>;
+using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective,
+                        Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures>;
 
 // Memory that grows as it is asked for more; what was in it is then lost.
 class Memory {
@@ -290,7 +290,7 @@ public:
     explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
     void replay();
     void replay_range(i64 begin, i64 end);  // of the ops
-    void replay_timed();  // and keeps the time of each op
+    void replay_timed();                    // and keeps the time of each op
     // Each op cut up for so many threads, but done by the caller alone; its last job is what is not in tasks.
     std::vector<Jobs> replay_alone(int num_threads);
     const std::vector<i64> &times_ns() const { return times_ns_; }
