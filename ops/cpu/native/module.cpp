@@ -105,18 +105,29 @@ void bind_ops(nb::module_ &module) {
                         ints(partners), floats(query_weight), floats(key_weight), epsilon, heads, kv_heads, head_dim, layout},
                        rows_of(rows, count)}};
                });
-    module.def("attention",
-               [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
-                  Address block_tables, i64 table_width, Address has_bounds, Address first_keys, Address last_keys, i64 heads,
-                  i64 kv_heads, i64 head_dim, i64 window, i32 kv_type, i64 block_size, i64 first_cached, i64 cached,
-                  Address sequences, i64 count) {
-                   const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
-                   const i64 at = first_cached * layout.head_bytes;
-                   return Op{Attend{floats(y), floats(queries), cache(keys) + at, cache(values) + at, ints(slots),
-                                    ints(offsets), ints(starts), ints(block_tables), table_width, heads, kv_heads, head_dim,
-                                    window, layout, {ints(has_bounds), ints(first_keys), ints(last_keys)},
-                                    rows_of(sequences, count)}};
-               });
+    module.def("attention", [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets,
+                               Address starts, Address block_tables, i64 table_width, Address has_bounds, Address first_keys,
+                               Address last_keys, i64 heads, i64 kv_heads, i64 head_dim, i64 window, i32 kv_type,
+                               i64 block_size, i64 first_cached, i64 cached, Address sequences, i64 count) {
+        const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
+        const i64 at = first_cached * layout.head_bytes;
+        return Op{Attend{floats(y),
+                         floats(queries),
+                         cache(keys) + at,
+                         cache(values) + at,
+                         ints(slots),
+                         ints(offsets),
+                         ints(starts),
+                         ints(block_tables),
+                         table_width,
+                         heads,
+                         kv_heads,
+                         head_dim,
+                         window,
+                         layout,
+                         {ints(has_bounds), ints(first_keys), ints(last_keys)},
+                         rows_of(sequences, count)}};
+    });
     module.def("activate_and_multiply",
                [](Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
                    const auto function = static_cast<Activation>(activation);
@@ -187,11 +198,23 @@ void bind_ops(nb::module_ &module) {
                   Address last_keys, i64 heads, i64 plain_dim, i64 rotary_dim, i64 latent_dim, float scale, i32 kv_type,
                   i64 block_size, Address sequences, i64 count) {
                    const KvType type = static_cast<KvType>(kv_type);
-                   return Op{AttendLatents{floats(y), floats(absorbed), floats(queries), cache(keys), cache(latents),
-                                           ints(slots), ints(offsets), ints(starts), ints(block_tables), table_width, heads,
-                                           plain_dim, scale, make_slot_layout(type, block_size, rotary_dim),
+                   return Op{AttendLatents{floats(y),
+                                           floats(absorbed),
+                                           floats(queries),
+                                           cache(keys),
+                                           cache(latents),
+                                           ints(slots),
+                                           ints(offsets),
+                                           ints(starts),
+                                           ints(block_tables),
+                                           table_width,
+                                           heads,
+                                           plain_dim,
+                                           scale,
+                                           make_slot_layout(type, block_size, rotary_dim),
                                            make_slot_layout(type, block_size, latent_dim),
-                                           {ints(has_bounds), ints(first_keys), ints(last_keys)}, rows_of(sequences, count)}};
+                                           {ints(has_bounds), ints(first_keys), ints(last_keys)},
+                                           rows_of(sequences, count)}};
                });
     module.def("head_linear", [](Address y, Address x, i32 kind, Address weight, i64 weight_bytes, i64 inputs, i64 outputs,
                                  i64 first_head, i64 heads, i64 stride, Address rows, i64 count) {
