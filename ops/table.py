@@ -66,7 +66,9 @@ class AttentionMetadata(Protocol):
     # of models that take media
     feature_rows: Tensor  # int32 [max_rows]: where each row's features are, -1: it has none
     expert_sets: Tensor  # int32 [max_rows]: 1 for media and what stands around it, else 0
-    features: np.ndarray | None  # [rows, columns] of the encoder arena: float32, or uint16, the bits of bfloat16; of fixed address
+    features: (
+        np.ndarray | None
+    )  # [rows, columns] of the encoder arena: float32, or uint16, the bits of bfloat16; of fixed address
 
 
 class KeptRows(AttentionMetadata, Protocol):

@@ -65,7 +65,9 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Router():
             _pack_linear(module.linear, sources, store)
             if module.correction_name:
-                module.correction = _kept(module.correction_name, sources["correction"], (module.num_experts,), store)
+                module.correction = _kept(
+                    f"{module.linear.name}.correction", sources["correction"], (module.num_experts,), store
+                )
         case Experts():
             _pack_experts(module, sources, store)
 

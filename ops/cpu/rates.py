@@ -101,7 +101,22 @@ def _attentions(dtype: str) -> Iterator[Run]:
         offsets, starts = np.array([0, count], np.int32), np.array([before], np.int32)
         operands = (y, queries, keys, values, slots, offsets, starts, table)
         no_bounds = np.zeros(1, np.int32)
-        sizes = (len(table), address_of(no_bounds), 0, 0, HEADS, KV_HEADS, HEAD_DIM, 0, KV_TYPES.index(dtype), BLOCK_SIZE, 0, KV_HEADS, 0, 1)
+        sizes = (
+            len(table),
+            address_of(no_bounds),
+            0,
+            0,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            0,
+            KV_TYPES.index(dtype),
+            BLOCK_SIZE,
+            0,
+            KV_HEADS,
+            0,
+            1,
+        )
         arguments = [*map(address_of, operands), *sizes]
         yield partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 

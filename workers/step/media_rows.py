@@ -1,6 +1,6 @@
-"""What a step's rows have besides in a model that takes media: features, angles of three positions, a set of experts. Pure numpy.
+"""What a step's rows have besides in a model that takes media: features, angles of three positions, a set of experts.
 
-Made by the runner for the step inputs, which ask it for each step. Angles are computed for the rows of a step, not looked up:
+Pure numpy. Made by the runner for the step inputs, which ask it for each step. Angles are computed for the rows of a step, not looked up:
 positions on the time axis may lie far beyond the longest prompt, and a row is a small part of a model's work.
 """
 
@@ -17,7 +17,7 @@ from workers.weights.rotary import rotary_angles
 
 @dataclass(frozen=True, slots=True)
 class RowsOfMedia:
-    """Of n rows: int32 [n], the first two, and float32 [n, head_dim]; empty where the model has no such thing."""
+    """Of n rows: int32 [n], the first two, and float32 [n, head_dim], empty where positions are one number."""
 
     feature_rows: np.ndarray
     expert_sets: np.ndarray
@@ -34,7 +34,7 @@ class MediaRows:
         self._rope = config.rope
         self._axes = np.array(config.rope.pair_axes(), np.int64)
         tokens = config.vision.tokens if config.vision and config.vision_experts else None
-        # A token's experts follow from its id, or from the unit that it is in, alone: then so do keys and values that are reused.
+        # A token's experts follow from its id, or from the unit that it is in, alone: so do keys and values that are reused.
         self._around = (tokens.start, tokens.end, tokens.video_start, tokens.video_end) if tokens else ()
 
     @property
@@ -53,8 +53,10 @@ class MediaRows:
         for index in np.flatnonzero(~is_behind & (counts > 0)).tolist():
             rows = slice(ends[index] - counts[index], ends[index])
             axes[:, rows], feature_rows[rows] = prompts.media[slots[index]].place(starts[index], starts[index] + counts[index])
-        expert_sets = (feature_rows >= 0) | np.isin(token_ids, self._around) if self._around else np.zeros(0, np.bool_)
+        expert_sets = (feature_rows >= 0).astype(np.int32)
+        if self._around:
+            expert_sets |= np.isin(token_ids, self._around)
         cosines = sines = np.zeros((0, self.head_dim), np.float32)
         if self.has_axes:
             cosines, sines = rotary_angles(self._rope, self.head_dim, axes[self._axes].T)
-        return RowsOfMedia(feature_rows, expert_sets.astype(np.int32), cosines, sines)
+        return RowsOfMedia(feature_rows, expert_sets, cosines, sines)

@@ -1,10 +1,10 @@
-"""The media of a slot's prompt: where their tokens are on the three axes of a position, and where their features lie.
+"""Media of a slot's prompt: where their tokens are on the three axes of a position, and where their features lie.
 
-Pure: made by the slots from a SlotStart, asked by the step inputs for the rows of a chunk. Nothing in it depends on how a prompt
-is cut: every answer is a function of the token's place in the prompt alone, so there is no cursor that could go wrong.
+Pure: made by the slots from a SlotStart, asked by the step inputs for the rows of a chunk. Nothing depends on how a prompt is
+cut: every answer is a function of the token's place in the prompt alone, so there is no cursor that could go wrong.
 
-Positions (Wang et al. 2024, "Qwen2-VL"): text counts on all three axes alike; a unit's token in row r and column c is at (base +
-time, base + r, base + c); text goes on behind the largest number so far.
+Positions (Wang et al. 2024, "Qwen2-VL"): text counts on all three axes alike; a unit's token in row r and column c is at
+(base + time, base + r, base + c); text goes on behind the largest number so far.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PromptMedia:
         given = np.frombuffer(message.unit_rows, np.int32)
         starts = np.array([unit.start for unit in units], np.int32)
         ends = starts + np.array([unit.num_tokens for unit in units], np.int32)
-        assert (starts[1:] >= ends[:-1]).all() and starts[0] >= 0, f"units overlap: {units}"
+        assert (starts[1:] >= ends[:-1]).all(), f"units overlap: {units}"
         assert ends[-1] <= message.num_prompt_tokens, f"units beyond {message.num_prompt_tokens} prompt tokens: {units[-1]}"
         return PromptMedia(
             message.unit_hashes,
@@ -69,8 +69,8 @@ class PromptMedia:
         return range(int(np.searchsorted(self.ends, begin, "right")), int(np.searchsorted(self.starts, end, "left")))
 
     def place(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tokens [begin, end): positions on the axes time, height and width, int32 [3, n], and the arena row of each one's
-        features, NO_ROW where it has none, int32 [n]."""
+        """Of the tokens [begin, end): positions on the axes time, height and width, int32 [3, n], and the arena row of each
+        one's features, NO_ROW where it has none, int32 [n]."""
         places = np.arange(begin, end, dtype=np.int32)
         before = np.searchsorted(self.starts, places, "right")  # units that began
         units = np.maximum(before - 1, 0)

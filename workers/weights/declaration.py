@@ -141,6 +141,7 @@ class Weights:
         module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
         if set is not None:
             module.set, module.weight_name = set, f"{name}.weight_{set}" if set else f"{name}.weight"
+            module.linear.names = (f"{name}_{set}",)
         self.routers.append(module)
         return module
 
@@ -152,7 +153,7 @@ class Weights:
             gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
             gate_up.append(Linear((gate, up), num_inputs, (inner, inner), columns=gate_up_columns))
             down.append(Linear((last,), inner, (num_inputs,), columns=down_columns))
-        module = Experts(name, tuple(gate_up), tuple(down), is_local=first > 0)
+        module = Experts(f"{name}.{first}" if first else name, tuple(gate_up), tuple(down), is_local=first > 0)
         self.mixtures.append(module)
         return module
 

@@ -1,6 +1,7 @@
 """Rotary position embedding tables: per position and rotated element, a cosine and a signed sine. Pure numpy.
 
-Used by the loader, and for the rows of a step where positions are three numbers. Rope types, with the same numbers as transformers gives:
+Used by the loader, and for the rows of a step where positions are three numbers. Rope types, with the same numbers as
+transformers gives:
 
 - default: Su et al. 2021, "RoFormer".
 - linear: frequencies divided by `factor` (Chen et al. 2023, "Position Interpolation").
