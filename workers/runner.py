@@ -21,6 +21,7 @@ from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
 from ops.modules import Experts
 from workers.devices.device import make_device
+from workers.encoder import Encoder as MediaEncoder
 from workers.features import Encoder, Features, Missing, together
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
@@ -169,10 +170,17 @@ class ModelRunner:
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
         plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op, self._gang)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
+        self.encoder = None
+        if self._features is not None and loaded.model.encoder is not None:
+            arena, share = self._features.arena, self._share
+            self.encoder = MediaEncoder(
+                loaded.model.encoder, self._device, arena, version, self._config.plan, share.rank, share.size, self._on_op
+            )
 
     def clear(self) -> None:
         """Let go of the weights."""
         self.weights = LoadedWeights("", 0, 0, None)
+        self.encoder = None
         self.mixtures = []
 
     # --------------------------------------------------------------------------------------------------------- steps

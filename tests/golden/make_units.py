@@ -89,7 +89,8 @@ def make_paddleocr() -> None:
         "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
     }  # fmt: skip
     config = {
-        "architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "torch_dtype": "float32", **text,
+        "architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "torch_dtype": "float32",
+        **text,
         "image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4,
         "vision_config": {
             "model_type": "paddleocr_vl", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -111,7 +112,11 @@ def make_paddleocr() -> None:
             weight.copy_(torch.randn_like(weight) * (0.2 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
     published = {}
     for name, weight in model.state_dict().items():
-        for ours, theirs in (("model.language_model.", "model."), ("model.visual.", "visual."), ("model.projector.", "mlp_AR.")):
+        for ours, theirs in (
+            ("model.language_model.", "model."),
+            ("model.visual.", "visual."),
+            ("model.projector.", "mlp_AR."),
+        ):
             name = name.replace(ours, theirs, 1) if name.startswith(ours) else name
         published[name] = weight.contiguous()
     save_file(published, directory / "model.safetensors", metadata={"format": "pt"})
