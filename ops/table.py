@@ -26,6 +26,7 @@ from ops.modules import (
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
     Module,
     Norm,
@@ -109,7 +110,7 @@ class OpTable:
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
-    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
+    # Sources: "weight" [out, in] and "bias" of a Linear or LayerNorm; "weight" of a PositionTable; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
     # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary; "weight" and
     # "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
@@ -158,3 +159,11 @@ class OpTable:
     latent_attention: Callable[[Any, Tensor, Tensor, LatentShape, LayerCache], Tensor]
     # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n that a head has, times its own weights
     head_linear: Callable[[Tensor, HeadLinear], Tensor]
+
+    # Of encoders.
+    layer_norm: Callable[[Tensor, LayerNorm], Tensor]  # as rms_norm
+    add_layer_norm: Callable[[Tensor, Tensor, LayerNorm], tuple[Tensor, Tensor]]  # as add_rms_norm
+    activate: Callable[[Tensor, str], Tensor]  # [R, n], activation's name -> [R, n]
+    # [R, n], how many, and where the number of the result's rows is kept (int32 [1]) -> neighbouring rows side by side as one,
+    # the same memory
+    join_rows: Callable[[Tensor, int, np.ndarray], Tensor]

@@ -37,6 +37,7 @@ from ops.modules import (
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
     Norm,
     Rotary,
@@ -193,6 +194,19 @@ class CpuOps:
         y, total = self._executor.allocate(rows, module.width), self._executor.allocate(rows, module.width)
         self._executor.emit(_cpu.rms_norm, y, total, x, residual, module.weight, module.epsilon, module.width, rows=rows)
         return y, total
+
+    def layer_norm(self, x: Tensor, module: LayerNorm) -> Array:
+        return self._layer_norm(x, None, None, module)
+
+    def add_layer_norm(self, x: Tensor, residual: Tensor, module: LayerNorm) -> tuple[Array, Array]:
+        total = self._executor.allocate(rows_of(x), module.width)
+        return self._layer_norm(x, residual, total, module), total
+
+    def _layer_norm(self, x: Tensor, residual: Tensor | None, total: Array | None, module: LayerNorm) -> Array:
+        y = self._executor.allocate(rows_of(x), module.width)
+        values = (y, total, x, residual, module.weight, module.bias, module.epsilon, module.width)
+        self._executor.emit(_cpu.layer_norm, *values, rows=y.rows)
+        return y
 
     def rotary_angles(self, inputs: Inputs, module: Rotary) -> Angles:
         """Nothing to compute: angles are read where they lie, by position or by row."""
@@ -365,6 +379,15 @@ class CpuOps:
         self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, begin, end, rows=y.rows)
         return y
 
+    def activate(self, x: Tensor, activation: str) -> Array:
+        width = x.shape[1]
+        y = self._executor.allocate(rows_of(x), width)
+        self._executor.emit(_cpu.activate, y, x, ACTIVATIONS.index(activation), width, 0, width, rows=y.rows)
+        return y
+
+    def join_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
+        return self._executor.view(x, self._executor.rows(counter, 0, rows_of(x).limit // count), count * x.shape[1])
+
     def gather(self, x: Tensor) -> Tensor:
         gang = self._executor.gang
         if not isinstance(x, Array) or not x.columns:
@@ -497,6 +520,10 @@ def make_table(executor: Executor) -> OpTable:
         store_latent=ops.store_latent,
         latent_attention=ops.latent_attention,
         head_linear=ops.head_linear,
+        layer_norm=ops.layer_norm,
+        add_layer_norm=ops.add_layer_norm,
+        activate=ops.activate,
+        join_rows=ops.join_rows,
     )
 
 

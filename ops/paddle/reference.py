@@ -37,9 +37,11 @@ from ops.modules import (
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
     Module,
     Norm,
+    PositionTable,
     Rotary,
     Router,
     RoutingRule,
@@ -66,6 +68,10 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.weight = paddle.to_tensor(np.stack([_chunks(head) for head in module.weights_of_heads(values["weight"])]))
         case Embedding() | Norm():
             module.weight = paddle.to_tensor(values["weight"])
+        case LayerNorm():
+            module.weight, module.bias = paddle.to_tensor(values["weight"]), paddle.to_tensor(values["bias"])
+        case PositionTable():
+            module.values = values["weight"]
         case HeadNorm():  # [num_heads + num_kv_heads, width]
             weights = np.stack([values["queries"], values["keys"]])
             module.weight = paddle.to_tensor(np.repeat(weights, [module.num_heads, module.num_kv_heads], axis=0))
@@ -233,6 +239,17 @@ def _normalize(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddl
     return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + epsilon) * weight
 
 
+def layer_norm(x: paddle.Tensor, module: LayerNorm) -> paddle.Tensor:
+    off = x - paddle.mean(x, axis=-1, keepdim=True)
+    scale = paddle.rsqrt(paddle.mean(off * off, axis=-1, keepdim=True) + module.epsilon)
+    return off * scale * module.weight + module.bias
+
+
+def add_layer_norm(x: paddle.Tensor, residual: paddle.Tensor, module: LayerNorm) -> tuple[paddle.Tensor, paddle.Tensor]:
+    total = x + residual
+    return layer_norm(total, module), total
+
+
 def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Cosines and sines of each row [R, 1, head_dim], and the partners."""
     if module.is_by_row:
@@ -372,6 +389,14 @@ def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
     return _ACTIVATIONS[activation](gate) * up
 
 
+def activate(x: paddle.Tensor, activation: str) -> paddle.Tensor:
+    return _ACTIVATIONS[activation](x)
+
+
+def join_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tensor:
+    return x.reshape([-1, count * x.shape[1]])
+
+
 def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
     return paddle.gather(x, row_ids)
 
@@ -479,4 +504,8 @@ TABLE = OpTable(
     store_latent=store_latent,
     latent_attention=latent_attention,
     head_linear=head_linear,
+    layer_norm=layer_norm,
+    add_layer_norm=add_layer_norm,
+    activate=activate,
+    join_rows=join_rows,
 )

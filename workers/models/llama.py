@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Norm, Tensor
 from ops.table import Inputs, OpTable
+from workers.encoders.tower import Tower
 from workers.models.mlp import FeedForward, feed_forward
 from workers.parallel.share import head_columns
 from workers.weights.declaration import Weights
@@ -70,6 +71,7 @@ class Llama:
     """The whole model."""
 
     layer_class: type[Layer] = LlamaLayer
+    encoder: Tower | None = None  # of pictures and video
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config

@@ -19,7 +19,19 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, ContentsError
-from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Router
+from ops.modules import (
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    Norm,
+    PatchLinear,
+    PositionTable,
+    Router,
+)
 from ops.table import OpTable
 from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat, float32
 from workers.models import Model, declare_model
@@ -141,6 +153,7 @@ class _Loading:
         self._on_progress = on_progress
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
         self._modules += [*weights.routers, *weights.mixtures, *weights.head_linears]
+        self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # those of one format each
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
         self._matrices += [*([each] for each in weights.embeddings), *([each] for each in weights.head_linears)]
@@ -257,6 +270,11 @@ class _Loading:
 
     def _sources(self, module: Module) -> Mapping[str, Source]:
         match module:
+            case PatchLinear():
+                return {
+                    "weight": lambda: self._values_of_patches(module)[0],
+                    "bias": lambda: self._values_of_patches(module)[1],
+                }
             case Linear():
                 parts = ("weight", "bias") if module.has_bias else ("weight",)
                 return {part: partial(self._values, module, [f"{name}.{part}" for name in module.names]) for part in parts}
@@ -271,10 +289,17 @@ class _Loading:
                     for part, linears in module.parts.items()
                     for index, linear in enumerate(linears)
                 }
-            case HeadLinear() | Embedding() | Norm():
+            case LayerNorm():
+                return {part: partial(self._values, module, [f"{module.name}.{part}"]) for part in ("weight", "bias")}
+            case HeadLinear() | Embedding() | Norm() | PositionTable():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values_of_patches(self, module: PatchLinear) -> tuple[np.ndarray, np.ndarray]:
+        weight = float32(self._stored.read_plain(f"{module.names[0]}.weight"))
+        bias = float32(self._stored.read_plain(f"{module.names[0]}.bias")) if module.has_stored_bias else None
+        return module.folded(weight, bias)
 
     def _sources_of_router(self, module: Router) -> Mapping[str, Source]:
         weight = partial(self._values, module, [module.weight_name or f"{module.linear.name}.weight"])
@@ -321,5 +346,9 @@ def _num_values(module: Module) -> int:
             return sum(_num_values(linear) for linears in module.parts.values() for linear in linears)
         case Norm():
             return module.width
+        case LayerNorm():
+            return 2 * module.width
+        case PositionTable():
+            return module.side * module.side * module.width
         case _:
             raise AssertionError(f"{module} has no weights in a checkpoint")

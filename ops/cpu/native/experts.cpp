@@ -263,8 +263,8 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
     up.multiply();
     for_rows(engine, rows, op.share.end - op.share.begin, [&](i64 row_begin, i64 row_end) {
         for (i64 row = row_begin; row < row_end; ++row) {
-            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, inner, op.share.begin,
-                                      op.share.end);
+            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, true, inner,
+                                      op.share.begin, op.share.end);
         }
     });
 }

@@ -87,6 +87,11 @@ void bind_ops(nb::module_ &module) {
         return Op{RmsNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), epsilon, width,
                           rows_of(rows, count)}};
     });
+    module.def("layer_norm", [](Address y, Address total, Address x, Address residual, Address weight, Address bias,
+                                float epsilon, i64 width, Address rows, i64 count) {
+        return Op{LayerNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), floats(bias), epsilon, width,
+                            rows_of(rows, count)}};
+    });
     module.def("map_slots", [](Address slots, Address positions, Address row_slots, Address block_tables, i64 table_width,
                                i64 block_size, Address rows, i64 count) {
         return Op{MapSlots{ints(slots), ints(positions), ints(row_slots), ints(block_tables), table_width, block_size,
@@ -128,11 +133,14 @@ void bind_ops(nb::module_ &module) {
                          {ints(has_bounds), ints(first_keys), ints(last_keys)},
                          rows_of(sequences, count)}};
     });
-    module.def("activate_and_multiply",
-               [](Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
-                   const auto function = static_cast<Activation>(activation);
-                   return Op{Activate{floats(y), floats(x), function, width, begin, end, rows_of(rows, count)}};
-               });
+    const auto activate = [](bool is_gated) {
+        return [is_gated](Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
+            const auto function = static_cast<Activation>(activation);
+            return Op{Activate{floats(y), floats(x), function, is_gated, width, begin, end, rows_of(rows, count)}};
+        };
+    };
+    module.def("activate_and_multiply", activate(true));
+    module.def("activate", activate(false));
     module.def("gather", [](Address y, Address x, Address comm, i64 y_width, i64 x_width, i64 begin, i64 from, i64 columns,
                             Address rows, i64 count) {
         return Op{Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
@@ -465,6 +473,7 @@ NB_MODULE(_cpu, module) {
     nb::class_<Tape>(module, "Tape")
         .def(nb::init<std::vector<Op>>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())
+        .def("replay_range", &Tape::replay_range, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_timed", &Tape::replay_timed, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_alone", &Tape::replay_alone, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("times_ns", &Tape::times_ns);

@@ -64,6 +64,16 @@ struct RmsNorm {
     Rows rows;
 };
 
+// As RmsNorm, of what is left of x when its mean is taken off, and with a bias (Ba et al. 2016).
+struct LayerNorm {
+    float *y, *total;
+    const float *x, *residual;
+    const float *weight, *bias;
+    float epsilon;
+    i64 width;
+    Rows rows;
+};
+
 struct MapSlots {
     i32 *slots;
     const i32 *positions, *row_slots, *block_tables;
@@ -125,6 +135,7 @@ struct Activate {
     float *y;
     const float *x;
     Activation activation;
+    bool is_gated;  // x is gate | up; else it is what is activated
     i64 width;
     i64 begin, end;  // the columns that this rank computes
     Rows rows;
@@ -213,8 +224,8 @@ struct ApplyExperts {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route,
-                        ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures>;
+using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective,
+                        Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures>;
 
 // Memory that grows as it is asked for more; what was in it is then lost.
 class Memory {
@@ -278,7 +289,8 @@ class Tape {
 public:
     explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
     void replay();
-    void replay_timed();  // and keeps the time of each op
+    void replay_range(i64 begin, i64 end);  // of the ops
+    void replay_timed();                    // and keeps the time of each op
     // Each op cut up for so many threads, but done by the caller alone; its last job is what is not in tasks.
     std::vector<Jobs> replay_alone(int num_threads);
     const std::vector<i64> &times_ns() const { return times_ns_; }
