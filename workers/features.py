@@ -7,12 +7,13 @@ whose it is. What is not there as it should be is reported, and the step is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from engine.checkpoint.vision_config import VisionConfig
 from engine.messages import Encode, EncoderCall
 from shm.encoder_arena import EncoderArena
 from shm.errors import SharedMemoryError
@@ -20,7 +21,6 @@ from shm.extent_slab import ExtentSlab
 from workers.parallel.communicator import Communicator
 from workers.step.prompt_media import NO_ROW
 from workers.step.slots import Slots
-from workers.weights.formats.floats import bfloat16_bits
 
 Missing = dict[bytes, str]  # unit -> why it is not there
 
@@ -28,15 +28,14 @@ Missing = dict[bytes, str]  # unit -> why it is not there
 class Encoder(Protocol):
     """The model's (`workers/encoder.py`)."""
 
-    depth: int
+    config: VisionConfig
 
-    def run(self, call: EncoderCall, pixels: dict[bytes, np.ndarray]) -> None:
-        """The call's layers for its units that have pixels (those of a call that begins), and where they are the last ones, the
-        units' features and lines in the arena. LostCallError: what the layers before left is gone with another life."""
+    def run(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
+        """The call's layers, and where they are the last ones, its units' features and lines in the arena. `pixels` come with
+        the first: of each unit, by its hash."""
 
-
-class LostCallError(Exception):
-    """A call goes on that this rank did not begin."""
+    def goes_on_with(self, call: EncoderCall) -> bool:
+        """Whether the layers before those of `call` left here what they need."""
 
 
 class Features:
@@ -47,27 +46,23 @@ class Features:
         self._slab_of = slab_of
         self._slabs: dict[str, ExtentSlab] = {}
 
-    def encode(self, call: EncoderCall, encoder: Encoder, version: int) -> tuple[list[bytes], Missing]:
-        """Run a call; the units that are complete now, and those whose pixels are gone: then nothing was run."""
-        is_first, is_last = call.first_layer == 0, call.last_layer == encoder.depth
+    def encode(self, call: EncoderCall, encoder: Encoder) -> tuple[list[bytes], Missing]:
+        """Run a call; the units that are complete now, or those that the next call must begin anew: then nothing was run."""
         pixels: dict[bytes, np.ndarray] = {}
         missing: Missing = {}
-        for unit in call.units if is_first else ():
-            try:
-                pixels[unit.unit_hash] = self._payload(unit)
-            except SharedMemoryError as error:
-                missing[unit.unit_hash] = str(error)
+        if call.first_layer == 0:
+            for unit in call.units:
+                try:
+                    pixels[unit.unit_hash] = self._payload(unit, encoder.config)
+                except SharedMemoryError as error:
+                    missing[unit.unit_hash] = str(error)
+        elif not encoder.goes_on_with(call):
+            lost = f"what came before layer {call.first_layer} of encoder call {call.call_id} is not in this rank"
+            missing = {unit.unit_hash: lost for unit in call.units}
         if missing:
             return [], missing
-        for unit in call.units:
-            if unit.is_features and is_first:
-                self._keep(unit, pixels.pop(unit.unit_hash), version)
-        if any(not unit.is_features for unit in call.units):
-            try:
-                encoder.run(call, pixels)
-            except LostCallError as error:
-                return [], {unit.unit_hash: str(error) for unit in call.units}
-        return [unit.unit_hash for unit in call.units] if is_last else [], {}
+        encoder.run(call, pixels)
+        return [unit.unit_hash for unit in call.units] if call.last_layer == encoder.config.depth else [], {}
 
     def missing(self, slots: Slots, rows: Iterable[tuple[int, int, int]], version: int) -> Missing:
         """Units that the rows (slot, begin, end) of a step read and that do not lie where the slots think."""
@@ -82,25 +77,16 @@ class Features:
                     found[media.hashes[unit]] = f"its features do not lie at row {row} of the encoder arena"
         return found
 
-    def _payload(self, unit: Encode) -> np.ndarray:
-        """A copy of a unit's pixels, uint8 [frames, height, width, 3] flat, or float32 features [num_rows, width]."""
+    def _payload(self, unit: Encode, config: VisionConfig) -> np.ndarray:
+        """A copy of a unit's pixels, uint8 [frames, height, width, 3], or of its features, float32 [num_rows, width]."""
         slab = self._slabs.get(unit.media)
         if slab is None:
             slab = self._slabs[unit.media] = self._slab_of(unit.media)
         payload = np.empty(unit.handle.num_bytes, np.uint8)
         slab.read_into(unit.handle, payload.data)
-        return payload.view(np.float32).reshape(unit.num_rows, -1) if unit.is_features else payload
-
-    def _keep(self, unit: Encode, features: np.ndarray, version: int) -> None:
-        """What a client encoded itself, where the encoder would write."""
-        rows = self.arena.rows[unit.first_row : unit.first_row + unit.num_rows]
-        assert features.shape == rows.shape, f"features {features.shape} for rows {rows.shape}: the media process checks them"
-        self.arena.begin(unit.first_row)
-        if rows.dtype == np.uint16:
-            bfloat16_bits(features, rows)
-        else:
-            rows[:] = features
-        self.arena.publish(unit.first_row, unit.unit_hash, unit.num_rows, version)
+        if unit.is_features:
+            return payload.view(np.float32).reshape(unit.num_rows, -1)
+        return payload.reshape(-1, unit.height * config.patch_size, unit.width * config.patch_size, 3)
 
 
 def together(communicator: Communicator, missing: Missing) -> Missing:

@@ -247,7 +247,7 @@ class ModelRunner:
         missing: Missing = {}
         if step.encoder is not None:
             assert self.encoder is not None, f"step {step.step_id} encodes, and the weights have no encoder"
-            encoded, missing = self._features.encode(step.encoder, self.encoder, self.weights.version)
+            encoded, missing = self._features.encode(step.encoder, self.encoder)
             if self._communicator is not None:
                 self._communicator.barrier()  # the others' units are complete too
         missing |= self._features.missing(self.slots, reading, self.weights.version)

@@ -1,5 +1,5 @@
-"""Prompts with pictures on the runner, with the features that transformers' encoders make of them: the golden answers, under every
-way to cut and batch the work the same bits, and nothing of a picture where it does not belong."""
+"""Prompts with pictures on the runner, with the features that transformers' encoders make of them: the golden answers, under
+every way to cut and batch the work the same bits, and nothing of a picture where it does not belong."""
 
 from __future__ import annotations
 

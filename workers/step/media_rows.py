@@ -1,7 +1,7 @@
 """What a step's rows have besides in a model that takes media: features, angles of three positions, a set of experts.
 
-Pure numpy. Made by the runner for the step inputs, which ask it for each step. Angles are computed for the rows of a step, not looked up:
-positions on the time axis may lie far beyond the longest prompt, and a row is a small part of a model's work.
+Pure numpy. Made by the runner for the step inputs, which ask it for each step. Angles are computed for the rows of a step, not
+looked up: positions on the time axis may lie far beyond the longest prompt, and a row is a small part of a model's work.
 """
 
 from __future__ import annotations
