@@ -7,17 +7,13 @@ Sides are read and limited before memory is taken for pixels.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.errors import RequestError
-from engine.media.refusal import parse_error, refuse
+from engine.media.refusal import decoding, parse_error, refuse
 from engine.media.settings import PictureSettings
 from engine.media.sizes import MAX_RATIO, is_too_long
 
@@ -61,7 +57,7 @@ def format_of(data: bytes | bytearray) -> str:
 
 def sides_of(data: bytes | bytearray, max_pixels: int) -> tuple[int, int]:
     """Height and width as the picture is to be seen, by its header. RequestError: it is too large, too long, or damaged."""
-    with _decoding():
+    with decoding("image"):
         if format_of(data) == "WEBP":
             _check_sides(*_webp_sides(data), max_pixels)  # Pillow takes the memory when it opens one
         image = _open(data, max_pixels)
@@ -72,7 +68,7 @@ def sides_of(data: bytes | bytearray, max_pixels: int) -> tuple[int, int]:
 
 def pixels_of(data: bytes | bytearray, settings: PictureSettings, max_pixels: int) -> Pixels:
     """uint8 [height, width, 3] in the size that `settings` bring it to. RequestError as of `sides_of`."""
-    with _decoding():
+    with decoding("image"):
         image = upright(data, max_pixels)
         return resized(image, settings.size_of(image.height, image.width), settings.resample)
 
@@ -98,25 +94,11 @@ def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Pixels:
     return np.asarray(image)
 
 
-@contextmanager
-def _decoding() -> Iterator[None]:
-    """Whatever a decoder says of a stranger's file is that file's fault, and the file's alone."""
+def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except RequestError:
-        raise
+        image = Image.open(BytesIO(data), formats=[format_of(data)])
     except UnidentifiedImageError:
         raise parse_error("image", "its header is damaged") from None
-    except MemoryError:
-        raise refuse("the picture needs more memory than there is for one; make it smaller", "image_too_large") from None
-    except Exception as error:
-        raise parse_error("image", str(error) or type(error).__name__) from None
-
-
-def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:
-    image = Image.open(BytesIO(data), formats=[format_of(data)])
     _check_sides(image.height, image.width, max_pixels)
     return image
 
