@@ -7,6 +7,11 @@ Sides are read and limited before memory is taken for pixels.
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +43,7 @@ _TURNED = range(5, 9)  # orientations that exchange the sides
 _MAX_CHUNKS = 100_000
 
 Image.MAX_IMAGE_PIXELS = None  # our own limit says more, and is asked before Pillow's
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with a file is for its client
 
 
 def format_of(data: bytes | bytearray) -> str:
@@ -78,7 +84,8 @@ def upright(data: bytes | bytearray, max_pixels: int) -> Image.Image:
     if format_of(data) == "WEBP":
         _check_sides(*_webp_sides(data), max_pixels)
     image: Image.Image = _open(data, max_pixels)
-    ImageOps.exif_transpose(image, in_place=True)
+    with _silence() if image.format == "TIFF" else nullcontext():
+        ImageOps.exif_transpose(image, in_place=True)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -92,6 +99,20 @@ def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Pixels:
     if image.size != (width, height):
         image = image.resize((width, height), resample=Image.Resampling(resample))
     return np.asarray(image)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """libtiff tells stderr, which is the log, what is wrong with a stranger's file."""
+    sys.stderr.flush()
+    log, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(log, 2)
+        os.close(log)
+        os.close(nowhere)
 
 
 def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -87,6 +86,8 @@ class Clip:
         self._check(self.height, self.width)
 
     def _open(self) -> Any:
+        import av  # much to load, which a start without video does not pay for
+
         self.close()
         self._container = av.open(BytesIO(self._parts[0]), format=_container_of(self._parts[0]), metadata_errors="ignore")
         stream = next(iter(self._container.streams.video), None)

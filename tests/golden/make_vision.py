@@ -5,8 +5,8 @@ Run by hand, in an environment of its own (`pip install transformers==5.23.0 pil
     python tests/golden/make_vision.py
 
 `pixels.json` has for each Pillow processor and file the sides that come out and a digest of the uint8 pixels; `clips.npz` the
-first and the last frame that the video processors give for each clip, `clips.json` what they were asked for; `rules.json` which frames they choose
-and which sides they give.
+first and the last frame that the video processors give for each clip, `clips.json` what they were asked for;
+`rules.json` which frames they choose and which sides they give.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from PIL import Image, ImageOps, PngImagePlugin
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import Ernie4_5_VLMoeImageProcessorPil
 from transformers.models.ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe import Ernie4_5_VLMoeVideoProcessor
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import smart_resize as paddleocr_size
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as usual_size
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
