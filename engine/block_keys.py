@@ -14,11 +14,10 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.messages import MediaItem, MediaUnit
+from engine.messages.cache import ExtraKeys
 
 ROOT = b""  # the parent of a chain's first block
 KEY_BYTES = 32
-
-ExtraKeys = tuple[int | str | bytes | tuple[bytes, int], ...]
 
 
 def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:

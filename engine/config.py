@@ -49,6 +49,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_priority: bool  # requests may have a `priority`
     max_priority_wait_s: float  # a request that arrives this much later never goes first, whatever its priority
 
+    # media; of a text model the encoder has no layers, and its cache no rows
+    encoder_depth: int = 0  # layers of the vision encoder
+    max_num_batched_encoder_embeds: int = 0  # rows of features for which a step may run all layers
+    disable_chunked_mm_input: bool = False  # no chunk ends inside a picture
+    mm_chunk_tokens: int = 0  # that chunks of prompts with media are meant to have; 0: max_num_batched_tokens
+
     # processes
     device: str
     threads: int  # per rank

@@ -11,11 +11,9 @@ is looked up when a call begins, so that nothing is left of a sample that ends, 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
-from operator import attrgetter
 
 from engine.messages import Encode, EncoderCall, Pixels, PixelsFailed
 from engine.process.context import ActorContext
@@ -32,9 +30,6 @@ MAX_CALL_UNITS = 64
 MAX_LOSSES = 5  # of one unit, one behind the other, before its samples fail
 
 ENCODE_BYTES = 128  # of a unit in a call, encoded
-
-_rank = attrgetter("rank")
-
 
 @dataclass(slots=True)
 class Need:
@@ -231,8 +226,9 @@ class EncoderWork:
         return needs
 
     def _in_order(self) -> Iterator[Sequence]:
+        """What runs goes first, since it holds the slot and the blocks that what waits needs."""
         waiting = (sequence for sequence in self._batch.waiting if sequence.media is not None)
-        return heapq.merge(self._batch.running, islice(waiting, MAX_LOOK_AHEAD), key=_rank)
+        return chain(self._batch.running, islice(waiting, MAX_LOOK_AHEAD))
 
     def _position(self, sequence: Sequence) -> int:
         """Where the sequence goes on, or would if it were admitted now."""
