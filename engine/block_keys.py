@@ -33,8 +33,8 @@ def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
 class BlockExtras:
     """Of one prompt: which units overlap a block, with the first of their tokens that is there, and what its tokens see.
 
-    Causal tokens see every key up to themselves. Where a block has others, its key holds their first and last keys; where one of
-    them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these, on which its KV
+    Causal tokens see every key up to themselves. Where a block has others, its key holds their first and last keys; where one
+    of them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these, on which its KV
     depends."""
 
     __slots__ = ("_bounds", "_ends", "_units", "forward_spans")
@@ -70,7 +70,7 @@ class BlockExtras:
 
 
 def forward_spans(bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Positions [start, end) whose tokens see each other ahead: whoever computes one of them needs them all. In order, apart."""
+    """Positions [start, end) whose tokens see others ahead: whoever computes one of them needs them all. In order, apart."""
     spans: list[tuple[int, int]] = []
     for position, last in enumerate(bounds[1::2]):
         if last > position:

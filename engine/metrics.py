@@ -48,6 +48,10 @@ def _cache_loads(found: str) -> Metric:
     return Metric("weight_cache_loads_total", "counter", "loads", "Loads by what the weight cache had.", (("found", found),))
 
 
+def _prepared(outcome: str) -> Metric:
+    return Metric("media_items_total", "counter", "items", "Pictures and videos looked at.", (("outcome", outcome),))
+
+
 def _routes(reason: str) -> Metric:
     return Metric("requests_routed_total", "counter", "samples", "Samples by what chose their replica.", (("reason", reason),))
 
@@ -87,6 +91,15 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         _histogram("request_prompt_tokens", "Prompt tokens of a sample.", TOKENS, "tokens"),
         _histogram("request_generation_tokens", "Generated tokens of a sample.", TOKENS, "tokens"),
     ),
+    "media": (
+        *(_prepared(outcome) for outcome in ("good", "refused")),
+        Metric("media_units_total", "counter", "units", "Units whose pixels or features were made."),
+        Metric("media_bytes_total", "counter", "bytes", "Bytes of files that were looked at or decoded."),
+        Metric("pixel_slab_used_bytes", "gauge", "bytes", "Pixels that the scheduler has yet to let go of."),
+        Metric("units_waiting", "gauge", "units", "Units that wait for their turn, or for room in the pixel slab."),
+        _histogram("media_prepare_seconds", "Looking at a file: headers, tokens, identity.", STEP_SECONDS),
+        _histogram("media_decode_seconds", "Making the pixels of a unit.", STEP_SECONDS),
+    ),
     "tokenizer": (
         Metric("tokenized_tokens_total", "counter", "tokens", "Prompt tokens encoded."),
         Metric("detokenized_tokens_total", "counter", "tokens", "Output tokens decoded."),
@@ -109,6 +122,14 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks that the prefix index holds."),
         Metric("prefix_cache_queries_total", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
         Metric("prefix_cache_hits_total", "counter", "tokens", "Prompt tokens found in the prefix cache."),
+        Metric("mm_cache_queries_total", "counter", "units", "Units of pictures and video looked up in the encoder cache."),
+        Metric("mm_cache_hits_total", "counter", "units", "Of these, units that were there or on their way."),
+        Metric("encoder_calls_total", "counter", "calls", "Calls of the vision encoder begun."),
+        Metric("encoder_units_total", "counter", "units", "Units in these calls."),
+        Metric("encoder_rows_total", "counter", "rows", "Rows of features in these calls."),
+        Metric("encoder_evictions_total", "counter", "units", "Units that went from the encoder cache for want of room."),
+        Metric("encoder_cache_usage_perc", "gauge", "ratio", "Rows of the encoder arena that hold features, 0 to 1."),
+        Metric("num_encoder_cache_units", "gauge", "units", "Units in the encoder cache."),
         Metric("num_preemptions_total", "counter", "samples", "Samples put back to waiting for want of blocks."),
         Metric("requests_aborted_total", "counter", "samples", "Samples aborted before their end."),
         Metric("requests_rejected_total", "counter", "samples", "Samples refused (full queue, never fitting)."),

@@ -12,7 +12,7 @@ from engine.errors import OptionError
 def resolve_encoder(values: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
     """Fields of EngineConfig; of a text model they are as if nothing were asked for."""
     vision = model.vision
-    if vision is None:
+    if vision is None or values["language_model_only"]:
         return {}
     max_tokens = values["max_num_batched_tokens"]
     chunk_tokens = values["mm_chunk_tokens"] or max_tokens

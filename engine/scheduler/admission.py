@@ -79,15 +79,15 @@ class AdmissionControl:
         largest = max((unit.num_rows for unit in media.units), default=0)
         if largest > config.encoder_cache_size:
             raise RequestError(
-                f"a picture of the prompt has {largest} tokens, the encoder cache holds {config.encoder_cache_size}; send a smaller "
-                "one or start with a larger --encoder-cache-size",
+                f"a picture of the prompt has {largest} tokens, the encoder cache holds {config.encoder_cache_size}; send a "
+                "smaller one or start with a larger --encoder-cache-size",
                 param="messages",
             )
         first, end = media.longest_whole
         if end - first > self._limits.max_tokens:
             raise RequestError(
                 f"tokens {first} to {end - 1} of the prompt must be computed in one step, since "
-                f"{'units of media are not cut' if config.disable_chunked_mm_input else 'they see each other ahead'}: these are "
+                f"{'units of media are not cut' if config.disable_chunked_mm_input else 'they see keys ahead'}: these are "
                 f"{end - first} tokens, a step has {self._limits.max_tokens}; shorten them or start with a larger "
                 "--max-num-batched-tokens",
                 param="messages" if config.disable_chunked_mm_input else "attention_mask_offset",
@@ -142,7 +142,7 @@ def _check_bounds(bounds: array[int], num_tokens: int) -> None:
     for position, (first, last) in enumerate(zip(bounds[::2], bounds[1::2], strict=True)):
         if not 0 <= first <= position <= last < num_tokens:
             raise RequestError(
-                f"attention_mask_offset[{position}] is [{first}, {last}]; a token sees keys from one before it or itself to one "
-                f"behind it or itself, all of the prompt's: 0 <= first <= {position} <= last < {num_tokens}",
+                f"attention_mask_offset[{position}] is [{first}, {last}]; a token sees keys of the prompt that begin and end "
+                f"around itself: 0 <= first <= {position} <= last < {num_tokens}",
                 param="attention_mask_offset",
             )

@@ -1,8 +1,8 @@
 """Where a prompt with media is cut into chunks (behaviours.md, E5). Decisions only.
 
-A cut at position p ends one chunk and begins the next. Strictly inside a **span** [first, end) there is none: a unit (a picture,
-or a temporal grid row of a video), or tokens that see keys behind themselves. Spans come in lists, each in order and without
-overlap.
+A cut at position p ends one chunk and begins the next. Strictly inside a **span** [first, end) there is none: a unit (a
+picture, or a temporal grid row of a video), or tokens that see keys behind themselves. Spans come in lists, each in order and
+without overlap.
 
 Of the ways that need the fewest chunks, that one is taken whose largest chunk is smallest: a step's time is that of its tokens,
 and what shares the steps with a prompt waits for the longest.

@@ -59,8 +59,8 @@ class Dispatcher:
     def dispatch(
         self, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0, layers: EncoderCall | None = None
     ) -> StepInFlight:
-        """Grow the block tables, advance the sequences, and send the rows, behind these layers of the encoder, as a step of this
-        epoch of the ranks' gang."""
+        """Grow the block tables, advance the sequences, and send the rows, behind these layers of the encoder, as a step of
+        this epoch of the ranks' gang."""
         rows.sort(key=_slot)
         flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
         step = build_step(flight.step_id, rows, batch, now_ns, gang_epoch)
@@ -159,7 +159,7 @@ def add_units(step: Step, rows: list[Row], cache: EncoderCache) -> list[CachedUn
             media.sent_rows = array("i", [NOT_SENT]) * len(media.units)
         for index in media.overlapping(row.start, row.start + row.num_tokens):
             unit = cache.get(media.units[index].unit_hash)
-            assert unit is not None and unit.is_readable, f"{row.sequence.request.request_id} lacks features of unit {index}"
+            assert unit is not None, f"{row.sequence.request.request_id} reads unit {index}, which is not cached"
             read[unit.unit_hash] = unit
             if media.sent_rows[index] == unit.first_row:
                 continue

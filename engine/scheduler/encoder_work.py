@@ -1,12 +1,12 @@
 """What the encoder does next: which units are needed, whose pixels are asked for, and which layers of which units a step runs.
 
-Used by the scheduler process alone. The units that running samples and those next in line need, in the samples' order, each once,
-are brought into the encoder cache by calls: one at a time, cut between layers, so that no step runs more of the encoder than what
-costs as much as its tokens may. Rows of a step are computed after its layers, so that they may read what these complete.
+Used by the scheduler process alone. The units that running samples and those next in line need, in the samples' order, each
+once, are brought into the encoder cache by calls: one at a time, cut between layers, so that no step runs more of the encoder
+than what costs as much as its tokens may. Rows of a step are computed after its layers, and may read what these complete.
 
 Where the arena has no room for a unit that a sample cannot go on without, what nobody needs goes first, the least recently used
-in front, then what samples behind it need, the last one's in front: the first always gets on. Nobody holds rows: who needs a unit
-is looked up when a call begins, so that nothing is left of a sample that ends, however it does.
+in front, then what samples behind it need, the last one's in front: the first always gets on. Nobody holds rows: who needs a
+unit is looked up when a call begins, so that nothing is left of a sample that ends, however it does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MAX_CALL_STEPS = 4  # that several units of one call take together: with more th
 MAX_CALL_UNITS = 64
 MAX_LOSSES = 5  # of one unit, one behind the other, before its samples fail
 
-ENCODE_BYTES = 128  # of a unit in a call, encoded
+CALL_BYTES = 64 + 192 * MAX_CALL_UNITS  # of a call in a Step at most
+RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with why it is missing
+
 
 @dataclass(slots=True)
 class Need:

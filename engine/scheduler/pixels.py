@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from engine.messages import Pixels, PixelsDone, PixelsFailed, WantPixels
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
-from engine.process.topology import actors_of
+from engine.process.topology import MEDIA, actors_of
 from engine.scheduler.sequence_media import PromptUnit
 
-MEDIA = "media"
 MAX_TRIES = 8  # of which each finds no room for pixels, or no bytes, with nothing else held
 RETRY_NS = 20_000_000  # before the second one, then twice as long each time
 UNAVAILABLE = 503
@@ -112,8 +111,8 @@ class PixelRequests:
         self._retries.pop(request.unit_hash, None)
 
     def failed(self, failed: PixelsFailed, num_lent: int, now_ns: int) -> bytes:
-        """The unit that cannot be had; empty: it is asked for again. While other pixels are held, of which `num_lent` are in use,
-        a want of room says nothing."""
+        """The unit that cannot be had; empty: it is asked for again. While other pixels are held, of which `num_lent` are in
+        use, a want of room says nothing."""
         request = self._by_call.get(failed.call_id)
         if request is None:
             return b""

@@ -77,8 +77,8 @@ def schedule(
     is_readable: Callable[[bytes], bool] = bool,
 ) -> SchedulerOutput:
     """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
-    sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable`: the step finds the
-    features of the unit with this hash."""
+    sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable` says whether the
+    step finds the features of the unit with a hash."""
     scheduling = _Scheduling(pool, limits, is_readable)
     if scheduling.run(running, can_preempt=not num_leaving) and scheduling.num_tokens:
         scheduling.admit(waiting, leaders, len(running), limits.max_running - len(running) - num_leaving)

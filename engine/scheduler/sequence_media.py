@@ -104,7 +104,9 @@ class SequenceMedia:
         """Where the chunk of [start, end) ends that begins at `start`; `start`: for none. `target`: how long chunks are meant to be,
         `max_tokens`: how long one may be that takes a unit whole, `budget`: what the step has room for."""
         soft = uncut(start, self._soft, max_tokens)
-        long = min((span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target), default=(end, end))
+        long = min(
+            (span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target), default=(end, end)
+        )
         if long[0] <= start:
             cut = long[1]
         else:
