@@ -58,7 +58,7 @@ class BlockExtras:
         """Of the block of positions [start, end)."""
         index = bisect_right(self.forward_spans, (end, 0)) - 1  # the last that begins before the block ends
         reach = max(end, self.forward_spans[index][1]) if index >= 0 else end
-        extra: list[int | str | bytes | tuple[bytes, int]] = []
+        extra: list[bytes | tuple[bytes, int]] = []
         for unit_start, _, unit_hash in self._units[bisect_right(self._ends, start) :]:
             if unit_start >= reach:
                 break

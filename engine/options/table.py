@@ -132,8 +132,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "max-num-batched-encoder-embeds",
             whole(1, 1 << 20),
             None,
-            "tokens of media for which a step runs all layers of the vision encoder; of more it runs fewer. Default: what costs as "
-            "much as --max-num-batched-tokens of text",
+            "tokens of media for which a step runs all layers of the vision encoder, and fewer layers of more; default: what "
+            "costs as much as --max-num-batched-tokens of text",
         ),
         Option("disable-chunked-mm-input", flag(), False, "no chunk ends inside a picture; one that is longer: 400"),
         Option("mm-chunk-tokens", whole(1, 1 << 20), None, "tokens of a chunk with media; default: --max-num-batched-tokens"),

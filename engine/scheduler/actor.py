@@ -178,6 +178,8 @@ class SchedulerActor(Actor):
         output = schedule(
             batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving, self._is_readable
         )
+        if self.encoder is not None:
+            self.encoder.looked_for_rows(bool(output.rows), layers is not None or self.dispatcher.num_in_flight > 0)
         if output.preempted is not None:
             batch.preempt(output.preempted)
             self._preemptions.add(1)

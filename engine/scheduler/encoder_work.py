@@ -11,9 +11,11 @@ unit is looked up when a call begins, so that nothing is left of a sample that e
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
+from operator import attrgetter
 
 from engine.messages import Encode, EncoderCall, Pixels, PixelsFailed
 from engine.process.context import ActorContext
@@ -31,6 +33,9 @@ MAX_LOSSES = 5  # of one unit, one behind the other, before its samples fail
 
 CALL_BYTES = 64 + 192 * MAX_CALL_UNITS  # of a call in a Step at most
 RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with why it is missing
+
+
+_rank = attrgetter("rank")
 
 
 @dataclass(slots=True)
@@ -74,6 +79,7 @@ class EncoderWork:
         self._lent: list[PixelRequest] = []  # of the call under way, until its first layers are dispatched
         self._parts: dict[int, _StepPart] = {}  # by step
         self._losses: dict[bytes, int] = {}
+        self._is_stalled = False
         self._num_calls = context.epoch << 32
         self._cells = {name: context.counter(f"encoder_{name}_total") for name in ("calls", "units", "rows", "evictions")}
         self._queries = context.counter("mm_cache_queries_total")
@@ -140,6 +146,10 @@ class EncoderWork:
         if part.touched:
             self.cache.use(part.touched)
             self._parts[step_id] = part
+
+    def looked_for_rows(self, has_rows: bool, is_at_work: bool) -> None:
+        """Whether a sample gets on with the next step; `is_at_work`: or may, when what is under way is back."""
+        self._is_stalled = not has_rows and (self._is_stalled or not is_at_work)
 
     def completed(self, step_id: int, encoded: Collection[bytes]) -> None:
         """Its result is back."""
@@ -228,9 +238,10 @@ class EncoderWork:
         return needs
 
     def _in_order(self) -> Iterator[Sequence]:
-        """What runs goes first, since it holds the slot and the blocks that what waits needs."""
-        waiting = (sequence for sequence in self._batch.waiting if sequence.media is not None)
-        return chain(self._batch.running, islice(waiting, MAX_LOOK_AHEAD))
+        """All that runs, and what is next in line. While nothing gets on, what runs goes first, since it may hold the slots and
+        blocks that what waits needs."""
+        waiting = islice((sequence for sequence in self._batch.waiting if sequence.media is not None), MAX_LOOK_AHEAD)
+        return chain(self._batch.running, waiting) if self._is_stalled else heapq.merge(self._batch.running, waiting, key=_rank)
 
     def _position(self, sequence: Sequence) -> int:
         """Where the sequence goes on, or would if it were admitted now."""

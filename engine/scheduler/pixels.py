@@ -16,7 +16,7 @@ from engine.process.outbox import BackloggedOutbox, earliest
 from engine.process.topology import MEDIA, actors_of
 from engine.scheduler.sequence_media import PromptUnit
 
-MAX_TRIES = 8  # of which each finds no room for pixels, or no bytes, with nothing else held
+MAX_TRIES = 6  # of which each finds no room for pixels, or no bytes, with nothing else held
 RETRY_NS = 20_000_000  # before the second one, then twice as long each time
 UNAVAILABLE = 503
 

@@ -1,4 +1,4 @@
-"""What a prompt has besides causal text: units of pictures and video where they stand, and tokens that see keys behind themselves.
+"""What a prompt has besides causal text: units of pictures and video where they stand, and tokens that see keys ahead.
 
 Used by the scheduler process alone; made at the intake, and None of a sequence that is plain text. Decisions only.
 """
@@ -101,12 +101,11 @@ class SequenceMedia:
         return num_blocks
 
     def chunk_end(self, start: int, end: int, target: int, max_tokens: int, budget: int) -> int:
-        """Where the chunk of [start, end) ends that begins at `start`; `start`: for none. `target`: how long chunks are meant to be,
-        `max_tokens`: how long one may be that takes a unit whole, `budget`: what the step has room for."""
+        """Where the chunk of [start, end) ends that begins at `start`; `start`: there is none. `target`: how long chunks are
+        meant to be, `max_tokens`: how long one may be that takes a unit whole, `budget`: what the step has room for."""
         soft = uncut(start, self._soft, max_tokens)
-        long = min(
-            (span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target), default=(end, end)
-        )
+        spans = [span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target]
+        long = min(spans, default=(end, end))
         if long[0] <= start:
             cut = long[1]
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +20,11 @@ def encoded(cache: EncoderCache, name: bytes, num_rows: int) -> CachedUnit | Non
 def test_an_empty_cache_fills() -> None:
     """A6."""
     cache = EncoderCache(8)
-    assert len(cache) == 0 and not cache.is_readable(b"a")
+    assert len(cache) == 0
+    assert not cache.is_readable(b"a")
     assert encoded(cache, b"a", 8) is not None
-    assert cache.is_readable(b"a") and cache.num_used_rows == 8
+    assert cache.is_readable(b"a")
+    assert cache.num_used_rows == 8
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -49,7 +53,7 @@ def test_nothing_goes_in_vain() -> None:
     assert kept is not None
     cache.use([kept])
     assert encoded(cache, b"c", 5) is None
-    assert len(cache) == 2 and cache.num_evictions == 0
+    assert (len(cache), cache.num_evictions) == (2, 0)
 
 
 def test_rows_that_a_step_reads_are_not_given_out_again() -> None:
@@ -59,7 +63,8 @@ def test_rows_that_a_step_reads_are_not_given_out_again() -> None:
     cache.use([unit])
     cache.use([unit])
     cache.forget(unit)
-    assert cache.get(b"a") is None and encoded(cache, b"b", 4) is None
+    assert cache.get(b"a") is None
+    assert encoded(cache, b"b", 4) is None
     cache.unuse([unit])
     assert encoded(cache, b"b", 4) is None
     cache.unuse([unit])
@@ -115,6 +120,6 @@ def test_runs_never_touch(actions: list[tuple[bool, int]]) -> None:
         elif taken:
             runs.give(*taken.pop(size % len(taken)))
         free = sorted(runs)
-        assert all(first[1] < second[0] for first, second in zip(free, free[1:], strict=False))
+        assert all(first[1] < second[0] for first, second in pairwise(free))
         assert {row for run in free for row in range(*run)} == set(range(30)) - {row for run in taken for row in range(*run)}
         assert runs.num_rows == sum(end - start for start, end in free)
