@@ -127,6 +127,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("encoder_calls_total", "counter", "calls", "Calls of the vision encoder begun."),
         Metric("encoder_units_total", "counter", "units", "Units in these calls."),
         Metric("encoder_rows_total", "counter", "rows", "Rows of features in these calls."),
+        Metric("encoder_losses_total", "counter", "units", "Units whose pixels or features a rank lacked: encoded again."),
         Metric("encoder_evictions_total", "counter", "units", "Units that went from the encoder cache for want of room."),
         Metric("encoder_cache_usage_perc", "gauge", "ratio", "Rows of the encoder arena that hold features, 0 to 1."),
         Metric("num_encoder_cache_units", "gauge", "units", "Units in the encoder cache."),

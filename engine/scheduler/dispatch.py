@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.messages import ClearWeights, EncoderCall, LoadWeights, SlotStart, Step
@@ -39,6 +40,7 @@ class Dispatcher:
     def __init__(self, writer: BroadcastWriter, epoch: int, encoder: EncoderWork | None = None) -> None:
         """`encoder`: of a model that takes pictures."""
         self._encoder = encoder
+        self._find = (EncoderCache(0) if encoder is None else encoder.cache).get
         self._next_step_id = (epoch << STEP_ID_BITS) + 1
         self._flight: deque[StepInFlight] = deque()
         self._outbox = BackloggedOutbox(writer.try_send)
@@ -64,9 +66,10 @@ class Dispatcher:
         rows.sort(key=_slot)
         flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
         step = build_step(flight.step_id, rows, batch, now_ns, gang_epoch)
+        read = add_units(step, rows, self._find) if batch.num_with_media else []
         if self._encoder is not None:
             step.encoder = layers
-            self._encoder.dispatched(flight.step_id, add_units(step, rows, self._encoder.cache), layers)
+            self._encoder.dispatched(flight.step_id, read, layers)
         self._next_step_id += 1
         self._flight.append(flight)
         self.send(step)
@@ -145,8 +148,9 @@ def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int, ga
     )
 
 
-def add_units(step: Step, rows: list[Row], cache: EncoderCache) -> list[CachedUnit]:
-    """Tell the ranks which media the prompts of a step have, and where the features lie that its rows read; what they read."""
+def add_units(step: Step, rows: list[Row], find: Callable[[bytes], CachedUnit | None]) -> list[CachedUnit]:
+    """Tell the ranks which media and masks the prompts of a step have, and where the features lie that its rows read, which
+    `find` finds by hash. What they read."""
     starts = {start.slot: start for start in step.starts}
     slots, indexes, first_rows = (array("i") for _ in range(3))
     read: dict[bytes, CachedUnit] = {}
@@ -158,7 +162,7 @@ def add_units(step: Step, rows: list[Row], cache: EncoderCache) -> list[CachedUn
         if start is not None:
             media.sent_rows = array("i", [NOT_SENT]) * len(media.units)
         for index in media.overlapping(row.start, row.start + row.num_tokens):
-            unit = cache.get(media.units[index].unit_hash)
+            unit = find(media.units[index].unit_hash)
             assert unit is not None, f"{row.sequence.request.request_id} reads unit {index}, which is not cached"
             read[unit.unit_hash] = unit
             if media.sent_rows[index] == unit.first_row:

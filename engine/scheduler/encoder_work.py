@@ -81,7 +81,8 @@ class EncoderWork:
         self._losses: dict[bytes, int] = {}
         self._is_stalled = False
         self._num_calls = context.epoch << 32
-        self._cells = {name: context.counter(f"encoder_{name}_total") for name in ("calls", "units", "rows", "evictions")}
+        names = ("calls", "units", "rows", "losses", "evictions")
+        self._cells = {name: context.counter(f"encoder_{name}_total") for name in names}
         self._queries = context.counter("mm_cache_queries_total")
         self._hits = context.counter("mm_cache_hits_total")
         self._usage = context.counter("encoder_cache_usage_perc")
@@ -102,6 +103,7 @@ class EncoderWork:
             if self._call is not None and not any(unit.unit_hash in needs for unit in self._call.units):
                 self._drop_call()
             self._pixels.keep(needs)
+            self._losses = {unit_hash: count for unit_hash, count in self._losses.items() if unit_hash in needs}
             num_rows = 0
             for need in needs.values():
                 num_rows += need.unit.num_rows
@@ -183,6 +185,7 @@ class EncoderWork:
             if unit is not None:
                 self.cache.forget(unit)
             self._losses[unit_hash] = self._losses.get(unit_hash, 0) + 1
+        self._cells["losses"].add(len(missing))
         hopeless = [unit_hash for unit_hash in missing if self._losses[unit_hash] >= MAX_LOSSES]
         for unit_hash in hopeless:
             del self._losses[unit_hash]

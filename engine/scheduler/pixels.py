@@ -98,7 +98,9 @@ class PixelRequests:
         return request
 
     def give_back(self, request: PixelRequest) -> None:
-        """Nobody reads the pixels any more, or waits for them."""
+        """Nobody reads the pixels any more, or waits for them: there may be room for others now."""
+        for retry in self._retries.values():
+            retry.at_ns = 0
         if request.media_epoch == self._context.peer_epoch(request.media):
             self._outboxes[request.media].post(PixelsDone(request.call_id))
 

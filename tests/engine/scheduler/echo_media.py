@@ -95,9 +95,11 @@ class EchoMedia:
 
     def __init__(self, simulation: Simulation, index: int, epoch: int = 1) -> None:
         run_id = simulation.config.run_id
+        self.simulation = simulation
         self.name = f"media{index}"
         self.epoch = epoch
         self.held: dict[str, tuple[SlabHandle, bytes]] = {}
+        self._scheduler_epoch = 1  # whose they are
         self.failures: dict[bytes, list[tuple[int, str]]] = {}
         self.capacity = 1 << 30
         self.num_asked: dict[bytes, int] = {}
@@ -109,6 +111,9 @@ class EchoMedia:
     def turn(self) -> int:
         if self.is_silent:
             return 0
+        if self.simulation.scheduler_epoch != self._scheduler_epoch:
+            self._scheduler_epoch = self.simulation.scheduler_epoch
+            self.held.clear()
         records = self._mailbox.receive()
         for _, payload in records:
             message = decode(payload)

@@ -238,6 +238,19 @@ def test_masks_are_kept_by_chunks_hits_and_keys(directory: Path, budget: int) ->
         assert simulation.metric("prefix_cache_hits_total") > 0
 
 
+def test_masks_of_a_text_model(directory: Path) -> None:
+    bounds = causal(20)
+    bounds[5 * 2 + 1] = 9
+    with simulate(directory, max_num_batched_tokens=7) as simulation:
+        for mask in (bounds, causal(20), bounds):
+            simulation.submit([1, 2] * 10, mask_bounds=array("i", mask).tobytes())
+            finish(simulation)
+        simulation.submit([1, 2] * 10)
+        finish(simulation)
+        hits = simulation.metric("prefix_cache_hits_total")
+        assert hits == 4 + 16 + 16, "the block before the mask; causal is one thing, said or not"
+
+
 @pytest.mark.parametrize(
     ("bounds", "text"),
     [
