@@ -85,6 +85,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: dict[str, Any] = {}  # over what the checkpoint's processor files say
     media_io_kwargs: dict[str, Any] = {}  # by modality: how a file is read
     language_model_only: bool = False
+    encoder_depth: int = 0  # layers of the vision encoder
+    max_num_batched_encoder_embeds: int = 0  # rows of features for which a step may run all layers
+    disable_chunked_mm_input: bool = False  # no chunk ends inside a picture
+    mm_chunk_tokens: int = 0  # that chunks of prompts with media are meant to have; 0: max_num_batched_tokens
 
     # HTTP
     host: str
