@@ -40,6 +40,7 @@ from engine.tokenizer.api_channel import ApiChannel
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.lanes import Job, Lanes
 from engine.tokenizer.openings import Opening, Openings
+from engine.tokenizer.placement import Placement
 from engine.tokenizer.preparation import Answer, Preparation, Prepared, Refusal, is_light, refusal_of
 from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes
 from engine.tokenizer.replicas import UNKNOWN, Replicas
@@ -85,8 +86,15 @@ class TokenizerActor(Actor):
             vocabulary.special_tokens,
             max_text_bytes(vocabulary, config.max_model_len),
             trusts_requests=config.trust_request_chat_template,
+            marks=vocabulary.marks,
         )
-        encoder = PromptEncoder(vocabulary, templates, vocab_size=model.vocab_size, max_model_len=config.max_model_len)
+        encoder = PromptEncoder(
+            vocabulary,
+            templates,
+            vocab_size=model.vocab_size,
+            max_model_len=config.max_model_len,
+            placement=Placement(model.vision, vocabulary.pieces, vocabulary.marks) if model.vision else None,
+        )
         rules = SamplingRules(
             vocabulary,
             vocab_size=model.vocab_size,
