@@ -6,6 +6,8 @@ The supervisor makes it, writes it to the run's manifest, and every actor reads 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -70,6 +72,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     hang_timeout_s: float
     load_timeout_s: float
     stop_timeout_s: float
+
+    # pictures and video, of vision models alone
+    media_processes: int = 0  # 0: the model takes text alone, or is to
+    media_memory: int = 256 << 20  # bytes of what was fetched, of each HTTP process
+    mm_processor_cache_gb: float = 0.25  # GiB of pixels, of each media process
+    encoder_cache_size: int = 0  # rows of each replica's encoder arena: tokens
+    encoder_row_width: int = 0  # numbers of a row
+    max_image_pixels: int = 89_000_000
+    max_media_bytes: int = 32 << 20  # of a picture; a video may have twice as many
+    limit_mm_per_prompt: dict[str, int] = {}  # of each modality
+    mm_processor_kwargs: dict[str, Any] = {}  # over what the checkpoint's processor files say
+    media_io_kwargs: dict[str, Any] = {}  # by modality: how a file is read
+    language_model_only: bool = False
 
     # HTTP
     host: str

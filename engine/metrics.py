@@ -48,6 +48,10 @@ def _cache_loads(found: str) -> Metric:
     return Metric("weight_cache_loads_total", "counter", "loads", "Loads by what the weight cache had.", (("found", found),))
 
 
+def _prepared(outcome: str) -> Metric:
+    return Metric("media_items_total", "counter", "items", "Pictures and videos looked at.", (("outcome", outcome),))
+
+
 def _routes(reason: str) -> Metric:
     return Metric("requests_routed_total", "counter", "samples", "Samples by what chose their replica.", (("reason", reason),))
 
@@ -86,6 +90,15 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         _histogram("e2e_request_latency_seconds", "From arrival to the end of a sample."),
         _histogram("request_prompt_tokens", "Prompt tokens of a sample.", TOKENS, "tokens"),
         _histogram("request_generation_tokens", "Generated tokens of a sample.", TOKENS, "tokens"),
+    ),
+    "media": (
+        *(_prepared(outcome) for outcome in ("good", "refused")),
+        Metric("media_units_total", "counter", "units", "Units whose pixels or features were made."),
+        Metric("media_bytes_total", "counter", "bytes", "Bytes of files that were looked at or decoded."),
+        Metric("pixel_slab_used_bytes", "gauge", "bytes", "Pixels that the scheduler has yet to let go of."),
+        Metric("units_waiting", "gauge", "units", "Units that wait for their turn, or for room in the pixel slab."),
+        _histogram("media_prepare_seconds", "Looking at a file: headers, tokens, identity.", STEP_SECONDS),
+        _histogram("media_decode_seconds", "Making the pixels of a unit.", STEP_SECONDS),
     ),
     "tokenizer": (
         Metric("tokenized_tokens_total", "counter", "tokens", "Prompt tokens encoded."),

@@ -13,6 +13,7 @@ LAYOUT: dict[str, dict[str, tuple[int, int]]]  # {"Struct": {"field": (offset, n
 LAYOUT_HASH: int
 LAYOUT_VERSION: int
 MAGIC: int
+ENCODER_MAGIC: int
 LINE: int
 PRODUCER_BIT: int
 MAX_SLAB_CLASSES: int

@@ -21,6 +21,8 @@ _RESOLVED = {
     "plan": "tape",
     "cpu_kernels": {},
     "threads": 1,
+    "media_processes": 0,  # a model of text alone
+    "encoder_cache_size": 0,
 }
 
 

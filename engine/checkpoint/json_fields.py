@@ -50,6 +50,14 @@ class JsonOptions:
             raise self.error(name, f"{value!r} should be a list of numbers")
         return tuple(map(float, value))
 
+    def counts(self, name: str, default: tuple[int, ...], *, or_one: int = 0) -> tuple[int, ...]:
+        """A list of integers from -1 on; with `or_one`, one integer stands for so many of it."""
+        value = self._get(name, default)
+        values = [value] * or_one if or_one and type(value) is int else value
+        if not isinstance(values, list | tuple) or not all(type(each) is int and -1 <= each < 1 << 40 for each in values):
+            raise self.error(name, f"{value!r} should be a list of integers")
+        return tuple(values)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):

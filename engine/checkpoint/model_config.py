@@ -12,30 +12,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from engine.checkpoint.families import CLASS_NAMES, FAMILIES
+from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Family, Latents
 from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.json_fields import JsonOptions, read_json
+from engine.checkpoint.mrope import pair_axes
 from engine.checkpoint.quantization_config import QuantizationConfig
+from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 
 _ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3")}
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-}
 GENERATION_CONFIG = "generation_config.json"
 _MAX_LAYERS = 4096  # each takes memory before a weight is looked at
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -65,6 +55,13 @@ class RopeConfig:
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn
     frequency_factors: tuple[float, ...] = ()  # of GGUF files: what each frequency is divided by
+    mrope_layout: str = ""  # a key of `mrope.LAYOUTS`; empty: positions are numbers, not (time, height, width)
+    mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
+
+    def pair_axes(self) -> tuple[int, ...]:
+        """Of each of the rotary_dim / 2 pairs, which of a position's numbers it turns with: 0 time, 1 height, 2 width. Empty
+        where positions are plain numbers."""
+        return pair_axes(self.mrope_layout, self.mrope_sections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +92,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None  # of layers that have some
     latents: Latents | None = None
     num_draft_layers: int = 0  # stored behind the last layer, and not read
+    vision: VisionConfig | None = None  # of models that take pictures
+    vision_experts: ExpertsConfig | None = None  # of media's tokens, stored behind those of text
 
     @staticmethod
     def read(path: str | Path) -> ModelConfig:
@@ -137,48 +136,63 @@ class ModelConfig:
 
 
 def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
+    """Of models that take pictures, config.json says what the text model is within `text_config`, or beside the rest."""
     family = _family(options)
-    biases = family.biases(options)
-    num_heads = options.count("num_attention_heads")
-    num_kv_heads = options.count("num_key_value_heads", num_heads)
+    text = options.within("text_config") if family.mrope_layout and options.values.get("text_config") else options
+    biases = family.biases(text)
+    num_heads = text.count("num_attention_heads")
+    num_kv_heads = text.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise options.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
-    latents = family.latents(options)
-    head_dim = latents.rotary_dim if latents else _head_dim(options, family, num_heads)
-    max_positions = options.count("max_position_embeddings")
-    activation = options.text("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise options.error("hidden_act", f"{activation!r} is not known; known are {', '.join(_ACTIVATIONS)}")
-    num_layers = options.count("num_hidden_layers", most=_MAX_LAYERS)
-    dtype = options.text("dtype", options.text("torch_dtype", "float32"))
+        raise text.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
+    latents = family.latents(text)
+    head_dim = latents.rotary_dim if latents else _head_dim(text, family, num_heads)
+    max_positions = text.count("max_position_embeddings")
+    num_layers = text.count("num_hidden_layers", most=_MAX_LAYERS)
+    found = (each.text("dtype", each.text("torch_dtype", "")) for each in (options, text))
+    dtype = next(filter(None, found), "float32")
     if dtype not in _CHECKPOINT_DTYPES:
         raise options.error("dtype", f"{dtype!r} cannot be read; known are {', '.join(_CHECKPOINT_DTYPES)}")
+    eos_token_ids = (each.token_ids("eos_token_id") for each in (text, options, generation))
+    vision = family.vision(options, text)
+    if vision and vision.out_hidden_size != text.count("hidden_size"):
+        raise options.error(
+            "vision_config.out_hidden_size",
+            f"{vision.out_hidden_size} should be the text model's hidden_size, {text.count('hidden_size')}",
+        )
     return ModelConfig(
         architecture=family.name,
-        vocab_size=options.count("vocab_size"),
-        hidden_size=options.count("hidden_size"),
-        intermediate_size=options.count("intermediate_size"),
+        vocab_size=text.count("vocab_size"),
+        hidden_size=text.count("hidden_size"),
+        intermediate_size=text.count("intermediate_size"),
         num_layers=num_layers,
         num_attention_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=options.number("rms_norm_eps", family.rms_norm_eps),
-        activation=_ACTIVATIONS[activation],
-        tie_word_embeddings=options.flag("tie_word_embeddings", family.ties_word_embeddings),
+        rms_norm_eps=text.number("rms_norm_eps", family.rms_norm_eps),
+        activation=read_activation(text, "silu"),
+        tie_word_embeddings=_ties_word_embeddings(options, text, family),
         has_qkv_bias=biases.qkv,
         has_output_bias=biases.output,
         has_mlp_bias=biases.mlp,
-        sliding_windows=family.sliding_windows(options, num_layers),
-        rope=_rope(options, family, head_dim, max_positions),
-        eos_token_ids=tuple(dict.fromkeys((*options.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")))),
+        sliding_windows=family.sliding_windows(text, num_layers),
+        rope=_rope(text, family, head_dim, max_positions),
+        eos_token_ids=tuple(dict.fromkeys(token_id for ids in eos_token_ids for token_id in ids)),
         dtype=dtype,
-        is_transformers="transformers_version" in options.values or "torch_dtype" in options.values,
+        is_transformers=any("transformers_version" in each.values or "torch_dtype" in each.values for each in (options, text)),
         quantization=_quantization(options),
-        experts=family.experts(options, num_layers),
+        experts=family.experts(text, num_layers),
         latents=latents,
-        num_draft_layers=family.num_draft_layers(options),
+        num_draft_layers=family.num_draft_layers(text),
+        vision=vision,
+        vision_experts=family.vision_experts(text, num_layers),
     )
+
+
+def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Family) -> bool:
+    """Where it is said twice, older files have it right in the inner object only, newer ones in the outer."""
+    said = [each.flag("tie_word_embeddings", False) for each in (options, text) if "tie_word_embeddings" in each.values]
+    return any(said) if said else family.ties_word_embeddings
 
 
 def _quantization(options: JsonOptions) -> QuantizationConfig | None:
@@ -197,8 +211,8 @@ def _family(options: JsonOptions) -> Family:
         if name in CLASS_NAMES:
             return CLASS_NAMES[name]
     model_type = options.text("model_type", "")
-    if not names and model_type in FAMILIES:
-        return FAMILIES[model_type]
+    if not names and model_type in MODEL_TYPES:
+        return MODEL_TYPES[model_type]
     what = ", ".join(names) or model_type or "nothing"
     raise options.error("architectures", f"{what} is not supported; supported are {', '.join(CLASS_NAMES)}")
 
@@ -220,6 +234,8 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
     name = "rope_parameters" if options.values.get("rope_parameters") else "rope_scaling"
     rope = options.within(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind == "mrope" and family.mrope_layout:
+        kind = "default"  # older files' word for positions of three numbers
     if kind not in _ROPE_TYPES:
         raise rope.error("rope_type", f"{kind!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")
     share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", 1.0))
@@ -252,7 +268,23 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
         mscale_all_dim=rope.number("mscale_all_dim", 0.0),
         truncate=rope.flag("truncate", True),
         frequency_factors=_frequency_factors(rope, rotary_dim),
+        mrope_layout=family.mrope_layout,
+        mrope_sections=_mrope_sections(options, rope, family, rotary_dim // 2),
     )
+
+
+def _mrope_sections(text: JsonOptions, rope: JsonOptions, family: Family, num_pairs: int) -> tuple[int, ...]:
+    if not family.mrope_layout:
+        return ()
+    sections = family.mrope_sections(text, rope, num_pairs)
+    try:
+        pair_axes(family.mrope_layout, sections, num_pairs)
+    except ValueError as error:
+        raise rope.error("mrope_section", str(error)) from error
+    is_interleaved = rope.flag("mrope_interleaved", family.mrope_layout == "interleaved")
+    if is_interleaved != (family.mrope_layout == "interleaved"):
+        raise rope.error("mrope_interleaved", f"{is_interleaved} is not supported for {family.name}; supported is the other")
+    return sections
 
 
 def _frequency_factors(rope: JsonOptions, rotary_dim: int) -> tuple[float, ...]:

@@ -14,13 +14,17 @@ import msgspec
 
 from engine.checkpoint.files import read_file
 from engine.checkpoint.model_config import GENERATION_CONFIG, ModelConfig
+from engine.checkpoint.vision_config import IMAGE_PROCESSOR, PROCESSOR
 from engine.errors import CheckpointError, TokamakError
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first that there is counts
 TEMPLATES = "additional_chat_templates"
+VIDEO_PROCESSOR = "video_preprocessor_config.json"
+FONTS = ("*.ttf", "*.otf")  # with which a model wants times in a video's frames
 _OTHERS = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.json", "chat_template.jinja", GENERATION_CONFIG),
+    *(IMAGE_PROCESSOR, PROCESSOR, VIDEO_PROCESSOR),
 )
 
 
@@ -53,7 +57,8 @@ def small_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents; any may be missing."""
     vocabulary = next((name for name in VOCABULARIES if (path / name).exists()), None)
     templates = sorted(f"{TEMPLATES}/{file.name}" for file in path.glob(f"{TEMPLATES}/*.jinja"))
-    for name in (*([vocabulary] if vocabulary else []), *_OTHERS, *templates):
+    fonts = sorted(file.name for pattern in FONTS for file in path.glob(pattern))
+    for name in (*([vocabulary] if vocabulary else []), *_OTHERS, *templates, *fonts):
         try:
             yield name, read_file(path / name)
         except FileNotFoundError:

@@ -58,6 +58,18 @@ def seconds(least: float, most: float = 1e7) -> Kind:
     return Kind("SECONDS", parse, show=lambda value: f"{value:g}")
 
 
+def gibibytes(least: float, most: float) -> Kind:
+    """GiB in [least, most], whole or not."""
+
+    def parse(text: str) -> float:
+        try:
+            return _bounded(float(text), least, most)
+        except ValueError:
+            raise ValueError(f"expected a number of GiB from {least:g} to {most:g}") from None
+
+    return Kind("GB", parse, show=lambda value: f"{value:g}")
+
+
 def power_of_two(least: int, most: int) -> Kind:
     def parse(text: str) -> int:
         value: int = whole(least, most).parse(text)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from engine.options.kinds import (
     Kind,
     choice,
     flag,
+    gibibytes,
     host,
     key_priorities,
     num_bytes,
@@ -37,6 +39,7 @@ from engine.options.kinds import (
     texts,
     whole,
 )
+from engine.options.media_options import parse_limits, parse_object
 from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
@@ -198,6 +201,38 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("load-timeout", seconds(1), 1800.0, "the same while it starts and loads"),
         Option("stop-timeout", seconds(0.1), 10.0, "between the request to end and SIGKILL"),
     ),
+    "pictures and video": (
+        Option("language-model-only", flag(), False, "serve a vision model's text side alone"),
+        Option(
+            "limit-mm-per-prompt",
+            Kind("JSON", parse_limits, show=json.dumps),
+            {"image": 999, "video": 999},
+            "pictures and videos in a prompt",
+        ),
+        Option(
+            "mm-processor-kwargs",
+            Kind("JSON", parse_object, show=json.dumps),
+            {},
+            'over the checkpoint\'s processor files, such as {"max_pixels": 1003520}',
+        ),
+        Option(
+            "media-io-kwargs",
+            Kind("JSON", parse_object, show=json.dumps),
+            {},
+            'how files are read, such as {"video": {"num_frames": 32}}',
+        ),
+        Option("max-image-pixels", whole(1, 1 << 31), 89_000_000, "largest picture or frame, before it is made smaller"),
+        Option("max-media-bytes", num_bytes(1024), 32 << 20, "largest file of a picture; of a video twice as much"),
+        Option("media-processes", whole(1, 64), 1, "processes that decode pictures and video"),
+        Option("media-memory", num_bytes(1 << 20), 256 << 20, "of each HTTP process, for files of requests under way"),
+        Option("mm-processor-cache-gb", gibibytes(0.001, 1024), 0.25, "of each media process, for decoded pixels"),
+        Option(
+            "encoder-cache-size",
+            whole(1, 1 << 26),
+            None,
+            "tokens whose features are kept, of each replica; default: the largest picture, at least 16384",
+        ),
+    ),
     "HTTP": (
         Option("host", host("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all"),
         Option("port", whole(0, 65535), 8000, "port to listen on; 0: any free one"),
@@ -282,7 +317,7 @@ def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
             help=f"{shown} (default: {'yes' if option.default else 'no'})",
         )
         return
-    if option.default not in (None, "", ()):
+    if option.default not in (None, "", (), {}):
         shown += f" (default: {option.kind.show(option.default)})"
     action = "append" if option.kind.is_list else "store"
     names = (f"--{option.name}", *filter(None, [option.short]))

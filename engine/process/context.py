@@ -6,8 +6,10 @@ Made by `engine/process/main.py` in each child process (and by tests), handed to
 from __future__ import annotations
 
 import logging
+import os
 import time
 import traceback
+from collections.abc import Mapping
 from functools import cached_property
 
 import zmq
@@ -17,8 +19,11 @@ from engine.errors import TokamakError
 from engine.messages import ActorState, Control, encode
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
+from engine.process.segments import ENCODER, encoder_bytes_of, slab_bytes_of
 from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
+from shm.encoder_arena import EncoderArena
+from shm.extent_slab import ExtentSlab, SlabProducer
 from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
 
@@ -53,7 +58,17 @@ class EventSender:
 class ActorContext:
     """All that an actor shares with the engine: its configuration, rings, counters and the way to the supervisor."""
 
-    def __init__(self, run: Run, config: EngineConfig, name: str, epoch: int, arena_fd: int = -1, comm_fd: int = -1) -> None:
+    def __init__(
+        self,
+        run: Run,
+        config: EngineConfig,
+        name: str,
+        epoch: int,
+        arena_fd: int = -1,
+        comm_fd: int = -1,
+        media_fds: Mapping[str, int] | None = None,
+    ) -> None:
+        """The descriptors are those of memory files that this process inherited; of slabs by their producers' names."""
         self.run = run
         self.config = config
         self.name = name
@@ -68,6 +83,7 @@ class ActorContext:
         self.events = EventSender(run.events_endpoint)
         self._arena_fd = arena_fd
         self._comm_fd = comm_fd
+        self._media_fds = media_fds or {}
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, receiver: str) -> Outbox:
@@ -149,6 +165,32 @@ class ActorContext:
         if self._comm_fd < 0:
             raise TokamakError(f"{self.name} was started without the comm arena; only workers get it")
         return MemoryFile.from_fd(self._comm_fd, self.config.comm_bytes)
+
+    def own_slab(self) -> SlabProducer:
+        """The slab that this actor fills: an api's media slab, a media process's pixel slab. What its last life held ends."""
+        return SlabProducer(self._slab_memory(self.name))
+
+    def media_slab(self, api: str) -> ExtentSlab:
+        """Files of requests under way, as media processes read them."""
+        return ExtentSlab(self._slab_memory(api))
+
+    def pixel_slab(self, media: str) -> ExtentSlab:
+        """Pixels, as workers read them."""
+        return ExtentSlab(self._slab_memory(media))
+
+    def encoder_arena(self) -> EncoderArena:
+        """The features of this rank's replica."""
+        config = self.config
+        memory = self._media_memory(ENCODER, encoder_bytes_of(config))
+        return EncoderArena(memory, config.encoder_cache_size, config.encoder_row_width, config.dtype)
+
+    def _slab_memory(self, producer: str) -> MemoryFile:
+        return self._media_memory(producer, ExtentSlab.num_bytes_of(slab_bytes_of(self.config)[role_of(producer)]))
+
+    def _media_memory(self, name: str, num_bytes: int) -> MemoryFile:
+        if name not in self._media_fds:
+            raise TokamakError(f"{self.name} was started without the memory of {name}; it got that of {list(self._media_fds)}")
+        return MemoryFile.from_fd(os.dup(self._media_fds[name]), num_bytes)
 
     def weights_in_use(self) -> tuple[str, int, str]:
         """Path, version and contents of the weights that this rank must load; no contents: nobody has loaded them yet."""

@@ -1,5 +1,5 @@
 """The entry of every child process: `python -m engine.process.main --run-dir D --actor NAME --epoch E --parent PID [--arena-fd
-N] [--comm-fd N] [--segments NAME=N,...]`; N are descriptors that it inherits.
+N] [--comm-fd N] [--media-fds NAME=N,...] [--segments NAME=N,...]`; N are descriptors that it inherits.
 
 Started by the supervisor with the actor's log as stdout and stderr. It ties its life to the supervisor's, makes hangs
 inspectable, attaches to the run and then lives the actor's life. Signals: SIGTERM ends the loop (or the process at once while
@@ -44,7 +44,15 @@ def main(argv: list[str]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=manifest.config.log_level.upper(), handlers=[handler])
-    context = ActorContext(this_run, manifest.config, arguments.actor, arguments.epoch, arguments.arena_fd, arguments.comm_fd)
+    context = ActorContext(
+        this_run,
+        manifest.config,
+        arguments.actor,
+        arguments.epoch,
+        arguments.arena_fd,
+        arguments.comm_fd,
+        _inherited(arguments.media_fds),
+    )
     context.row.set_state(State.ATTACHED)
     _end_on_sigterm(context)
     target = next(plan.target for plan in manifest.actors if plan.name == arguments.actor)
@@ -90,6 +98,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--arena-fd", type=int, default=-1)
     parser.add_argument("--comm-fd", type=int, default=-1)
+    parser.add_argument("--media-fds", default="")
     parser.add_argument("--segments", default="")
     return parser.parse_args(argv)
 

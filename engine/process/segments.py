@@ -7,13 +7,21 @@ experts.main           where ranks share experts: on which these lie, and rows c
 prefix.<cache>         one per replica, where there are several: which blocks are cached there
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
 memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
+
+Of a vision model besides:
+notes.<media>          one per media process: the file that it has in hands, and those that killed it
+memfd                  media slab, one per api: files of requests under way
+memfd                  pixel slab, one per media process
+memfd                  encoder arena, one per replica: features that were encoded
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import StartError
@@ -21,6 +29,7 @@ from engine.metrics import EVERY_ROLE, Metric, metrics_of
 from engine.parallel.placement import first_placement, owners
 from engine.process.topology import (
     CACHE,
+    MEDIA,
     ROLES,
     SCHEDULER,
     SUPERVISOR,
@@ -35,7 +44,10 @@ from engine.process.topology import (
 from shm import counters
 from shm.broadcast import BroadcastWriter
 from shm.counters import Counters
+from shm.death_notes import DeathNotes
+from shm.encoder_arena import EncoderArena
 from shm.experts import ExpertTable, SharedExperts
+from shm.extent_slab import ExtentSlab
 from shm.fingerprints import FingerprintSet, num_slots_for
 from shm.gang import GangHeader
 from shm.mailbox import Mailbox
@@ -53,6 +65,28 @@ from shm.segment import (
 PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
+ENCODER = "encoder"
+_SLABS_OF_ROLE = {MEDIA: ("api",), "worker": (MEDIA,)}  # whose slabs they read
+
+
+class MediaMemory(msgspec.Struct, frozen=True):
+    """Sizes: what each producer's slab holds, by role, and the encoder arena of each replica."""
+
+    slab_bytes: Mapping[str, int]
+    encoder_bytes: int
+
+    @staticmethod
+    def of(config: EngineConfig) -> MediaMemory:
+        return MediaMemory(slab_bytes_of(config), encoder_bytes_of(config))
+
+
+def slab_bytes_of(config: EngineConfig) -> dict[str, int]:
+    """What the slab of a producer of each role holds."""
+    return {"api": config.media_memory, MEDIA: int(config.mm_processor_cache_gb * (1 << 30))}
+
+
+def encoder_bytes_of(config: EngineConfig) -> int:
+    return EncoderArena.num_bytes_of(config.encoder_cache_size, config.encoder_row_width, config.dtype)
 
 
 class RunSegments:
@@ -68,9 +102,11 @@ class RunSegments:
         num_kv_blocks: int = 0,
         comm_bytes: int = 0,
         shared_experts: SharedExperts | None = None,
+        media: MediaMemory | None = None,
     ) -> None:
         """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
-        each gang, which are the ranks of a replica, or all that share experts. StartError: there is no room."""
+        each gang, which are the ranks of a replica, or all that share experts; `media`: of a vision model. StartError: there is
+        no room."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -92,6 +128,8 @@ class RunSegments:
         segments += [prefixes.segment for prefixes in self._prefixes]
         self._experts = ExpertTable.create(run_id, shared_experts) if shared_experts else None
         segments += [self._experts.segment] if self._experts else []
+        self._notes = {name: DeathNotes.create(run_id, name) for name in actors_of(MEDIA, names)}
+        segments += [notes.segment for notes in self._notes.values()]
         self.descriptors = {
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
@@ -101,6 +139,14 @@ class RunSegments:
         self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
         self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._gangs] if comm_bytes else []
         self.gangs = [GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._gangs, strict=False)]
+        self._slabs: dict[str, MemoryFile] = {}  # of their producers
+        self._encoders: list[MemoryFile] = []  # of the replicas
+        if media is not None:
+            self._slabs = {
+                name: _create_slab(run_id, slab_id, media.slab_bytes[role_of(name)])
+                for slab_id, name in enumerate((*actors_of("api", names), *actors_of(MEDIA, names)))
+            }
+            self._encoders = [MemoryFile.create("tokamak-encoder-arena", media.encoder_bytes) for _ in self._readers]
 
     @classmethod
     def of(cls, config: EngineConfig, names: Sequence[str], layers: Sequence[int] = (), num_experts: int = 0) -> RunSegments:
@@ -114,6 +160,7 @@ class RunSegments:
             config.num_kv_blocks,
             config.comm_bytes,
             _shared_experts(config, layers, num_experts) if config.enable_expert_parallel else None,
+            MediaMemory.of(config) if config.media_processes else None,
         )
 
     def arena_of(self, name: str) -> MemoryFile | None:
@@ -127,6 +174,18 @@ class RunSegments:
     def comm_of(self, name: str) -> MemoryFile | None:
         """The comm arena of a rank's gang; None: the actor gets none."""
         return self._comms[_place_in(self._gangs, name)[0]] if self._comms and role_of(name) == "worker" else None
+
+    def media_memory_of(self, name: str) -> dict[str, MemoryFile]:
+        """The slabs and the encoder arena that an actor maps: slabs by their producers' names, the arena as `encoder`."""
+        producers = _SLABS_OF_ROLE.get(role_of(name), ())
+        found = {producer: slab for producer, slab in self._slabs.items() if role_of(producer) in producers or producer == name}
+        if self._encoders and role_of(name) == "worker":
+            found[ENCODER] = self._encoders[_place_in(self._readers.values(), name)[0]]
+        return found
+
+    def blame_file(self, name: str) -> bool:
+        """Whether an actor that died had a file in hands; its death is then counted as that file's."""
+        return name in self._notes and bool(self._notes[name].count_death())
 
     def evict(self, worker: str) -> None:
         """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the gang's next epoch."""
@@ -150,8 +209,10 @@ class RunSegments:
             prefixes.close()
         if self._experts is not None:
             self._experts.close()
+        for notes in self._notes.values():
+            notes.close()
         self.counters.close()
-        for arena in (*self.arenas, *self._comms):
+        for arena in (*self.arenas, *self._comms, *self._slabs.values(), *self._encoders):
             arena.close()
         let_go_of_segments(self.descriptors)
         os.close(self._hold)
@@ -177,6 +238,12 @@ def _create_arenas(num_replicas: int, num_bytes: int) -> list[MemoryFile]:
             "replicas (--data-parallel-size) or free memory"
         )
     return [MemoryFile.create("tokamak-kv-arena", num_bytes) for _ in range(num_replicas)]
+
+
+def _create_slab(run_id: str, slab_id: int, capacity_bytes: int) -> MemoryFile:
+    memory = MemoryFile.create("tokamak-slab", ExtentSlab.num_bytes_of(capacity_bytes))
+    ExtentSlab.lay_out(memory, run_id, slab_id, capacity_bytes)
+    return memory
 
 
 def rows_of(role: str) -> tuple[Metric, ...]:

@@ -17,12 +17,21 @@ from shm.actor_table import role_of as role_of
 SUPERVISOR = "supervisor"
 SCHEDULER = "scheduler"
 CACHE = "cache"
-ROLES = (SUPERVISOR, "api", "tokenizer", SCHEDULER, CACHE, "worker")
+MEDIA = "media"  # of vision models alone
+ROLES = (SUPERVISOR, "api", MEDIA, "tokenizer", SCHEDULER, CACHE, "worker")
 
-STOP_ORDER = ("api", "tokenizer", SCHEDULER, "worker", CACHE)  # along a request's way: nobody loses what it still waits for
+STOP_ORDER = (
+    "api",
+    "tokenizer",
+    SCHEDULER,
+    "worker",
+    MEDIA,
+    CACHE,
+)  # a request's way: nobody loses what it waits for
 
 TARGETS = {
     "api": "api.server:ApiActor",
+    MEDIA: "engine.media.actor:MediaActor",
     "tokenizer": "engine.tokenizer.actor:TokenizerActor",
     SCHEDULER: "engine.scheduler.actor:SchedulerActor",
     CACHE: "engine.cache.actor:CacheMessengerActor",
@@ -33,18 +42,20 @@ _OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other within 
 
 # receiver's role -> roles that send to it, besides the supervisor
 _SENDERS = {
-    "api": ("tokenizer",),
+    "api": ("tokenizer", MEDIA),
+    MEDIA: ("api", SCHEDULER),
     "tokenizer": ("api", SCHEDULER),
-    SCHEDULER: ("tokenizer", "worker", CACHE),
+    SCHEDULER: ("tokenizer", "worker", CACHE, MEDIA),
     CACHE: (SCHEDULER,),
     "worker": (),
 }
 
 # bytes of each ring of a receiver's mailbox, before they are fitted to the longest request and to the budget
-_RING_BYTES = {"api": 1 << 20, "tokenizer": 2 << 20, SCHEDULER: 2 << 20, CACHE: 512 << 10, "worker": 64 << 10}
+_RING_BYTES = {"api": 1 << 20, MEDIA: 1 << 20, "tokenizer": 2 << 20, SCHEDULER: 2 << 20, CACHE: 512 << 10, "worker": 64 << 10}
 _BROADCAST_BYTES = 8 << 20
 _MIN_BROADCAST_BYTES = 256 << 10
 _MIN_RING_BYTES = 64 << 10
+_MEDIA_BYTES = 128 << 10  # of what a request's record says of its pictures and video
 _RECORDS_PER_RING = 4  # a ring holds at least this many of the longest records
 SHARED_BUDGET_BYTES = 48 << 20  # of the rings together, so that a container's 64 MB /dev/shm is enough
 
@@ -89,6 +100,7 @@ def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
     """The children of an engine, in the order of a request's way."""
     counts = {
         "api": config.api_processes,
+        MEDIA: config.media_processes,
         "tokenizer": config.tokenizer_processes,
         SCHEDULER: config.data_parallel_size,
         CACHE: config.data_parallel_size,
@@ -122,6 +134,7 @@ def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
     """Ring sizes (powers of two): the longest request fits and, as far as that allows, all rings stay within the budget."""
     receivers = [name for name in names if name != SUPERVISOR]
     longest_record = 8 * max_model_len + (16 << 10)  # prompt and resume tokens, int32, and what surrounds them
+    longest_record += _MEDIA_BYTES if actors_of(MEDIA, names) else 0
     least = max(_MIN_RING_BYTES, _power_of_two_from(_RECORDS_PER_RING * longest_record))
     mailbox = {name: _ring_bytes(name, least) for name in receivers}
     broadcast = max(_BROADCAST_BYTES, 2 * least)
@@ -143,7 +156,7 @@ def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
 
 def _ring_bytes(name: str, least: int) -> int:
     default = _RING_BYTES.get(role_of(name), _MIN_RING_BYTES)
-    carries_tokens = role_of(name) in ("api", "tokenizer", SCHEDULER, CACHE)
+    carries_tokens = role_of(name) in ("api", MEDIA, "tokenizer", SCHEDULER, CACHE)
     return max(default, least) if carries_tokens else default
 
 

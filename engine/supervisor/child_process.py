@@ -91,6 +91,9 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments:
     if comm is not None:
         command += ["--comm-fd", str(comm.fd)]
         pass_fds += (comm.fd,)
+    if media := segments.media_memory_of(plan.name):
+        command += ["--media-fds", ",".join(f"{name}={memory.fd}" for name, memory in media.items())]
+        pass_fds += tuple(memory.fd for memory in media.values())
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

@@ -252,11 +252,15 @@ class Supervisor:
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready:
             self._fail(f"the engine cannot start: {cause}", child)
-        elif child.is_asked_to_end or self._restarts.record_death(child.name, time.monotonic()):
+        elif child.is_asked_to_end or self._may_go_on(child.name):
             self._start_again(child, cause)
         else:
             table = self._restarts
             self._fail(f"{cause}; that is {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
+
+    def _may_go_on(self, name: str) -> bool:
+        """Whether an actor that died may be started again; a file that killed it is not held against it."""
+        return self.segments.blame_file(name) or self._restarts.record_death(name, time.monotonic())
 
     def _await_failure(self, dead: Child) -> None:
         """An actor that failed says why before it ends; that may come a moment after its end is seen."""

@@ -208,6 +208,25 @@ struct alignas(LINE) SlotLine {
 static_assert(sizeof(SlotLine) == LINE);
 constexpr u32 PRODUCER_BIT = 63;
 
+// What lies in the rows of the encoder arena from one row on; line i is row i's (shm/encoder_arena.py).
+//
+//        0                 8                16         20      24      28
+//      0 | magic           | version         | num_rows | width | dtype | -     |
+//     32 | unit_hash (32)                                    zero up to 128
+//
+// magic is ENCODER_MAGIC while the rest and the rows are whole: cleared first, written last. SYNC: see EncoderArena.
+struct alignas(LINE) EncoderLine {
+    u64 magic;
+    u64 version;  // of the weights
+    u32 num_rows;
+    u32 width;
+    u32 dtype;  // 0: float32, 1: bfloat16
+    u32 reserved;
+    u8 unit_hash[32];
+};
+static_assert(sizeof(EncoderLine) == LINE);
+constexpr u64 ENCODER_MAGIC = 0x31'45'52'55'54'41'45'46;  // "FEATURE1"
+
 // The counters file.
 //
 //      0 | SegmentHeader                                              256
@@ -357,6 +376,13 @@ constexpr LayoutField LAYOUT[] = {
     TOKAMAK_FIELD(SlotLine, mask),
     TOKAMAK_FIELD(SlotLine, generation),
     TOKAMAK_FIELD(SlotLine, num_bytes),
+    TOKAMAK_SIZE(EncoderLine),
+    TOKAMAK_FIELD(EncoderLine, magic),
+    TOKAMAK_FIELD(EncoderLine, version),
+    TOKAMAK_FIELD(EncoderLine, num_rows),
+    TOKAMAK_FIELD(EncoderLine, width),
+    TOKAMAK_FIELD(EncoderLine, dtype),
+    TOKAMAK_FIELD(EncoderLine, unit_hash),
     TOKAMAK_SIZE(CountersHeader),
     TOKAMAK_FIELD(CountersHeader, num_actors),
     TOKAMAK_FIELD(CountersHeader, errors_per_actor),

@@ -15,6 +15,7 @@ void bind_layout(nb::module_ &module) {
     module.attr("LAYOUT_HASH") = LAYOUT_HASH;
     module.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
     module.attr("MAGIC") = MAGIC;
+    module.attr("ENCODER_MAGIC") = ENCODER_MAGIC;
     module.attr("LINE") = LINE;
 }
 

@@ -42,6 +42,16 @@ from workers.weights.formats.tensor import Kept, Tensor
 from workers.weights.safetensors import SafetensorsFile
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_")
+# Names that mean the same, as a pattern and what stands in its place. Models that see are published under both.
+_RENAMES = (
+    (re.compile(r"^ernie\."), "model."),
+    (re.compile(r"^model\.language_model\."), "model."),
+    (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
+    (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
+    (re.compile(r"^resampler_model\."), "model.resampler_model."),
+)
+_ENCODER = re.compile(r"^(visual|vision_model|mlp_AR|model\.resampler_model)\.")
+_UNUSED_BY_ENCODERS = r"^visual\.vision_model\.(head\.|embeddings\.packing_position_embedding\.)"
 _MAX_LISTED = 20
 
 
@@ -135,8 +145,10 @@ class Checkpoint:
     def _name_parts(self, config: ModelConfig) -> Iterator[tuple[str, _Part]]:
         """Stored tensors under their Hugging Face names, fused ones as their parts."""
         for name, tensor in self._tensors(config).items():
-            plain_name = re.sub(r"^ernie\.", "model.", name)
-            self._has_paddle_names |= plain_name != name
+            self._has_paddle_names |= name.startswith("ernie.")
+            plain_name = name
+            for pattern, replacement in _RENAMES:
+                plain_name = pattern.sub(replacement, plain_name)
             fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
             self._has_paddle_names |= bool(fused)
             for part_name, columns in fused.items():
@@ -188,7 +200,10 @@ class Checkpoint:
                 problems.append(f"{name} is quantized, which config.json does not say")
         tied_head = {"lm_head.weight"} if config.tie_word_embeddings else set()
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
-        harmless = (_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts))
+        harmless = [_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts)]
+        if config.vision is not None:
+            has_encoder = any(map(_ENCODER.search, shapes))
+            harmless.append(_UNUSED_BY_ENCODERS if has_encoder else _ENCODER.pattern)
         unexpected = [
             name
             for name in self._parts

@@ -9,14 +9,19 @@ from __future__ import annotations
 from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
+from engine.checkpoint.families.ernie4_5_vl_moe import Ernie4_5VLMoe
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.llama import Llama
+from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
 from engine.checkpoint.families.qwen2 import Qwen2
+from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
 from engine.checkpoint.families.qwen3 import Qwen3
 from engine.checkpoint.families.qwen3_moe import Qwen3Moe
+from engine.checkpoint.families.qwen3_vl import Qwen3VL
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (Llama(), Qwen2(), Qwen3(), Ernie4_5(), Qwen3Moe(), Ernie4_5Moe(), DeepseekV3())
-}
-GGUF_NAMES: dict[str, Family] = {family.gguf_name or family.name: family for family in FAMILIES.values()}
+_TEXT = (Llama(), Qwen2(), Qwen3(), Ernie4_5(), Qwen3Moe(), Ernie4_5Moe(), DeepseekV3())
+_VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_TEXT, *_VISION)}
+MODEL_TYPES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in (family.name, *family.other_names)}
+GGUF_NAMES: dict[str, Family] = {family.gguf_name or family.name: family for family in _TEXT}
 CLASS_NAMES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.class_names}

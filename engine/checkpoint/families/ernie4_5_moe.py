@@ -14,14 +14,17 @@ _FOLLOWED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_hard_gate":
 class Ernie4_5Moe(Ernie4_5):
     name = "ernie4_5_moe"
     gguf_name = "ernie4_5-moe"
-    class_names = ("Ernie4_5_MoeForCausalLM",)
+    class_names: tuple[str, ...] = ("Ernie4_5_MoeForCausalLM",)
 
-    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+    def check_followed(self, options: JsonOptions) -> None:
         for name, followed in _FOLLOWED.items():
             if options.values.get(name) not in (None, followed):
                 raise options.error(name, f"{options.values[name]!r} is not supported; supported: {followed!r}")
         if options.flag("use_bias", False):
             raise options.error("use_bias", "true is not supported where there are experts")
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        self.check_followed(options)
         count = num_experts(options, "moe_num_experts", default=64)
         start, interval = options.count("moe_layer_start_index", 1, least=0), options.count("moe_layer_interval", 1)
         end = options.count("moe_layer_end_index", -1, least=-1)

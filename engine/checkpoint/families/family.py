@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.json_fields import JsonOptions
+from engine.checkpoint.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,13 @@ class Family:
     """The common conventions of config.json; a family overrides what it does otherwise."""
 
     name: str  # `model_type` in config.json
+    other_names: tuple[str, ...] = ()  # likewise, of other publishers
     gguf_name: str = ""  # `general.architecture` in GGUF files; empty: the same
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is the one that we write
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
     is_permuted_in_gguf: bool = False  # GGUF files hold the rows of queries and keys so that pairs are neighbours
+    mrope_layout: str = ""  # of pairs that turn with a position in time, height or width: a key of `mrope.LAYOUTS`; empty: none
 
     # where config.json does not say
     rms_norm_eps: float = 1e-6
@@ -65,4 +68,18 @@ class Family:
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         """None: every layer has an MLP."""
+        return None
+
+    # of models that take pictures
+
+    def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig | None:
+        """From all of config.json; `text` is what it says of the text model. None: text alone."""
+        return None
+
+    def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
+        """Pairs of each axis, in the order of the family's layout. Only with a layout."""
+        raise NotImplementedError
+
+    def vision_experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        """Those that tokens of media choose among, stored behind the others; None: all tokens have the same."""
         return None

@@ -9,7 +9,8 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Qwen2(Family):
     name = "qwen2"
-    class_names = ("Qwen2ForCausalLM",)
+    class_names: tuple[str, ...] = ("Qwen2ForCausalLM",)
+    max_window_layers: int = 28  # where config.json does not say
 
     def biases(self, options: JsonOptions) -> Biases:
         return Biases(options.flag("attention_bias", options.flag("qkv_bias", True)), False, False)
@@ -20,7 +21,7 @@ class Qwen2(Family):
             window = 0
         layer_types = options.texts("layer_types")
         if options.values.get("layer_types") is None:
-            first = options.count("max_window_layers", 28, least=0)
+            first = options.count("max_window_layers", self.max_window_layers, least=0)
             return tuple(window if index >= first else 0 for index in range(num_layers))
         unknown = set(layer_types) - {"full_attention", "sliding_attention"}
         if unknown or len(layer_types) != num_layers:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from engine.errors import StartError
-from engine.process.run_directory import new_run_id
+from engine.errors import StartError, TokamakError
+from engine.process.context import ActorContext
+from engine.process.run_directory import Run, new_run_id
 from engine.process.segments import RunSegments, require_room, required_bytes, unlink_segments
 from engine.process.topology import (
     SHARED_BUDGET_BYTES,
@@ -18,6 +21,7 @@ from engine.process.topology import (
     senders_of,
 )
 from shm.broadcast import BroadcastReader, BroadcastWriter
+from shm.death_notes import DeathNotes
 from tests.configurations import engine_config
 
 CONFIG = {"model": "/none", "max_model_len": 64, "num_kv_blocks": 4, "run_id": new_run_id(), "run_dir": "/none"}
@@ -41,6 +45,7 @@ def test_names(name: str, role: str, index: int) -> None:
         ("scheduler", ("tokenizer0", "tokenizer1", "cache", "worker0")),
         ("cache", ("scheduler",)),
         ("worker0", ()),
+        ("media0", ("api0", "api1", "scheduler")),
     ],
 )
 def test_the_control_ring_is_first(receiver: str, senders: tuple[str, ...]) -> None:
@@ -83,6 +88,57 @@ def test_each_replica_has_an_arena_and_a_ring_that_it_alone_reads() -> None:
             writer.close()
         for reader in readers:
             reader.close()
+    finally:
+        segments.close()
+        unlink_segments(config.run_id)
+
+
+def test_a_vision_model_has_media_processes_whose_pixels_ranks_read() -> None:
+    config = engine_config(
+        **CONFIG | {"run_id": new_run_id()},
+        media_processes=2,
+        media_memory=1 << 20,
+        mm_processor_cache_gb=1 / 1024,
+        encoder_cache_size=64,
+        encoder_row_width=8,
+        data_parallel_size=2,
+    )
+    names = tuple(plan.name for plan in default_plan(config))
+    assert names[:3] == ("api0", "media0", "media1")
+    assert senders_of("media1", names) == ("supervisor", "api0", "scheduler0", "scheduler1")
+    assert {"media0", "media1"} <= {*senders_of("api0", names)} & {*senders_of("scheduler1", names)}
+    segments = RunSegments.of(config, names)
+    try:
+        mapped = {name: set(segments.media_memory_of(name)) for name in names}
+        assert mapped["api0"] == {"api0"}
+        assert mapped["media1"] == {"media1", "api0"}
+        assert mapped["worker0"] == {"media0", "media1", "encoder"}
+        assert mapped["tokenizer0"] == mapped["scheduler0"] == mapped["cache1"] == set()
+        arenas = [segments.media_memory_of(name)["encoder"].fd for name in ("worker0", "worker1")]
+        assert arenas[0] != arenas[1]
+        run = Run(config.run_id, Path("/none"))
+
+        def context_of(name: str) -> ActorContext:
+            passed = {source: memory.fd for source, memory in segments.media_memory_of(name).items()}
+            return ActorContext(run, config, name, 1, media_fds=passed)
+
+        contexts = {name: context_of(name) for name in ("api0", "media1", "worker1", "scheduler0")}
+        fetched = contexts["api0"].own_slab().put(b"as fetched")
+        pixels = contexts["media1"].own_slab().put(b"pixels")
+        assert fetched is not None
+        assert pixels is not None
+        assert contexts["media1"].media_slab("api0").read(fetched) == b"as fetched"
+        assert contexts["worker1"].pixel_slab("media1").read(pixels) == b"pixels"
+        contexts["worker1"].encoder_arena().publish(3, b"h" * 32, 2, 1)
+        assert contexts["worker1"].encoder_arena().is_valid(3, b"h" * 32, 2, 1)
+        with pytest.raises(TokamakError, match="scheduler0 was started without the memory of media1"):
+            contexts["scheduler0"].pixel_slab("media1")
+        assert not any(map(segments.blame_file, names))
+        DeathNotes.attach(config.run_id, "media1").open(b"f" * 32)
+        assert [name for name in names if segments.blame_file(name)] == ["media1"]
+        assert DeathNotes.attach(config.run_id, "media1").num_deaths(b"f" * 32) == 1
+        for context in contexts.values():
+            context.close()
     finally:
         segments.close()
         unlink_segments(config.run_id)

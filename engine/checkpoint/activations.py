@@ -1,0 +1,27 @@
+"""The names that config.json has for activations. Used where checkpoints are read, in every process that does."""
+
+from __future__ import annotations
+
+from engine.checkpoint.json_fields import JsonOptions
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+def read_activation(options: JsonOptions, default: str) -> str:
+    """That of `hidden_act`, by our own name for it."""
+    name = options.text("hidden_act", default)
+    if name not in ACTIVATIONS:
+        raise options.error("hidden_act", f"{name!r} is not known; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -1,0 +1,37 @@
+"""PaddleOCR-VL (Baidu 2025): a dense ERNIE 4.5, its rotary pairs in halves, that reads pages; a SigLIP encoder (Zhai et al.
+2023) with rotary positions. It takes no video."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.ernie4_5 import Ernie4_5
+from engine.checkpoint.json_fields import JsonOptions
+from engine.checkpoint.vision_config import VisionConfig, read_media_tokens, read_pixel_scale, read_vision
+
+
+class PaddleOcrVL(Ernie4_5):
+    name = "paddleocr_vl"
+    class_names = ("PaddleOCRVLForConditionalGeneration",)
+    is_rotary_interleaved = False
+    mrope_layout = "sections"
+    head_dim = 128
+
+    def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
+        return rope.counts("mrope_section", (16, 24, 24))
+
+    def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig:
+        vision = options.within("vision_config")
+        tokens = read_media_tokens(
+            options, text.count("vocab_size"), "vision_start_token_id", "vision_end_token_id", takes_video=False
+        )
+        side = vision.count("image_size", 384) // vision.count("patch_size", 14)
+        return read_vision(
+            self.name,
+            vision,
+            tokens,
+            read_pixel_scale(options.path.parent),
+            activation="gelu_pytorch_tanh",
+            out_hidden_size=text.count("hidden_size"),
+            temporal_patch_size=1,  # its files say 2, and its encoder has no time
+            norm_eps=vision.number("layer_norm_eps", 1e-6),
+            num_positions=side * side,
+        )

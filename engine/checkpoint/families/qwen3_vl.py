@@ -1,0 +1,40 @@
+"""Qwen3-VL (Qwen team 2025): Qwen3 that sees; what inner layers of its encoder found is added to the text model's first."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.qwen3 import Qwen3
+from engine.checkpoint.json_fields import JsonOptions
+from engine.checkpoint.vision_config import VisionConfig, layer_list, read_media_tokens, read_pixel_scale, read_vision
+
+
+class Qwen3VL(Qwen3):
+    name = "qwen3_vl"
+    class_names = ("Qwen3VLForConditionalGeneration",)
+    mrope_layout = "interleaved"
+    rope_theta = 500_000.0
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        return (0,) * num_layers
+
+    def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
+        return rope.counts("mrope_section", (24, 20, 20))
+
+    def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig:
+        vision = options.within("vision_config")
+        deepstack_layers = layer_list(vision, "deepstack_visual_indexes", (8, 16, 24))
+        num_layers = text.count("num_hidden_layers")
+        if len(deepstack_layers) > num_layers:
+            raise vision.error(
+                "deepstack_visual_indexes", f"{list(deepstack_layers)} are more than the text model's {num_layers} layers"
+            )
+        return read_vision(
+            self.name,
+            vision,
+            read_media_tokens(options, text.count("vocab_size"), "vision_start_token_id", "vision_end_token_id"),
+            read_pixel_scale(options.path.parent),
+            activation="gelu_pytorch_tanh",
+            out_hidden_size=vision.count("out_hidden_size"),
+            temporal_patch_size=vision.count("temporal_patch_size", 2),
+            num_positions=vision.count("num_position_embeddings", 2304),
+            deepstack_layers=deepstack_layers,
+        )

@@ -1,0 +1,219 @@
+"""What a checkpoint says of its vision encoder, as one checked, frozen value: part of `ModelConfig`.
+
+Made by the families; used by whoever counts a picture's tokens (tokenizer, media, scheduler) and by the encoder itself.
+A **patch** is a square of pixels, in `temporal_patch_size` frames; squares of patches are **merged** into one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+
+from engine.checkpoint.activations import read_activation
+from engine.checkpoint.json_fields import JsonOptions, read_json
+
+_MAX_LAYERS = 4096
+_MAX_SIDE = 1024  # pixels of a patch, patches of a merged square
+IMAGE_PROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """What becomes of a pixel's 0 to 255 before the encoder: (pixel * factor - mean) / deviation, of red, green and blue."""
+
+    factor: float
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """Ids that stand for media in prompts. `video` is -1 where the model takes none."""
+
+    image: int
+    video: int
+    start: int
+    end: int
+    video_start: int
+    video_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """Shape and options of a vision encoder, the same names for every architecture."""
+
+    kind: str  # the family's name: which encoder computes it
+    tokens: MediaTokens
+    pixels: PixelScale
+    depth: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    out_hidden_size: int  # of a token's features: the text model's
+    patch_size: int  # pixels
+    temporal_patch_size: int  # frames
+    spatial_merge_size: int  # patches
+    temporal_merge_size: int  # rows of patches in time
+    norm_eps: float
+    rope_theta: float
+    tokens_per_second: int = 0  # positions on the time axis; 0: a video's frames have their times in the text
+    window_size: int = 0  # pixels; 0: every layer sees the whole picture
+    full_attention_layers: tuple[int, ...] = ()  # where there are windows: the layers that see the whole picture
+    position_table_side: int = 0  # of the square of learned positions; 0: there are none
+    deepstack_layers: tuple[int, ...] = ()  # their outputs are added to the text model's first layers
+
+    @property
+    def image_token_id(self) -> int:
+        return self.tokens.image
+
+    @property
+    def video_token_id(self) -> int:
+        return self.tokens.video
+
+    @property
+    def start_token_id(self) -> int:
+        return self.tokens.start
+
+    @property
+    def end_token_id(self) -> int:
+        return self.tokens.end
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def frames_per_unit(self) -> int:
+        """Frames of a video that the encoder computes by themselves; of a picture it is one."""
+        return self.temporal_patch_size * self.temporal_merge_size
+
+    @property
+    def merged_pixels(self) -> int:
+        """The side of what becomes a token: a picture's sides are multiples of it."""
+        return self.patch_size * self.spatial_merge_size
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers of a token's row in the encoder arena: its features, then those of each deepstack layer."""
+        return self.out_hidden_size * (1 + len(self.deepstack_layers))
+
+    def num_tokens_of(self, height: int, width: int) -> int:
+        """Of a unit of `height` x `width` patches."""
+        return (height // self.spatial_merge_size) * (width // self.spatial_merge_size)
+
+
+def read_pixel_scale(directory: Path) -> PixelScale:
+    """From the checkpoint's processor files. CheckpointError where there is none."""
+    path = directory / PROCESSOR
+    if not (directory / IMAGE_PROCESSOR).is_file() and path.is_file():
+        options = JsonOptions(read_json(path), path).within("image_processor")
+    else:
+        path = directory / IMAGE_PROCESSOR
+        options = JsonOptions(read_json(path), path)
+    means, deviations = [0.0] * 3, [1.0] * 3
+    if options.flag("do_normalize", True):
+        means, deviations = list(options.numbers("image_mean")), list(options.numbers("image_std"))
+    if len(means) != 3 or len(deviations) != 3 or min(deviations) <= 0:
+        raise options.error("image_mean", f"{means} and image_std {deviations} should be 3 numbers each, the latter positive")
+    factor = options.number("rescale_factor", 1 / 255) if options.flag("do_rescale", True) else 1.0
+    return PixelScale(factor, tuple(means), tuple(deviations))
+
+
+def read_media_tokens(options: JsonOptions, vocab_size: int, start: str, end: str, *, takes_video: bool = True) -> MediaTokens:
+    """Under the names that transformers has; `start` and `end` are those of a picture. A model without them cannot tell media
+    from text."""
+    image = _token_id(options, "image_token_id", vocab_size)
+    video = _token_id(options, "video_token_id", vocab_size) if takes_video else -1
+    first, last = _token_id(options, start, vocab_size), _token_id(options, end, vocab_size)
+    video_start = options.count("video_start_token_id", first, least=0, most=vocab_size - 1)
+    return MediaTokens(
+        image, video, first, last, video_start, options.count("video_end_token_id", last, least=0, most=vocab_size - 1)
+    )
+
+
+def _token_id(options: JsonOptions, name: str, vocab_size: int) -> int:
+    return options.count(name, least=0, most=vocab_size - 1)
+
+
+def read_vision(
+    kind: str,
+    options: JsonOptions,
+    tokens: MediaTokens,
+    pixels: PixelScale,
+    *,
+    activation: str,
+    out_hidden_size: int,
+    temporal_patch_size: int,
+    intermediate_size: int = 0,
+    temporal_merge_size: int = 1,
+    norm_eps: float = 1e-6,
+    tokens_per_second: int = 0,
+    window_size: int = 0,
+    full_attention_layers: tuple[int, ...] = (),
+    num_positions: int = 0,
+    deepstack_layers: tuple[int, ...] = (),
+) -> VisionConfig:
+    """What all families have in common, from `vision_config`, with what each reads by itself."""
+    depth = options.count(_first(options, "depth", "num_hidden_layers"), most=_MAX_LAYERS)
+    hidden_size = options.count("hidden_size")
+    num_heads = options.count(_first(options, "num_heads", "num_attention_heads"))
+    if hidden_size % num_heads or hidden_size // num_heads % 4:
+        raise options.error(
+            "hidden_size",
+            f"{hidden_size} should be {num_heads} heads of a multiple of 4: rotation in two directions needs pairs",
+        )
+    channels = options.count(_first(options, "in_channels", "in_chans", "num_channels"), 3)
+    if channels != 3:
+        raise options.error("in_channels", f"{channels} is not supported; pictures have 3: red, green and blue")
+    rope = options.within("rope_parameters")
+    rope_type = rope.text("rope_type", "axial")
+    if rope_type != "axial":
+        raise rope.error("rope_type", f"{rope_type!r} is not supported; supported is 'axial'")
+    patch_size = options.count("patch_size", 14, most=_MAX_SIDE)
+    merge_size = options.count("spatial_merge_size", 2, most=_MAX_SIDE)
+    if window_size and window_size < patch_size * merge_size:
+        raise options.error("window_size", f"{window_size} pixels are less than a token's {patch_size * merge_size}")
+    for name, layers in (("fullatt_block_indexes", full_attention_layers), ("deepstack_visual_indexes", deepstack_layers)):
+        if list(layers) != sorted({*layers}) or not all(0 <= layer < depth for layer in layers):
+            raise options.error(name, f"{list(layers)} should be layers in ascending order, 0 to {depth - 1}")
+    side = isqrt(num_positions)
+    if side * side != num_positions:
+        raise options.error("num_position_embeddings", f"{num_positions} should be a square's")
+    return VisionConfig(
+        kind=kind,
+        tokens=tokens,
+        pixels=pixels,
+        depth=depth,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        intermediate_size=options.count("intermediate_size", intermediate_size or None),
+        activation=read_activation(options, activation),
+        out_hidden_size=out_hidden_size,
+        patch_size=patch_size,
+        temporal_patch_size=temporal_patch_size,
+        spatial_merge_size=merge_size,
+        temporal_merge_size=temporal_merge_size,
+        norm_eps=norm_eps,
+        rope_theta=rope.number("rope_theta", 10_000.0),
+        tokens_per_second=tokens_per_second,
+        window_size=window_size,
+        full_attention_layers=full_attention_layers,
+        position_table_side=side,
+        deepstack_layers=deepstack_layers,
+    )
+
+
+def layer_list(options: JsonOptions, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    value = options.values.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, list) or not all(type(index) is int for index in value):
+        raise options.error(name, f"{value!r} should be a list of layers")
+    return tuple(value)
+
+
+def _first(options: JsonOptions, *names: str) -> str:
+    """The name that the option has there; it is the same under all."""
+    return next((name for name in names if options.values.get(name) is not None), names[0])

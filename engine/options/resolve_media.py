@@ -1,0 +1,44 @@
+"""What the options come to for a vision model: its process, its memory and its limits. Used by `resolve.py` alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.checkpoint.record import ModelRecord
+from engine.errors import OptionError
+from engine.options.table import OptionValues
+
+DEFAULT_ENCODER_CACHE = 16384  # rows
+_SAME = (
+    "max_image_pixels",
+    "max_media_bytes",
+    "media_memory",
+    "mm_processor_cache_gb",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "language_model_only",
+)
+_GIVEN = ("media_processes", "encoder_cache_size")  # what a text model has no use for
+
+
+def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
+    """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little of it."""
+    values = options.values
+    fields = {key: values[key] for key in _SAME}
+    fields["limit_mm_per_prompt"] = {"image": 999, "video": 999} | values["limit_mm_per_prompt"]
+    vision = record.config.vision
+    if vision is None or values["language_model_only"]:
+        for key in _GIVEN:
+            if key in options.given:
+                why = "--language-model-only was given" if vision else "the model takes text alone"
+                raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
+        return fields
+    fields["media_processes"] = values["media_processes"]
+    fields["encoder_cache_size"] = values["encoder_cache_size"] or DEFAULT_ENCODER_CACHE
+    fields["encoder_row_width"] = vision.feature_width
+    if values["media_memory"] < 2 * values["max_media_bytes"]:
+        raise OptionError(
+            f"--media-memory {values['media_memory']} does not hold a video of {2 * values['max_media_bytes']} bytes, twice "
+            "--max-media-bytes; give at least that"
+        )
+    return fields

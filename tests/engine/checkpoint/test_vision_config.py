@@ -1,0 +1,248 @@
+"""config.json of models that see, nested and flat, and every value of it that is refused."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.mrope import pair_axes
+from engine.checkpoint.vision_config import MediaTokens, PixelScale
+from engine.errors import CheckpointError
+from tests.paths import GOLDEN
+
+PROCESSOR = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.5, 1], "rescale_factor": 0.00390625}
+TEXT: dict[str, Any] = {
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "torch_dtype": "bfloat16",
+}
+TOWER: dict[str, Any] = {
+    "depth": 9,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 40,
+    "out_hidden_size": 64,
+    "in_chans": 3,
+    "fullatt_block_indexes": [2, 8],
+}
+TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4}
+QWEN2_5: dict[str, Any] = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], **TEXT, **TOKENS, "vision_config": TOWER}
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    **TOKENS,
+    "text_config": {
+        **TEXT,
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+    },
+    "vision_config": {**TOWER, "num_position_embeddings": 81, "deepstack_visual_indexes": [1, 5]},
+}
+ERNIE: dict[str, Any] = {  # Baidu's own
+    "model_type": "ernie4_5_moe_vl",
+    **{name: value for name, value in TEXT.items() if name != "rope_scaling"},
+    "freq_allocation": 2,
+    "im_patch_id": 7,
+    "moe_num_experts": [8, 8],
+    "moe_intermediate_size": [48, 32],
+    "moe_layer_start_index": [1, 1],
+    "moe_layer_end_index": [29, 28],
+    "moe_k": 2,
+    "pixel_hidden_size": 32,
+    "spatial_conv_size": 2,
+    "temporal_conv_size": 2,
+    "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 4},
+}
+OCR: dict[str, Any] = {
+    "architectures": ["PaddleOCRVLForConditionalGeneration"],
+    **TEXT,
+    "head_dim": 16,
+    **TOKENS,
+    "vision_config": {
+        "num_hidden_layers": 3,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "num_channels": 3,
+        "image_size": 384,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+def read(directory: Path, config: dict[str, Any], processor: dict[str, Any] | None = None) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR if processor is None else processor))
+    names = ("<|IMAGE_START|>", "<|IMAGE_END|>", "<|VIDEO_START|>", "<|VIDEO_END|>")
+    tokens = {str(300 + index): {"content": name} for index, name in enumerate(names)}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
+    return ModelConfig.read(directory)
+
+
+def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """With the option at `path` set, or taken away where the value is `...`."""
+    config = deepcopy(config)
+    *outer, name = path.split(".")
+    inner = config
+    for part in outer:
+        inner = inner[part]
+    inner[name] = value
+    if value is ...:
+        del inner[name]
+    return config
+
+
+def test_golden() -> None:
+    qwen2_5, qwen3, ernie = (ModelConfig.read(GOLDEN / name) for name in ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe"))
+    assert qwen2_5.vision
+    assert qwen3.vision
+    assert ernie.vision
+    assert qwen2_5.vision.tokens == qwen3.vision.tokens == ernie.vision.tokens == MediaTokens(5, 6, 3, 4, 3, 4)
+    assert (qwen2_5.vision.window_size, qwen2_5.vision.full_attention_layers) == (112, (1, 3))
+    assert qwen2_5.vision.tokens_per_second == 2
+    assert (qwen3.vision.position_table_side, qwen3.vision.deepstack_layers) == (8, (0, 1))
+    assert [config.vision.feature_width for config in (qwen2_5, qwen3, ernie) if config.vision] == [64, 192, 64]
+    assert [config.vision.frames_per_unit for config in (qwen2_5, qwen3, ernie) if config.vision] == [2, 2, 2]
+    assert [config.vision.num_tokens_of(6, 8) for config in (qwen2_5, qwen3, ernie) if config.vision] == [12, 12, 12]
+    assert qwen3.vision.pixels == PixelScale(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert (qwen2_5.tie_word_embeddings, qwen3.tie_word_embeddings, ernie.tie_word_embeddings) == (False, True, True)
+    assert (qwen2_5.has_qkv_bias, qwen3.has_qkv_bias, ernie.rope.is_interleaved) == (True, False, True)
+    assert qwen2_5.rope.pair_axes() == (0, 0, 1, 1, 1, 2, 2, 2)
+    assert qwen3.rope.pair_axes() == (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0)
+    assert ernie.rope.pair_axes() == (1, 2, 1, 2, 1, 2, 0, 0)
+    assert ernie.experts
+    assert ernie.vision_experts
+    assert (ernie.experts.sparse_layers, ernie.experts.num_experts, ernie.experts.correction_shape) == ((1, 2), 8, (2, 8))
+    assert [each.intermediate_size for each in (ernie.experts, ernie.vision_experts)] == [48, 32]
+    assert [each.shared_intermediate_size for each in (ernie.experts, ernie.vision_experts)] == [48, 0]
+    text = ModelConfig.read(GOLDEN / "qwen3")
+    assert (text.vision, text.vision_experts, text.rope.pair_axes()) == (None, None, ())
+
+
+@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, ERNIE, OCR])
+def test_travels_between_processes(config: dict[str, Any], tmp_path: Path) -> None:
+    model = read(tmp_path, config)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelConfig) == model
+    assert model.vision
+    assert model.vision.pixels == PixelScale(1 / 256, (0.5, 0.25, 0.125), (0.5, 0.5, 1.0))
+
+
+def test_flat_and_nested_are_the_same(tmp_path: Path) -> None:
+    """qwen2_5_vl and paddleocr_vl are published flat; transformers 5 writes them nested."""
+    for config in (QWEN2_5, OCR):
+        nested = {name: value for name, value in config.items() if name not in {**TEXT, "head_dim": 0}}
+        nested["text_config"] = {name: value for name, value in config.items() if name in {**TEXT, "head_dim": 0}}
+        newer = deepcopy(nested)
+        newer["text_config"]["rope_parameters"] = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+        del newer["text_config"]["rope_scaling"]
+        assert read(tmp_path, config) == read(tmp_path, nested) == read(tmp_path, newer)
+        assert read(tmp_path, config).dtype == "bfloat16"
+
+
+def test_other_values_count(tmp_path: Path) -> None:
+    """None of them is taken for granted."""
+    tower = {"patch_size": 8, "spatial_merge_size": 3, "temporal_patch_size": 4, "window_size": 64, "tokens_per_second": 7}
+    more = {"num_heads": 4, "hidden_act": "gelu", "rope_parameters": {"rope_type": "axial", "rope_theta": 77.0}}
+    vision = read(tmp_path, {**QWEN2_5, "vision_config": {**TOWER, **tower, **more}}).vision
+    assert vision
+    assert (vision.patch_size, vision.spatial_merge_size, vision.frames_per_unit, vision.window_size) == (8, 3, 4, 64)
+    assert (vision.tokens_per_second, vision.num_heads, vision.head_dim) == (7, 4, 8)
+    assert (vision.activation, vision.rope_theta, vision.merged_pixels) == ("gelu", 77.0, 24)
+    assert vision.num_tokens_of(9, 12) == 12
+
+
+def test_flat_ernie(tmp_path: Path) -> None:
+    model = read(tmp_path, ERNIE)
+    assert model.architecture == "ernie4_5_vl_moe"
+    assert model.vision
+    assert model.experts
+    assert model.vision_experts
+    assert model.vision.tokens == MediaTokens(7, 7, 300, 301, 302, 303)
+    assert (model.vision.intermediate_size, model.vision.activation) == (128, "quick_gelu")
+    assert (model.rope.mrope_sections, model.experts.sparse_layers) == ((3, 3, 2), (1, 2, 3))
+    assert model.vision_experts.sparse_layers == (1, 2, 3)
+
+
+def test_paddleocr(tmp_path: Path) -> None:
+    model = read(tmp_path, OCR)
+    assert model.vision
+    assert (model.vision.position_table_side, model.vision.frames_per_unit, model.vision.video_token_id) == (27, 1, -1)
+    assert (model.rope.is_interleaved, model.tie_word_embeddings) == (False, True)
+
+
+def test_processor_files(tmp_path: Path) -> None:
+    """Newer checkpoints have one file for all processors; what is turned off has no effect."""
+    read(tmp_path, QWEN3)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is missing"):
+        ModelConfig.read(tmp_path)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": PROCESSOR}))
+    vision = ModelConfig.read(tmp_path).vision
+    assert vision
+    assert vision.pixels == PixelScale(1 / 256, (0.5, 0.25, 0.125), (0.5, 0.5, 1.0))
+    vision = read(tmp_path, QWEN3, {"do_normalize": False, "do_rescale": False}).vision
+    assert vision
+    assert vision.pixels == PixelScale(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    with pytest.raises(CheckpointError, match="should be 3 numbers each"):
+        read(tmp_path, QWEN3, {"image_mean": [0.5]})
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "value", "text"),
+    [
+        (QWEN2_5, "image_token_id", ..., "image_token_id: is missing"),
+        (QWEN2_5, "video_token_id", None, "video_token_id: is missing"),
+        (QWEN2_5, "vision_end_token_id", ..., "vision_end_token_id: is missing"),
+        (QWEN2_5, "image_token_id", 400, "should be an integer of at most 399"),
+        (QWEN2_5, "vision_config.out_hidden_size", 32, "should be the text model's hidden_size, 64"),
+        (QWEN2_5, "vision_config.hidden_size", 33, "33 should be 2 heads of a multiple of 4"),
+        (QWEN2_5, "vision_config.in_chans", 4, "4 is not supported"),
+        (QWEN2_5, "vision_config.hidden_act", "elu", "'elu' is not known; known are silu"),
+        (QWEN2_5, "vision_config.window_size", 27, "less than a token's 28"),
+        (QWEN2_5, "vision_config.fullatt_block_indexes", [8, 2], "in ascending order, 0 to 8"),
+        (QWEN2_5, "vision_config.fullatt_block_indexes", [9], "in ascending order, 0 to 8"),
+        (QWEN2_5, "vision_config.fullatt_block_indexes", 7, "should be a list of layers"),
+        (QWEN2_5, "vision_config.rope_parameters", {"rope_type": "yarn"}, "'yarn' is not supported; supported is 'axial'"),
+        (QWEN2_5, "vision_config.depth", ..., "depth: is missing"),
+        (QWEN2_5, "vision_config.patch_size", 5000, "at most 1024"),
+        (QWEN2_5, "rope_scaling.mrope_section", [2, 3, 4], "should be 3 numbers of pairs, 8 together"),
+        (QWEN2_5, "rope_scaling.mrope_section", [4, 4], "should be 3 numbers of pairs"),
+        (QWEN2_5, "rope_scaling.mrope_section", "x", "should be a list of integers"),
+        (QWEN2_5, "rope_scaling.mrope_interleaved", True, "not supported for qwen2_5_vl"),
+        (QWEN2_5, "rope_scaling.type", "other", "'other' is not supported; supported are default"),
+        (QWEN3, "text_config.rope_scaling.mrope_interleaved", False, "not supported for qwen3_vl"),
+        (QWEN3, "text_config.rope_scaling.mrope_section", [0, 4, 4], "no turn for the last of 4 pairs"),
+        (QWEN3, "vision_config.num_position_embeddings", 80, "80 should be a square's"),
+        (QWEN3, "vision_config.deepstack_visual_indexes", [0, 1, 2, 3, 4], "more than the text model's 4 layers"),
+        (ERNIE, "moe_num_experts", [8, 4], "as many in either"),
+        (ERNIE, "moe_layer_start_index", [1, 2], "should have the same layers"),
+        (ERNIE, "temporal_conv_size", 3, "3 is not supported; supported is 2"),
+        (ERNIE, "spatial_conv_size", 3, "differs from vision_config.spatial_merge_size, 2"),
+        (ERNIE, "vision_config.embed_dim", 64, "differs from the encoder's hidden_size, 32"),
+        (ERNIE, "vocab_size", 303, "no id of <|VIDEO_END|> below 303"),
+        (ERNIE, "im_patch_id", ..., "image_token_id: is missing"),
+    ],
+)
+def test_refused(config: dict[str, Any], path: str, value: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        read(tmp_path, changed(config, path, value))
+    assert text in str(raised.value)
+
+
+def test_pair_axes() -> None:
+    """Published sizes: 64 pairs of Qwen2.5-VL, Qwen3-VL and ERNIE."""
+    assert pair_axes("sections", (16, 24, 24)) == (0,) * 16 + (1,) * 24 + (2,) * 24
+    assert pair_axes("interleaved", (24, 20, 20)) == (0, 1, 2) * 20 + (0,) * 4
+    assert pair_axes("ernie", (22, 22, 20)) == (1, 2) * 22 + (0,) * 20
+    with pytest.raises(ValueError, match="as many pairs for height as for width"):
+        pair_axes("ernie", (3, 4, 1))

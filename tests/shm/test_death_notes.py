@@ -1,0 +1,50 @@
+"""Death notes: what was in hands at a death is known to the next life, and to the supervisor."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from shm.death_notes import NUM_NOTES, DeathNotes
+from shm.segment import unlink_segment
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    run_id = secrets.token_hex(4)
+    notes = DeathNotes.create(run_id, "media0")
+    yield run_id
+    unlink_segment(notes.segment.name)
+
+
+def test_a_death_with_an_open_note_counts_against_its_key(run_id: str) -> None:
+    for num_deaths in (1, 2):
+        life = DeathNotes.attach(run_id, "media0")
+        life.open(KEY)
+        assert DeathNotes.attach(run_id, "media0").open_key == KEY  # as the supervisor sees it
+        successor = DeathNotes.attach(run_id, "media0")
+        assert successor.count_death() == KEY
+        assert (successor.num_deaths(KEY), successor.open_key) == (num_deaths, b"")
+    successor.forget(KEY)
+    assert successor.num_deaths(KEY) == 0
+
+
+def test_a_death_without_one_counts_against_nothing(run_id: str) -> None:
+    life = DeathNotes.attach(run_id, "media0")
+    life.open(KEY)
+    life.close_note()
+    successor = DeathNotes.attach(run_id, "media0")
+    assert (successor.count_death(), successor.num_deaths(KEY)) == (b"", 0)
+
+
+def test_the_notes_are_bounded_and_the_oldest_gives_way(run_id: str) -> None:
+    life = DeathNotes.attach(run_id, "media0")
+    keys = [number.to_bytes(32, "big") for number in range(NUM_NOTES + 1)]
+    for key in keys:
+        life.open(key)
+        life.count_death()
+    assert [life.num_deaths(key) for key in keys] == [0] + NUM_NOTES * [1]
