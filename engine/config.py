@@ -22,6 +22,16 @@ class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_gain: float = 0.05  # by which a layer's max/mean must fall
 
 
+class ObjectStore(msgspec.Struct, frozen=True, kw_only=True):
+    """Where `s3:` and `bos:` links lead, and the keys that sign them."""
+
+    endpoint: str = ""  # URL; empty: the scheme's own
+    region: str = ""  # empty: the scheme's usual one
+    access_key: str = ""
+    secret_key: str = ""
+    session_token: str = ""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every option, resolved: nothing is None or "auto" any more when actors see it."""
 
@@ -85,6 +95,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: dict[str, Any] = {}  # over what the checkpoint's processor files say
     media_io_kwargs: dict[str, Any] = {}  # by modality: how a file is read
     language_model_only: bool = False
+    enable_mm_embeds: bool = True  # requests may bring features that they encoded themselves
+    media_download_parallel: int = 8  # links of a request
+    media_fetch_timeout_s: float = 10.0  # of a link; of a video's three times as long
+    allowed_media_domains: tuple[str, ...] = ()  # hosts of links; empty: all public ones
+    allowed_media_networks: tuple[str, ...] = ()  # that links may lead to, public or not
+    allowed_local_media_path: str = ""  # directory of `file:` links; empty: there are none
+    object_store: ObjectStore = ObjectStore()
 
     # HTTP
     host: str

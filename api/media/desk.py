@@ -1,8 +1,8 @@
 """The bytes of pictures and video while their requests are open, and what the media processes say of them.
 
-Lives in the event loop of the api process, one for all requests. It is the producer of this process's media slab: what lies there
-stays until its request ends, so that whoever loses pixels can make them again. Which media process a call went to is known here
-alone; when that comes back with a new epoch, the call goes there again.
+Lives in the event loop of the api process, one for all requests. It is the producer of this process's media slab: what lies
+there stays until its request ends, so that whoever loses pixels can make them again. Which media process a call went to is
+known here alone; when that comes back with a new epoch, the call goes there again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class MediaDesk:
         self._name = context.name
         self._epoch = context.epoch
         self._slab = context.own_slab()
-        self._outboxes = {f"{MEDIA}{index}": context.outbox(f"{MEDIA}{index}") for index in range(context.config.media_processes)}
+        self._outboxes = {
+            f"{MEDIA}{index}": context.outbox(f"{MEDIA}{index}") for index in range(context.config.media_processes)
+        }
         self._backlogs = {media: deque[str]() for media in self._outboxes}  # call ids that a full ring refused
         self._calls: dict[str, _Call] = {}
         self._call_ids = itertools.count()
@@ -50,8 +52,8 @@ class MediaDesk:
         handle = self._slab.allocate(num_bytes)
         if handle is None:
             raise RequestError(
-                f"the files of open requests take {self._slab.num_used_bytes} of {self._slab.capacity_bytes} bytes, and there is "
-                f"no room for {num_bytes} more; try again, or start with a larger --media-memory",
+                f"the files of open requests take {self._slab.num_used_bytes} of {self._slab.capacity_bytes} bytes, no "
+                f"room for {num_bytes} more; try again, or start with a larger --media-memory",
                 status=429,
                 code="media_memory_full",
                 retry_after_s=RETRY_AFTER_S,

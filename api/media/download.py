@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TypeVar
@@ -18,8 +19,8 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from api.media.addresses import Addresses, ForbiddenAddressError
 from api.media.object_store import SCHEMES, presigned
-from engine.config import EngineConfig
 from engine.errors import RequestError
+from engine.process.context import ActorContext
 
 if TYPE_CHECKING:
     import httpx2
@@ -41,9 +42,9 @@ T = TypeVar("T")
 
 async def download(
     links: Sequence[L] | str, fetch: Callable[[L], Awaitable[T]], max_workers: int = 8
-) -> AsyncIterator[T | RequestError]:
-    """What `fetch` makes of each link, in their order, `max_workers` at a time. The first failure is the last that comes: what has
-    not begun never does, what is under way is cancelled. So it is where the caller stops early, and closes the iterator."""
+) -> AsyncGenerator[T | RequestError, None]:
+    """What `fetch` makes of each link, in their order, `max_workers` at a time. The first failure is the last that comes: what
+    has not begun never does, what is under way is cancelled. So it is where the caller stops early, and closes the iterator."""
     waiting = deque[L]([links] if isinstance(links, str) else links)  # type: ignore[list-item]
     under_way = deque[asyncio.Future[T]]()
     try:
@@ -85,7 +86,11 @@ class _Link:
 class Fetcher:
     """One api process's way out."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, context: ActorContext) -> None:
+        config = context.config
+        self._num_fetches = context.counter("media_fetches_total")
+        self._num_failed = context.counter("media_fetches_failed_total")
+        self._fetch_seconds = context.histogram("media_fetch_seconds")
         self._addresses = Addresses(config.allowed_media_networks)
         self._domains = frozenset(domain.lower().rstrip(".") for domain in config.allowed_media_domains)
         self._local_path = config.allowed_local_media_path
@@ -95,6 +100,21 @@ class Fetcher:
 
     async def fetch(self, link: str, max_bytes: int, *, is_video: bool = False) -> bytearray:
         """What a link leads to. RequestError, without `param`, where that is nothing or too much."""
+        begun_ns = time.monotonic_ns()
+        self._num_fetches.add(1)
+        try:
+            return await self._fetch(link, max_bytes, is_video)
+        except RequestError:
+            self._num_failed.add(1)
+            raise
+        finally:
+            self._fetch_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    async def _fetch(self, link: str, max_bytes: int, is_video: bool) -> bytearray:
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
         scheme = link[:16].partition(":")[0].lower()
         if scheme == "file":
@@ -107,10 +127,6 @@ class Fetcher:
             return await asyncio.wait_for(self._follow(parsed, max_bytes), timeout_s)
         except asyncio.TimeoutError:
             raise failed(f"did not answer in full within {timeout_s:g} s") from None
-
-    async def close(self) -> None:
-        if self._transport is not None:
-            await self._transport.aclose()
 
     # -------------------------------------------------------------------------------------------------------------- http
 

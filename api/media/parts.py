@@ -58,8 +58,8 @@ def completion_parts(body: CompletionMedia) -> list[MediaPart]:
         parts += [MediaPart(f"multi_modal_data.{kind}[{index}]", kind, link) for index, link in enumerate(listed)]
         if len(features or ()) != len(grids or ()):
             raise RequestError(
-                f"{kind}_feature_urls has {len(features or ())} entries, {kind}_grid_thws has {len(grids or ())}; send one grid "
-                "for each",
+                f"{kind}_feature_urls has {len(features or ())} entries, {kind}_grid_thws has {len(grids or ())}; send one "
+                "grid for each",
                 code="invalid_features",
                 param=f"{kind}_grid_thws",
             )
@@ -72,7 +72,9 @@ def check_parts(parts: list[MediaPart], is_seeing: bool, takes_features: bool, l
     """What can be said without looking at them."""
     if parts and not is_seeing:
         raise RequestError(
-            f"{parts[0].path}: this model takes text alone; leave the {parts[0].kind} out", code="unsupported_media", param=parts[0].path
+            f"{parts[0].path}: this model takes text alone; leave the {parts[0].kind} out",
+            code="unsupported_media",
+            param=parts[0].path,
         )
     numbers = Counter(part.kind for part in parts)
     for kind, number in numbers.items():

@@ -1,27 +1,26 @@
 """The media of one HTTP request: fetched or decoded into the media slab, and made known to be something.
 
-Runs in the event loop of the api process, which it never holds for long: base64 is decoded in pieces, with a turn of the loop after
-each. Limits come before the work that they are to prevent.
+Runs in the event loop of the api process, which it never holds for long: base64 is decoded in pieces, with a turn of the loop
+after each. Limits come before the work that they are to prevent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import binascii
-from typing import Any
 from urllib.parse import unquote
 
-import orjson
 from starlette.types import Receive
 
 from api.client.generation import unless_gone
-from api.exchange import Exchange
 from api.media.desk import HeldMedia, MediaDesk
 from api.media.download import Fetcher, download, too_large
 from api.media.parts import MediaPart, check_parts
+from api.schemas.requests import MediaOptions, dump
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.messages import MediaItem, MediaSource
+from engine.process.context import ActorContext
 from shm.slab import SlabHandle
 
 PIECE_CHARACTERS = 1 << 20  # of base64, decoded in one turn of the loop
@@ -33,28 +32,23 @@ _FRAMES = "data:video/jpeg;base64,"
 class MediaRequests:
     """What the handlers of one api process share. `desk` is None where the model takes text alone."""
 
-    def __init__(self, config: EngineConfig, name: str, desk: MediaDesk | None) -> None:
-        self._config = config
-        self._name = name
+    def __init__(self, context: ActorContext, desk: MediaDesk | None) -> None:
+        self._config = context.config
+        self._name = context.name
         self._desk = desk
-        self._fetcher = Fetcher(config)
+        self._fetcher = Fetcher(context)
 
-    async def gather(
-        self,
-        parts: list[MediaPart],
-        receive: Receive,
-        mm_processor_kwargs: dict[str, Any] | None = None,
-        media_io_kwargs: dict[str, Any] | None = None,
-    ) -> HeldMedia:
+    async def gather(self, parts: list[MediaPart], receive: Receive, options: MediaOptions) -> HeldMedia:
         """The items of a request's parts, in their order, held until somebody calls `release`. `receive`: of a client that may
         leave meanwhile. RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
         config = self._config
         check_parts(parts, self._desk is not None, config.enable_mm_embeds, config.limit_mm_per_prompt)
         if self._desk is None or not parts:
             return HeldMedia()
-        given = {"mm_processor_kwargs": mm_processor_kwargs, "media_io_kwargs": media_io_kwargs}
+        given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}
         settings = {name: value for name, value in given.items() if value}
-        work = _Gathering(config, self._name, self._desk, self._fetcher, orjson.dumps(settings) if settings else b"")
+        encoded = dump(settings, "mm_processor_kwargs") if settings else b""
+        work = _Gathering(config, self._name, self._desk, self._fetcher, encoded)
         try:
             await unless_gone(work.gather(parts), receive)
         except BaseException:

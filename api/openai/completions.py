@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Sequence
 from typing import cast
 
@@ -25,6 +26,7 @@ from api.client.submission import (
     sampling_params,
 )
 from api.exchange import Exchange, until_finished
+from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
 from api.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from api.openai.sse import ChunkWriter, EventStream
@@ -55,9 +57,14 @@ async def create_completion(request: Request) -> Response:
     n, best_of = check_samples(body, len(prompts), model)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     check_max_tokens("max_tokens", max_tokens, body, model)
+    parts = completion_parts(body)
+    mask_bounds = array("i", bounds_of(body.attention_mask_offset or [])).tobytes()
+    if len(prompts) > 1 and (parts or mask_bounds):
+        raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
     echoes = [await _text_of(prompt, request) if body.echo else "" for prompt in prompts]
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
-    generation = open_generation(request, body, prompts, sampling, best_of=best_of)
+    media = await exchange.services.media.gather(parts, request.receive, body)
+    generation = open_generation(request, body, prompts, sampling, best_of=best_of, media=media, mask_bounds=mask_bounds)
     builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, builders))

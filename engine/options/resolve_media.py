@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from engine.checkpoint.record import ModelRecord
+from engine.config import ObjectStore
 from engine.errors import OptionError
 from engine.options.table import OptionValues
 
 DEFAULT_ENCODER_CACHE = 16384  # rows
 _SAME = (
+    "enable_mm_embeds",
+    "media_download_parallel",
+    "allowed_media_domains",
+    "allowed_media_networks",
+    "allowed_local_media_path",
     "max_image_pixels",
     "max_media_bytes",
     "media_memory",
@@ -25,6 +31,7 @@ def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
     """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little of it."""
     values = options.values
     fields = {key: values[key] for key in _SAME}
+    fields["media_fetch_timeout_s"] = values["media_fetch_timeout"]
     fields["limit_mm_per_prompt"] = {"image": 999, "video": 999} | values["limit_mm_per_prompt"]
     vision = record.config.vision
     if vision is None or values["language_model_only"]:
@@ -33,6 +40,12 @@ def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
                 why = "--language-model-only was given" if vision else "the model takes text alone"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
         return fields
+    store = {name: values[f"object_store_{name}"] for name in ObjectStore.__struct_fields__}
+    if store["endpoint"] and not store["endpoint"].startswith(("http://", "https://")):
+        raise OptionError(f"--object-store-endpoint {store['endpoint']}: expected http:// or https:// and a host")
+    fields["object_store"] = ObjectStore(**store)
+    if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
+        values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
     fields["media_processes"] = values["media_processes"]
     fields["encoder_cache_size"] = values["encoder_cache_size"] or DEFAULT_ENCODER_CACHE
     fields["encoder_row_width"] = vision.feature_width

@@ -1,7 +1,7 @@
 """Where pictures and video stand in a prompt: placeholders become as many tokens as their items take, and units with positions.
 
-Used by the tokenizer processes (`prompt_encoder.py`). Pure. An item is one **span** of tokens, or, where frames have their times
-in the text, a span for each frame:
+Used by the tokenizer processes (`prompt_encoder.py`). Pure. An item is one **span** of tokens, or, where frames have their
+times in the text, a span for each frame:
 
     <|vision_start|> <|image_pad|> <|vision_end|>                      a picture: its token is repeated
     <|vision_start|> <|video_pad|> <|vision_end|>                      a video: likewise, or
@@ -77,8 +77,8 @@ class Placement:
         self._video_run = re.compile(f"(?:{start})?(?:{mark})+(?:{end})?")
 
     def labelled(self, text: str, items: Sequence[MediaItem]) -> str:
-        """A text in which a video of several spans has a placeholder for each of them, times and all. Placeholders that stood so
-        already, and those that have no item, stay as they are."""
+        """A text in which a video of several spans has a placeholder for each of them, times and all. Placeholders that stood
+        so already, and those that have no item, stay as they are."""
         videos = deque(index for index, item in enumerate(items) if item.kind == "video")
         if not self._mark or not videos:
             return text
@@ -215,11 +215,11 @@ class Placement:
             yield _Run(token_ids[start], start, end - start)
 
     def _wrong_count(self, runs: list[_Run], items: Sequence[MediaItem], param: str) -> RequestError:
-        texts = [
-            f"{sum(run.token_id == token_id for run in runs)} {kind} placeholders for {sum(item.kind == kind for item in items)}"
-            f" {kind} items"
+        numbers = [
+            (sum(run.token_id == token_id for run in runs), kind, sum(item.kind == kind for item in items))
             for kind, token_id in self._token_of_kind.items()
         ]
+        texts = [f"{num_runs} {kind} placeholders for {num_items} {kind} items" for num_runs, kind, num_items in numbers]
         return RequestError(
             f"the {param} has {' and '.join(texts)}; send one placeholder for each item", code="invalid_value", param=param
         )

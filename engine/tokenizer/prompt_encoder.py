@@ -39,8 +39,8 @@ class PromptEncoder:
         max_model_len: int,
         placement: Placement | None = None,
     ) -> None:
-        """`vocab_size` is the model's: ids below it have an embedding, whether or not the tokenizer knows them. `placement`: of a
-        model that sees."""
+        """`vocab_size` is the model's: ids below it have an embedding, whether or not the tokenizer knows them. `placement`: of
+        a model that sees."""
         self._vocabulary = vocabulary
         self._templates = templates
         self._vocab_size = vocab_size
@@ -49,8 +49,8 @@ class PromptEncoder:
         self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
 
     def encode(self, prompt: Prompt, media: Sequence[MediaItem] = (), arrival_ns: int = 0, is_draft: bool = False) -> Placed:
-        """The prompt's token ids (int32) and units. `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template sees.
-        `is_draft`: placeholders may still lack their items, where there are none at all."""
+        """The prompt's token ids (int32) and units. `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template
+        sees. `is_draft`: placeholders may still lack their items, where there are none at all."""
         param = param_of(prompt)
         token_ids = self.checked(self._token_ids(prompt, media, arrival_ns), param)
         if self._placement is None or (is_draft and not media):

@@ -32,8 +32,8 @@ class SamplingRules:
         self._max_positions = max_positions
 
     def max_tokens(self, max_tokens: int, num_prompt_tokens: int, param: str, note: str = "") -> int:
-        """`max_tokens` as asked for, or what the model has room for. `param`: the field of the prompt; `note`: what it is made of,
-        for messages."""
+        """`max_tokens` as asked for, or what the model has room for. `param`: the field of the prompt; `note`: what it is made
+        of, for messages."""
         self._check_length(num_prompt_tokens, max_tokens, param, note)
         return max_tokens if max_tokens >= 0 else max(1, self._max_positions - num_prompt_tokens)
 
@@ -64,8 +64,8 @@ class SamplingRules:
         if num_prompt_tokens + max_tokens > limit:
             raise _too_long(
                 limit,
-                f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}{note}, {max_tokens} "
-                f"for the completion). Shorten the {param}, lower max_tokens to {limit - num_prompt_tokens}",
+                f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}{note}, "
+                f"{max_tokens} for the completion). Shorten the {param}, lower max_tokens to {limit - num_prompt_tokens}",
                 "max_tokens",
             )
 

@@ -38,8 +38,8 @@ _UNKNOWN_TEXT = " \u2047 "  # what sentencepiece shows for an unknown piece
 class Vocabulary:
     """`pieces[i]` is token i as the tokenizer writes it, None where the id is free.
 
-    Placeholders of pictures and video are known to `encode` by a mark alone, a random name that nobody can type: their own names
-    are ordinary text. Who trusts a text (a template, a bare prompt) puts the marks in with `marked`.
+    Placeholders of pictures and video are known to `encode` by a mark alone, a random name that nobody can type: their own
+    names are ordinary text. Who trusts a text (a template, a bare prompt) puts the marks in with `marked`.
     """
 
     pieces: Sequence[str | None]

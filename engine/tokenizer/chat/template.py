@@ -36,7 +36,8 @@ _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "
 
 
 class ChatTemplate:
-    """One template and the form of contents it shows: strings, lists of parts, or both; and of pictures (found out by trying)."""
+    """One template and the form of contents it shows: strings, lists of parts, or both; and of pictures (found out by
+    trying)."""
 
     def __init__(self, source: str, marks: Mapping[str, str] | None = None) -> None:
         """`marks`: of the placeholders, by the names that the template has for them (`Vocabulary.marks`). They take the names'
@@ -105,8 +106,8 @@ class ChatTemplates:
         trusts_requests: bool,
         marks: Mapping[str, str] | None = None,
     ) -> None:
-        """`max_characters`: of a rendered prompt; `trusts_requests`: whether requests may bring templates of their own; `marks`:
-        as of `ChatTemplate`. Raises CheckpointError where a template does not compile."""
+        """`max_characters`: of a rendered prompt; `trusts_requests`: whether requests may bring templates of their own;
+        `marks`: as of `ChatTemplate`. Raises CheckpointError where a template does not compile."""
         self._marks = marks or {}
         self._templates = {name: _compiled(name, source, self._marks) for name, source in sources.items()}
         self._special_tokens = {role: self._marks.get(token, token) for role, token in special_tokens.items()}
