@@ -14,7 +14,7 @@ from api.media.parts import completion_parts
 from api.openai.chat import chat_prompt
 from api.openai.logprobs import token_text
 from api.schemas import requests
-from api.schemas.requests import DetokenizeRequest, TokenizeRequest, TokenizeTextRequest
+from api.schemas.requests import CompletionMedia, DetokenizeRequest, MediaOptions, TokenizeRequest, TokenizeTextRequest
 from api.schemas.responses import Detokenization, Tokenization
 from engine.messages import Prompt, TextPrompt
 
@@ -24,15 +24,17 @@ async def tokenize(request: Request) -> Response:
     exchange = Exchange.of(request)
     fields = await exchange.fields(request)
     prompt: Prompt
+    options: MediaOptions
     if "messages" in fields:
         body: TokenizeRequest = requests.convert(fields, TokenizeRequest)
-        prompt, parts = chat_prompt(fields, exchange.services.client.max_record_bytes)
+        prompt, parts, options = chat_prompt(fields, exchange.services.client.max_record_bytes)
     else:
         body = text = requests.convert(fields, TokenizeTextRequest)
         prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)
-        parts = completion_parts(text)
+        options = behind = requests.convert(fields, CompletionMedia)
+        parts = completion_parts(behind)
     exchange.services.model.resolve(body.model)
-    media = await exchange.services.media.gather(parts, request.receive, body)
+    media = await exchange.services.media.gather(parts, request.receive, options)
     try:
         tokenized = await exchange.services.client.tokenize(prompt, request.receive, bool(body.return_token_strs), media.items)
     finally:

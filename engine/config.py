@@ -22,16 +22,6 @@ class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_gain: float = 0.05  # by which a layer's max/mean must fall
 
 
-class ObjectStore(msgspec.Struct, frozen=True, kw_only=True):
-    """Where `s3:` and `bos:` links lead, and the keys that sign them."""
-
-    endpoint: str = ""  # URL; empty: the scheme's own
-    region: str = ""  # empty: the scheme's usual one
-    access_key: str = ""
-    secret_key: str = ""
-    session_token: str = ""
-
-
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every option, resolved: nothing is None or "auto" any more when actors see it."""
 
@@ -101,7 +91,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_media_domains: tuple[str, ...] = ()  # hosts of links; empty: all public ones
     allowed_media_networks: tuple[str, ...] = ()  # that links may lead to, public or not
     allowed_local_media_path: str = ""  # directory of `file:` links; empty: there are none
-    object_store: ObjectStore = ObjectStore()
+    object_store_endpoint: str = ""  # URL, of s3: and bos: links; empty: the scheme's own
+    object_store_region: str = ""  # empty: the scheme's usual one
+    object_store_access_key: str = ""  # that signs them; empty: there are no such links
+    object_store_secret_key: str = ""
+    object_store_session_token: str = ""
 
     # HTTP
     host: str

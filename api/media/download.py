@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from api.media.addresses import Addresses, ForbiddenAddressError
-from api.media.object_store import SCHEMES, presigned
+from api.media.object_store import SCHEMES, ObjectStore, presigned
+from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.process.context import ActorContext
 
 if TYPE_CHECKING:
     import httpx2
@@ -86,35 +85,16 @@ class _Link:
 class Fetcher:
     """One api process's way out."""
 
-    def __init__(self, context: ActorContext) -> None:
-        config = context.config
-        self._num_fetches = context.counter("media_fetches_total")
-        self._num_failed = context.counter("media_fetches_failed_total")
-        self._fetch_seconds = context.histogram("media_fetch_seconds")
+    def __init__(self, config: EngineConfig) -> None:
         self._addresses = Addresses(config.allowed_media_networks)
         self._domains = frozenset(domain.lower().rstrip(".") for domain in config.allowed_media_domains)
         self._local_path = config.allowed_local_media_path
-        self._store = config.object_store
+        self._store = ObjectStore.of(config)
         self._timeout_s = config.media_fetch_timeout_s
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
     async def fetch(self, link: str, max_bytes: int, *, is_video: bool = False) -> bytearray:
         """What a link leads to. RequestError, without `param`, where that is nothing or too much."""
-        begun_ns = time.monotonic_ns()
-        self._num_fetches.add(1)
-        try:
-            return await self._fetch(link, max_bytes, is_video)
-        except RequestError:
-            self._num_failed.add(1)
-            raise
-        finally:
-            self._fetch_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)
-
-    async def close(self) -> None:
-        if self._transport is not None:
-            await self._transport.aclose()
-
-    async def _fetch(self, link: str, max_bytes: int, is_video: bool) -> bytearray:
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
         scheme = link[:16].partition(":")[0].lower()
         if scheme == "file":
@@ -127,6 +107,10 @@ class Fetcher:
             return await asyncio.wait_for(self._follow(parsed, max_bytes), timeout_s)
         except asyncio.TimeoutError:
             raise failed(f"did not answer in full within {timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
 
     # -------------------------------------------------------------------------------------------------------------- http
 
@@ -212,24 +196,26 @@ class Fetcher:
 
     def _read_file(self, link: str, max_bytes: int) -> bytearray:
         """A regular file beneath the allowed directory, whatever links lead where, also while it is looked at."""
-        parts = urlsplit(link)
         if not self._local_path:
             raise invalid_link("is a file:, and this server was started without --allowed-local-media-path")
+        host, slash, path = link[len("file:") :].removeprefix("//").partition("/")
+        path = unquote(slash + path)
         root = os.path.realpath(self._local_path)
-        path = os.path.realpath(unquote(parts.path))
-        if parts.netloc not in ("", "localhost") or "\0" in path or not _is_beneath(path, root):
+        if host not in ("", "localhost") or "\0" in path or not _is_beneath(path := os.path.realpath(path), root):
             raise invalid_link("is not beneath --allowed-local-media-path")
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise invalid_link(f"cannot be opened: {error.strerror}") from None
-        with open(descriptor, "rb", buffering=0) as file:
+        try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or not _is_beneath(os.readlink(f"/proc/self/fd/{descriptor}"), root):
                 raise invalid_link("is no regular file beneath --allowed-local-media-path")
             content = bytearray()
-            while len(content) <= max_bytes and (piece := file.read(min(1 << 20, max_bytes + 1 - len(content)))):
+            while len(content) <= max_bytes and (piece := os.read(descriptor, min(1 << 20, max_bytes + 1 - len(content)))):
                 content += piece
+        finally:
+            os.close(descriptor)
         if len(content) > max_bytes:
             raise too_large(status.st_size, max_bytes)
         return content

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import time
+from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
 
 from starlette.types import Receive
@@ -36,7 +38,10 @@ class MediaRequests:
         self._config = context.config
         self._name = context.name
         self._desk = desk
-        self._fetcher = Fetcher(context)
+        self._fetcher = Fetcher(context.config)
+        self._num_fetches = context.counter("media_fetches_total")
+        self._num_failed = context.counter("media_fetches_failed_total")
+        self._fetch_seconds = context.histogram("media_fetch_seconds")
 
     async def gather(self, parts: list[MediaPart], receive: Receive, options: MediaOptions) -> HeldMedia:
         """The items of a request's parts, in their order, held until somebody calls `release`. `receive`: of a client that may
@@ -48,7 +53,7 @@ class MediaRequests:
         given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}
         settings = {name: value for name, value in given.items() if value}
         encoded = dump(settings, "mm_processor_kwargs") if settings else b""
-        work = _Gathering(config, self._name, self._desk, self._fetcher, encoded)
+        work = _Gathering(config, self._name, self._desk, self._fetch, encoded)
         try:
             await unless_gone(work.gather(parts), receive)
         except BaseException:
@@ -56,19 +61,30 @@ class MediaRequests:
             raise
         return work.held
 
-    async def close(self) -> None:
-        await self._fetcher.close()
+    async def _fetch(self, part: MediaPart, max_bytes: int) -> bytearray:
+        begun_ns = time.monotonic_ns()
+        self._num_fetches.add(1)
+        try:
+            return await self._fetcher.fetch(part.content, max_bytes, is_video=part.kind == "video")
+        except RequestError:
+            self._num_failed.add(1)
+            raise
+        finally:
+            self._fetch_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)
+
+
+Fetch = Callable[[MediaPart, int], Awaitable[bytearray]]
 
 
 class _Gathering:
     """Of one request."""
 
-    def __init__(self, config: EngineConfig, name: str, desk: MediaDesk, fetcher: Fetcher, settings: bytes) -> None:
+    def __init__(self, config: EngineConfig, name: str, desk: MediaDesk, fetch: Fetch, settings: bytes) -> None:
         self.held = desk.hold()
         self._config = config
         self._name = name
         self._desk = desk
-        self._fetcher = fetcher
+        self._fetch = fetch
         self._settings = settings
 
     async def gather(self, parts: list[MediaPart]) -> None:
@@ -112,7 +128,7 @@ class _Gathering:
             return (await self._decoded(payload, max_bytes),)
         if part.is_features and not content[:6].lower().startswith(_SCHEMES):
             return (await self._decoded(content, max_bytes),)
-        fetched = await self._fetcher.fetch(content, max_bytes, is_video=part.kind == "video")
+        fetched = await self._fetch(part, max_bytes)
         handle, memory = self.held.allocate(len(fetched))
         memory[:] = fetched
         return (handle,)

@@ -54,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     fields = await exchange.fields(request)
     body = requests.convert(fields, ChatRequest)
     head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
-    prompt, parts = chat_prompt(fields, exchange.services.client.max_record_bytes)
+    prompt, parts, options = chat_prompt(fields, exchange.services.client.max_record_bytes)
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
     num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
@@ -65,7 +65,7 @@ async def create_chat_completion(request: Request) -> Response:
         num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
         num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
     )
-    media = await exchange.services.media.gather(parts, request.receive, body)
+    media = await exchange.services.media.gather(parts, request.receive, options)
     generation = open_generation(request, body, [prompt], sampling, best_of=best_of, media=media)
     if body.stream:
         head.object = "chat.completion.chunk"
@@ -74,7 +74,7 @@ async def create_chat_completion(request: Request) -> Response:
     return await _answer(head, body, generation, n)
 
 
-def chat_prompt(fields: dict[str, Any], max_bytes: int) -> tuple[ChatPrompt, list[MediaPart]]:
+def chat_prompt(fields: dict[str, Any], max_bytes: int) -> tuple[ChatPrompt, list[MediaPart], Conversation]:
     """The conversation of a body, and its pictures and video; the messages themselves go on as the client sent them, without
     the latter's bytes, in at most `max_bytes`."""
     body = requests.convert(fields, Conversation)
@@ -97,7 +97,7 @@ def chat_prompt(fields: dict[str, Any], max_bytes: int) -> tuple[ChatPrompt, lis
         chat_template=body.chat_template or "",
         chat_template_kwargs=requests.dump(kwargs, "chat_template_kwargs") if kwargs else b"",
     )
-    return prompt, parts
+    return prompt, parts, body
 
 
 def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:

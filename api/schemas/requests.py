@@ -46,7 +46,7 @@ class MediaOptions(msgspec.Struct, kw_only=True):
     media_io_kwargs: Annotated[dict[str, Any], Meta(description="By modality: how files are read.")] | None = None
 
 
-class GenerationRequest(MediaOptions, kw_only=True):
+class GenerationRequest(msgspec.Struct, kw_only=True):
     """What `/v1/completions` and `/v1/chat/completions` have in common."""
 
     model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
@@ -95,23 +95,14 @@ class MultiModalData(msgspec.Struct, kw_only=True):
 
 
 class CompletionMedia(MediaOptions, kw_only=True):
-    """What stands behind the placeholders of a bare prompt, in their order."""
+    """What stands behind the placeholders of a bare prompt, in their order, and what its tokens see: the other half of the
+    bodies of `/v1/completions` and `/tokenize`."""
 
     multi_modal_data: Annotated[MultiModalData, Meta(description="Links, data: too, by kind.")] | None = None
     image_feature_urls: Annotated[list[str], Meta(description="npy or safetensors, of encoded pictures.")] | None = None
     image_grid_thws: list[Grid] | None = None
     video_feature_urls: list[str] | None = None
     video_grid_thws: list[Grid] | None = None
-
-
-class CompletionRequest(GenerationRequest, CompletionMedia, kw_only=True):
-    prompt: Annotated[
-        str | Annotated[list[TokenId | str | TokenIds], Meta(min_length=1)],
-        Meta(description="Text, token ids, a list of texts, or a list of lists of token ids."),
-    ]
-    logprobs: NumTopLogprobs | None = None
-    echo: bool | None = None
-    add_special_tokens: bool | None = None
     attention_mask_offset: (
         Annotated[
             list[MaskBound | Annotated[list[MaskBound], Meta(min_length=2, max_length=2)]],
@@ -119,6 +110,16 @@ class CompletionRequest(GenerationRequest, CompletionMedia, kw_only=True):
         ]
         | None
     ) = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: Annotated[
+        str | Annotated[list[TokenId | str | TokenIds], Meta(min_length=1)],
+        Meta(description="Text, token ids, a list of texts, or a list of lists of token ids."),
+    ]
+    logprobs: NumTopLogprobs | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
     suffix: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None
 
 
@@ -181,7 +182,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Annotated[Literal["text"], Meta(description="Structured output is not supported.")]
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class Conversation(MediaOptions, kw_only=True):
     """How a conversation becomes a prompt: the other half of the bodies of `/v1/chat/completions` and `/tokenize`."""
 
     messages: Messages
@@ -200,14 +201,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
     response_format: ResponseFormat | None = None
 
 
-class TokenizeRequest(MediaOptions, kw_only=True):
+class TokenizeRequest(msgspec.Struct, kw_only=True):
     """What both forms of `/tokenize` have in common; a conversation comes beside it, as a `Conversation`."""
 
     model: str | None = None
     return_token_strs: bool | None = None
 
 
-class TokenizeTextRequest(TokenizeRequest, CompletionMedia, kw_only=True):
+class TokenizeTextRequest(TokenizeRequest, kw_only=True):
     prompt: str
     add_special_tokens: bool | None = None
 

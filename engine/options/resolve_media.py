@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from engine.checkpoint.record import ModelRecord
-from engine.config import ObjectStore
 from engine.errors import OptionError
 from engine.options.table import OptionValues
 
@@ -40,10 +39,10 @@ def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
                 why = "--language-model-only was given" if vision else "the model takes text alone"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
         return fields
-    store = {name: values[f"object_store_{name}"] for name in ObjectStore.__struct_fields__}
-    if store["endpoint"] and not store["endpoint"].startswith(("http://", "https://")):
-        raise OptionError(f"--object-store-endpoint {store['endpoint']}: expected http:// or https:// and a host")
-    fields["object_store"] = ObjectStore(**store)
+    endpoint = values["object_store_endpoint"]
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// and a host")
+    fields |= {key: values[key] for key in values if key.startswith("object_store_")}
     if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
         values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
     fields["media_processes"] = values["media_processes"]
