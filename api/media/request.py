@@ -86,8 +86,21 @@ class _Gathering:
         self._desk = desk
         self._fetch = fetch
         self._settings = settings
+        self._overload = asyncio.get_running_loop().create_future()
 
     async def gather(self, parts: list[MediaPart]) -> None:
+        """RequestError: of the first part in order that is refused. Where the server has no room for one, nothing is waited for."""
+        work = asyncio.ensure_future(self._gather(parts))
+        try:
+            await asyncio.wait({work, self._overload}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise self._overload.result()
+            work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+
+    async def _gather(self, parts: list[MediaPart]) -> None:
         """Parts that are the same are one item: a link is fetched once."""
         distinct = {part.identity: part for part in reversed(parts)}
         found: list[MediaItem] = []
@@ -105,16 +118,24 @@ class _Gathering:
     async def _item(self, part: MediaPart) -> MediaItem:
         try:
             handles = await self._bytes(part)
+            if not all(handle.num_bytes for handle in handles):
+                code = (
+                    "invalid_features" if part.is_features else "image_parse_error" if part.kind == "image" else "invalid_video"
+                )
+                raise RequestError("the file is empty", code=code)
             source = MediaSource(self._name, handles, part.kind, part.is_features, part.grid_thw, self._settings)
             return await self._desk.prepare(source)
         except RequestError as error:
-            raise RequestError(
+            placed = RequestError(
                 f"{part.path}: {error.message}",
                 status=error.status,
                 code=error.code,
                 param=part.path,
                 retry_after_s=error.retry_after_s,
-            ) from None
+            )
+            if error.status != 400 and not self._overload.done():
+                self._overload.set_result(placed)
+            raise placed from None
 
     async def _bytes(self, part: MediaPart) -> tuple[SlabHandle, ...]:
         content = part.content
