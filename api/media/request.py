@@ -89,7 +89,7 @@ class _Gathering:
         self._overload = asyncio.get_running_loop().create_future()
 
     async def gather(self, parts: list[MediaPart]) -> None:
-        """RequestError: of the first part in order that is refused. Where the server has no room for one, nothing is waited for."""
+        """RequestError: of the first part in order that is refused; where there is no room for one, nothing is waited for."""
         work = asyncio.ensure_future(self._gather(parts))
         try:
             await asyncio.wait({work, self._overload}, return_when=asyncio.FIRST_COMPLETED)

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.errors import OptionError, TokamakError
 from tools.bench.connection import Client
+from tools.bench.pictures import Pictures
 from tools.bench.prompts import PromptMaker, prepare
 from tools.bench.report import render, summarize
 from tools.bench.timeline import Timeline
