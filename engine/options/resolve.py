@@ -131,7 +131,7 @@ def resolve(
             values["max_num_seqs"],
             values["enable_expert_parallel"],
         ),
-        **resolve_media(options, record),
+        **resolve_media(options, record, limit),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),
         **{key: values[key] for key in _SAME},
