@@ -112,6 +112,7 @@ OPERATIONS = (
     _order("sleep", "Pause and drop the weights", requests.PauseRequest),
     _order("wake", "Load the weights again and go on"),
     _order("reset_prefix_cache", "Forget cached prefixes"),
+    _order("reset_encoder_cache", "Forget features of media"),
     _order("reload", "Change the weights in place", requests.ReloadRequest),
     _order("eplb/rebalance", "Have experts moved between ranks", requests.RebalanceRequest),
     _order("clear_weights", "Drop the weights", requests.PauseRequest),

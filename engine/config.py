@@ -96,6 +96,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     object_store_access_key: str = ""  # that signs them; empty: there are no such links
     object_store_secret_key: str = ""
     object_store_session_token: str = ""
+    encoder_depth: int = 0  # layers of the vision encoder
+    max_num_batched_encoder_embeds: int = 0  # rows of features for which a step may run all layers
+    disable_chunked_mm_input: bool = False  # no chunk ends inside a picture
+    mm_chunk_tokens: int = 0  # that chunks of prompts with media are meant to have; 0: max_num_batched_tokens
 
     # HTTP
     host: str

@@ -135,6 +135,15 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "type of keys and values; auto: bfloat16 where the weights are narrower than float32",
         ),
         Option("enable-prefix-caching", flag(), True, "reuse the KV of equal prompt beginnings"),
+        Option(
+            "max-num-batched-encoder-embeds",
+            whole(1, 1 << 20),
+            None,
+            "tokens of media for which a step runs all layers of the vision encoder, and fewer layers of more; default: what "
+            "costs as much as --max-num-batched-tokens of text",
+        ),
+        Option("disable-chunked-mm-input", flag(), False, "no chunk ends inside a picture; one that is longer: 400"),
+        Option("mm-chunk-tokens", whole(1, 1 << 20), None, "tokens of a chunk with media; default: --max-num-batched-tokens"),
         Option("max-waiting", whole(1), 1024, "samples that may wait; more are refused with 429"),
         Option("request-timeout", seconds(0), 0.0, "longest time for a request; 0: no limit"),
         Option("request-priority", flag(), True, "requests may have a priority; without, one that has is refused"),
