@@ -56,6 +56,18 @@ class ActorPlan(msgspec.Struct, frozen=True):
     target: str
 
 
+class ActorLife(msgspec.Struct, frozen=True):
+    """What a child process is told when it is started. Descriptors are those that it inherits."""
+
+    run_dir: str
+    actor: str
+    epoch: int
+    parent: int  # pid of its supervisor
+    segments: dict[str, int] = {}  # name -> descriptor
+    arena_fd: int = -1
+    comm_fd: int = -1
+
+
 class RingSizes(msgspec.Struct, frozen=True):
     """Bytes of each ring of a receiver's mailbox, and of each replica's broadcast ring."""
 

@@ -11,10 +11,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
-from engine.process.topology import ActorPlan, role_of
+from engine.process.topology import ActorLife, ActorPlan, role_of
 from engine.supervisor.hangs import HangWatch
 from shm.process import ProcessIdentity
 
@@ -79,18 +81,10 @@ class Child:
 
 def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments: RunSegments) -> Child:
     """Start `plan` with `epoch`. OSError: there is no process, descriptor or space to be had; nothing was started."""
-    command = [sys.executable, "-m", "engine.process.main", "--run-dir", str(run.directory), "--actor", plan.name]
-    command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
-    command += ["--segments", ",".join(f"{name}={descriptor}" for name, descriptor in segments.descriptors.items())]
-    pass_fds = (*segments.descriptors.values(),)
-    arena = segments.arena_of(plan.name)
-    if arena is not None:
-        command += ["--arena-fd", str(arena.fd)]
-        pass_fds += (arena.fd,)
-    comm = segments.comm_of(plan.name)
-    if comm is not None:
-        command += ["--comm-fd", str(comm.fd)]
-        pass_fds += (comm.fd,)
+    arena, comm = segments.arena_of(plan.name), segments.comm_of(plan.name)
+    arena_fd, comm_fd = (-1 if memory is None else memory.fd for memory in (arena, comm))
+    life = ActorLife(str(run.directory), plan.name, epoch, os.getpid(), segments.descriptors, arena_fd, comm_fd)
+    command = [sys.executable, "-m", "engine.process.main", msgspec.json.encode(life).decode()]
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -102,7 +96,7 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments:
             stderr=log,
             cwd=run.directory,  # `-m` puts it on sys.path: private, and without any module
             env=_environment(config, role_of(plan.name)),
-            pass_fds=pass_fds,
+            pass_fds=[fd for fd in (*segments.descriptors.values(), arena_fd, comm_fd) if fd >= 0],
         )
     finally:
         os.close(log)

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from engine.checkpoint.record import ModelRecord
 from engine.messages import Command, Control, Order, Reply
 from engine.process.control import ControlServer
 from engine.process.run_directory import Manifest, Run, lock_run, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
-from engine.process.topology import SUPERVISOR, default_plan
+from engine.process.topology import SUPERVISOR, ActorLife, default_plan
 from engine.supervisor.port import reserve_port
 from shm.counters import State
 from tests.api.tokenizer_peer import TokenizerPeer
@@ -103,10 +104,10 @@ class Edge:
     def start_child(self, epoch: int) -> None:
         """Start api0 and wait until it serves."""
         self.counters.actor(CHILD).begin_epoch(epoch, time.monotonic_ns())
-        arguments = ["--run-dir", self.config.run_dir, "--actor", CHILD, "--epoch", str(epoch), "--parent", str(os.getpid())]
+        life = msgspec.json.encode(ActorLife(self.config.run_dir, CHILD, epoch, os.getpid())).decode()
         with self.run.log_path(CHILD).open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "engine.process.main", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
+                [sys.executable, "-W", "error", "-m", "engine.process.main", life], cwd=REPOSITORY, stdout=log, stderr=log
             )
         wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), what="api0 ready")
         assert self.child.poll() is None, self.log
