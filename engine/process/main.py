@@ -1,4 +1,4 @@
-"""The entry of every child process: `python -m engine.process.main LIFE`, a `topology.ActorLife` as JSON.
+"""A child process: `python -m engine.process LIFE`, a `topology.ActorLife` as JSON.
 
 Started by the supervisor with the actor's log as stdout and stderr. It ties its life to the supervisor's, makes hangs
 inspectable, attaches to the run and then lives the actor's life. Signals: SIGTERM ends the loop (or the process at once while
@@ -8,7 +8,6 @@ it still starts), SIGUSR1 writes all stacks to the log, SIGINT and SIGHUP are th
 from __future__ import annotations
 
 import faulthandler
-import gc
 import importlib
 import logging
 import os
@@ -32,7 +31,6 @@ from shm.segment import hold_segments
 
 def main(argv: list[str]) -> int:
     """Run the actor that the argument names; the exit code of its process."""
-    gc.disable()  # until the actor is ready: modules that are loaded leave little garbage
     life = msgspec.json.decode(argv[0], type=ActorLife)
     die_with_parent(life.parent)
     faulthandler.enable()
@@ -75,7 +73,3 @@ def _end_on_sigterm(context: ActorContext) -> None:
             raise SystemExit(0)  # nobody waits for an actor that still starts
 
     signal.signal(signal.SIGTERM, end)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

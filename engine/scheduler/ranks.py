@@ -6,16 +6,14 @@ until the actor table shows a newer epoch of it. Ranks that exchange tensors gre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec.structs import replace
 
 from engine.messages import Hello, WeightsState
 from engine.process.run_directory import WeightsRecord
 
 
-@dataclass(slots=True)
-class Rank:
+class Rank(msgspec.Struct):
     """A rank: its incarnation, and the weights that it holds (version 0: none)."""
 
     path: str = ""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,8 +24,7 @@ _MAX_TAIL_BYTES = 64 << 10
 _PACKAGES = Path(__file__).resolve().parents[2]  # where `engine` and its sister packages are
 
 
-@dataclass(slots=True)
-class Child:
+class Child(msgspec.Struct):
     """One life of one actor. `pidfd` is readable once it has ended."""
 
     plan: ActorPlan
@@ -40,7 +38,7 @@ class Child:
     ready_s: float = 0.0  # monotonic: since when it takes work
     failure: str = ""  # what it announced before it ended
     is_asked_to_end: bool = False  # by an operator: not a crash
-    kill_at_s: float = field(default=float("inf"))  # monotonic: when SIGKILL follows SIGTERM
+    kill_at_s: float = float("inf")  # monotonic: when SIGKILL follows SIGTERM
 
     @property
     def name(self) -> str:
@@ -84,7 +82,7 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments:
     arena, comm = segments.arena_of(plan.name), segments.comm_of(plan.name)
     arena_fd, comm_fd = (-1 if memory is None else memory.fd for memory in (arena, comm))
     life = ActorLife(str(run.directory), plan.name, epoch, os.getpid(), segments.descriptors, arena_fd, comm_fd)
-    command = [sys.executable, "-m", "engine.process.main", msgspec.json.encode(life).decode()]
+    command = [sys.executable, "-m", "engine.process", msgspec.json.encode(life).decode()]
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

@@ -1,6 +1,6 @@
 """A real api process between a test that sits in front of it, as its client, and a test that sits behind it, as its engine.
 
-`Edge` makes a run's directory and segments as the supervisor does, starts `engine.process.main` for api0, answers at the
+`Edge` makes a run's directory and segments as the supervisor does, starts `engine.process` for api0, answers at the
 control socket, keeps the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
 """
 
@@ -107,7 +107,7 @@ class Edge:
         life = msgspec.json.encode(ActorLife(self.config.run_dir, CHILD, epoch, os.getpid())).decode()
         with self.run.log_path(CHILD).open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "engine.process.main", life], cwd=REPOSITORY, stdout=log, stderr=log
+                [sys.executable, "-W", "error", "-m", "engine.process", life], cwd=REPOSITORY, stdout=log, stderr=log
             )
         wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), what="api0 ready")
         assert self.child.poll() is None, self.log

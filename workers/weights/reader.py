@@ -21,10 +21,10 @@ import json
 import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.files import MappedFile, read_file
@@ -45,8 +45,7 @@ _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.m
 _MAX_LISTED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """A stored tensor, or some columns of a fused one."""
 
     tensor: Tensor
