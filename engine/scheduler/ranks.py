@@ -84,7 +84,7 @@ class Ranks:
         """The record with what the ranks hold under the numbers whose contents it does not say. Numbers that no rank can be
         made to come back to are forgotten."""
         found = {rank.version: rank.contents for rank in reversed(self._ranks) if rank.contents}
-        numbers = sorted({1, *(version for _, version in record.ranks)} & (found.keys() | record.contents.keys()))
+        numbers = sorted({version for _, version in record.ranks} & (found.keys() | record.contents.keys()))
         return replace(record, contents={version: record.contents.get(version) or found[version] for version in numbers})
 
     def overwritten(self, record: WeightsRecord) -> str:
