@@ -16,8 +16,8 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.vision_config import VisionConfig
@@ -29,8 +29,7 @@ _TIMED_POSITIONS = ("qwen2_5_vl",)  # in their positions, in seconds; elsewhere 
 _MAX_NOTED = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A prompt with its media in place; units in its order."""
 
     token_ids: array[int]
@@ -43,8 +42,7 @@ class Placed:
         return _note(self.num_item_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     item: int
     label: str  # text before its start token
     first_unit: int
@@ -52,8 +50,7 @@ class Span:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     token_id: int
     start: int
     length: int
