@@ -196,11 +196,15 @@ class Placement:
     def _time_of(self, number: int, item: MediaItem) -> int:
         """The position in time of a row of a span; in float32, as models were trained."""
         if item.kind == "video" and self._vision.kind in _TIMED_POSITIONS:
+            import numpy as np  # text models start without it
+
             seconds = np.float32(number) * np.float32(item.seconds_per_row)
             return int(seconds * np.float32(self._vision.tokens_per_second))
         return number
 
     def _runs(self, token_ids: array[int], are_single: bool) -> Iterator[_Run]:
+        import numpy as np
+
         start = end = 0
         for place in np.flatnonzero(np.isin(np.asarray(token_ids, np.int32), self._token_ids)).tolist():
             if place != end or token_ids[place] != token_ids[start] or are_single:
