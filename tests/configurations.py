@@ -21,6 +21,7 @@ _RESOLVED = {
     "plan": "tape",
     "cpu_kernels": {},
     "threads": 1,
+    "num_max_dispatch_tokens_per_rank": 32,
 }
 
 

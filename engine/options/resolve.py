@@ -16,7 +16,7 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
-from engine.options.resolve_ranks import resolve_ranks, resolve_threads
+from engine.options.resolve_ranks import resolve_dispatch_rows, resolve_ranks, resolve_threads
 from engine.options.resolve_weights import (
     cache_directory,
     processor_flags,
@@ -49,6 +49,8 @@ _SAME = (
     "data_parallel_size",
     "enable_expert_parallel",
     "expert_placement_strategy",
+    "ep_batched_token_timeout_ms",
+    "ep_mixed_steps",
     "enable_eplb",
     "eplb_config",
     "data_parallel_routing",
@@ -130,6 +132,7 @@ def resolve(
             values["max_num_seqs"],
             values["enable_expert_parallel"],
         ),
+        num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),
         **{key: values[key] for key in _SAME},

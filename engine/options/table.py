@@ -170,6 +170,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "linear",
             "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
         ),
+        Option(
+            "ep-batched-token-timeout-ms",
+            whole(0, 3_600_000),
+            100,
+            "with shared experts, so many milliseconds newcomers are held at most to be computed together; 0: they are not",
+        ),
+        Option("ep-mixed-steps", flag(), True, "with shared experts, a step may compute prompts and continue answers"),
+        Option(
+            "num-max-dispatch-tokens-per-rank",
+            whole(1, 1 << 20),
+            None,
+            "with shared experts, rows that a rank can show the others in memory that is resident from the start; default: "
+            "--max-num-seqs",
+        ),
         Option("enable-eplb", flag(), False, "experts move between the ranks that share them, by how much they are asked for"),
         Option(
             "eplb-config",

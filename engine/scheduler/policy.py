@@ -12,6 +12,7 @@ budget of tokens and blocks.
   sequence is left one block to grow into: what was let in is not thrown out by the next step.
 - Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Samples whose reader is slow get nothing until it has caught up.
+- Ranks that share experts: newcomers are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 
 from engine.block_keys import hash_blocks
 from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.intake import Intake, StepKind
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 
@@ -46,6 +48,12 @@ class Row:
     num_tokens: int
     is_sampling: bool
 
+    @property
+    def is_prefill(self) -> bool:
+        """It begins, computes tokens of the prompt, or some behind it anew. To be asked before the row is dispatched."""
+        sequence = self.sequence
+        return not sequence.is_started or self.start < max(sequence.num_prompt_tokens, sequence.num_tokens - 1)
+
 
 @dataclass(slots=True)
 class Admission:
@@ -62,6 +70,8 @@ class SchedulerOutput:
     preempted: Sequence | None = None
     admitted: list[Admission] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    kind: StepKind = StepKind.MIXED
+    held_until_ns: int = 0  # newcomers that have room are held until then; 0: there are none
 
 
 def schedule(
@@ -71,13 +81,24 @@ def schedule(
     pool: BlockPool,
     limits: Limits,
     num_leaving: int = 0,
+    kinds: Iterable[StepKind] = (StepKind.MIXED,),
+    intake: Intake | None = None,
 ) -> SchedulerOutput:
     """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
-    sequences no longer run but hold their slots and blocks until the steps in flight are back."""
-    scheduling = _Scheduling(pool, limits)
-    if scheduling.run(running, can_preempt=not num_leaving) and scheduling.num_tokens:
-        scheduling.admit(waiting, leaders, len(running), limits.max_running - len(running) - num_leaving)
-    return scheduling.output
+    sequences no longer run but hold their slots and blocks until the steps in flight are back. `kinds`: the first of them for
+    which there is something to do; `intake`: None where nobody is held."""
+    held_until_ns = 0
+    for kind in kinds:
+        scheduling = _Scheduling(pool, limits, kind)
+        has_blocks = scheduling.run(running, can_preempt=not num_leaving)
+        if has_blocks and scheduling.num_tokens and kind.takes(is_prefill=True):
+            num_slots = limits.max_running - len(running) - num_leaving
+            scheduling.admit(waiting, leaders, len(running), num_slots, intake)
+        output = scheduling.output
+        held_until_ns = output.held_until_ns = output.held_until_ns or held_until_ns
+        if output.rows or output.preempted is not None:
+            break
+    return output
 
 
 def next_row(sequence: Sequence, num_computed: int, budget: int) -> Row | None:
@@ -107,8 +128,8 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
 class _Scheduling:
     """A `SchedulerOutput` in the making, and what is left for it."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
-        self.output = SchedulerOutput()
+    def __init__(self, pool: BlockPool, limits: Limits, kind: StepKind) -> None:
+        self.output = SchedulerOutput(kind=kind)
         self.num_tokens = limits.max_tokens
         self._num_blocks = pool.num_free
         self._num_start_bytes = limits.max_start_bytes
@@ -126,7 +147,7 @@ class _Scheduling:
             if sequence.reader.is_slow or not (sequence.is_started or self._can_start(sequence)):
                 continue
             row = next_row(sequence, sequence.num_computed, self._budget(sequence))
-            if row is None:
+            if row is None or not self.output.kind.takes(is_prefill=row.is_prefill):
                 continue
             num_new_blocks = num_blocks_for(row.start + row.num_tokens, block_size) - len(sequence.block_ids)
             if num_new_blocks > 0:
@@ -140,12 +161,31 @@ class _Scheduling:
             self._take(row)
         return has_blocks
 
-    def admit(self, waiting: Iterable[Sequence], leaders: Mapping[str, Sequence], num_running: int, num_slots: int) -> None:
-        """Admissions and their first rows."""
+    def admit(
+        self,
+        waiting: Iterable[Sequence],
+        leaders: Mapping[str, Sequence],
+        num_running: int,
+        num_slots: int,
+        intake: Intake | None,
+    ) -> None:
+        """Admissions and their first rows; none of them where there is room for more and `intake` holds them."""
+        rows, admitted = self.output.rows, self.output.admitted
+        num_rows, prefills = len(rows), any(row.is_prefill for row in rows)
+        is_full = self._fill(waiting, leaders, num_running, num_slots)
+        if intake is None or is_full or prefills or not admitted:
+            return
+        self.output.held_until_ns = intake.held_until_ns([admission.sequence for admission in admitted], leaders)
+        if self.output.held_until_ns:
+            del rows[num_rows:]
+            admitted.clear()
+
+    def _fill(self, waiting: Iterable[Sequence], leaders: Mapping[str, Sequence], num_running: int, num_slots: int) -> bool:
+        """Admit as many as there is room for. Whether there is none for more."""
         new_groups: set[str] = set()
         for sequence in waiting:
             if num_slots <= 0 or self.num_tokens <= 0 or self._num_blocks <= num_running:
-                return
+                return True
             group_id = sequence.request.group_id
             if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
                 continue
@@ -154,7 +194,7 @@ class _Scheduling:
             num_taken = num_new_blocks + self._pool.num_unused(block_ids)
             budget = self._budget(sequence)
             if num_taken + num_running > self._num_blocks or not budget or not self._can_start(sequence):
-                return
+                return True
             row = next_row(sequence, len(block_ids) * self._limits.block_size, budget)
             assert row is not None, "a waiting sequence always has something to compute"
             self._take(row)
@@ -163,6 +203,7 @@ class _Scheduling:
             num_running += 1
             new_groups.add(group_id)
             self.output.admitted.append(Admission(sequence, block_ids))
+        return num_slots <= 0 or self.num_tokens <= 0 or self._num_blocks <= num_running
 
     def _take(self, row: Row) -> None:
         self.num_tokens -= row.num_tokens

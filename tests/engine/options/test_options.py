@@ -386,9 +386,34 @@ def test_ranks_that_share_experts(model: Path) -> None:
     assert (config.enable_eplb, config.eplb_config.min_gain, config.expert_placement_strategy) == (True, 0.5, "linear")
 
 
+def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
+    """What is resident of the windows holds a decode step, unless more is asked for."""
+    give_experts(model)
+    options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
+    config = configure(model, *options)
+    assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (100, True)
+    assert config.num_max_dispatch_tokens_per_rank == 24
+    config = configure(model, *options, "--ep-batched-token-timeout-ms", "0", "--no-ep-mixed-steps")
+    assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (0, False)
+    limit = "--num-max-dispatch-tokens-per-rank"
+    assert configure(model, *options, limit, "100").num_max_dispatch_tokens_per_rank == 100
+    assert configure(model, *options, "-tp", "2", limit, "12").num_max_dispatch_tokens_per_rank == 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (
+            ("--enable-expert-parallel", "-dp", "2", "--num-max-dispatch-tokens-per-rank", "31"),
+            "per-rank 31: a decode step has up to 32 rows (--max-num-seqs), 32 for each of 1 ranks; give at least 32, or lower",
+        ),
+        (
+            ("--enable-expert-parallel", "-tp", "2", "--num-max-dispatch-tokens-per-rank", "15"),
+            "16 for each of 2 ranks; give at least 16",
+        ),
+        (("-dp", "2", "--no-ep-mixed-steps"), "--no-ep-mixed-steps: the ranks share no experts; add --enable-expert-parallel"),
+        (("--ep-batched-token-timeout-ms", "100"), "--ep-batched-token-timeout-ms: the ranks share no experts"),
+        (("--ep-batched-token-timeout-ms", "-1"), "--ep-batched-token-timeout-ms -1: expected 0 to 3600000"),
         (("--enable-expert-parallel",), "there is 1 rank, and experts are shared by 2 at least"),
         (("--enable-expert-parallel", "-dp", "2", "--ops", "reference"), "reference ops compute all experts on each rank"),
         (("-dp", "2", "--enable-eplb"), "add --enable-expert-parallel"),
