@@ -37,6 +37,7 @@ from engine.options.kinds import (
     texts,
     whole,
 )
+from engine.options.other_hosts import OTHER_HOSTS, refuse_other_hosts
 from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
@@ -263,7 +264,7 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str], embed
         _take_file(found, Path(config_path))
     _take_environment(found, environment)
     for key, value in command_line.items():
-        _take(found, key, value, f"--{OPTIONS[key].name}")
+        _take(found, key, value, f"--{key.replace('_', '-')}")
     return found
 
 
@@ -284,6 +285,8 @@ def make_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             _add_argument(group, option)
+    for key in OTHER_HOSTS:
+        parser.add_argument(f"--{key.replace('_', '-')}", nargs="?", const="", help=argparse.SUPPRESS)
     return parser
 
 
@@ -308,7 +311,7 @@ def _take_file(found: OptionValues, path: Path) -> None:
         key = str(name).replace("-", "_")
         if key.startswith("no_") and key[3:] in OPTIONS and OPTIONS[key[3:]].kind.is_flag and isinstance(value, bool):
             key, value = key[3:], not value
-        if key not in OPTIONS:
+        if key not in OPTIONS and key not in OTHER_HOSTS:
             raise OptionError(f"{path}: {name} is no option{_suggestion(key, '-')}")
         if value is not None:
             _take(found, key, value, f"{path}: {name}")
@@ -335,7 +338,7 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (*TOOL_VARIABLES, f"{ENVIRONMENT_PREFIX}CONFIG"):
             continue
         key = variable[len(ENVIRONMENT_PREFIX) :].lower()
-        if key in OPTIONS:
+        if key in OPTIONS or key in OTHER_HOSTS:
             _take(found, key, value, variable)
         else:
             found.notes.append(f"environment variable {variable} is no option and is ignored{_suggestion(key, '_', str.upper)}")
@@ -343,6 +346,9 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
 
 def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
     """Check one value, a text or what a YAML file holds, and keep it."""
+    if key in OTHER_HOSTS:
+        refuse_other_hosts(key, _shortened(value), source)
+        return
     kind = OPTIONS[key].kind
     parts = value if isinstance(value, list) else [value]
     if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):

@@ -12,6 +12,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
 from engine.options.resolve_ranks import available_cores
 from engine.options.table import GROUPS, OPTIONS, Option, make_parser, read_options
@@ -295,6 +296,7 @@ def test_help_shows_every_option_in_its_group() -> None:
         (["serve", "--run-dir", "/" + "x" * 300], 2),
         (["serve", "--model", "x" * 300], 2),
         (["serve", "--prot"], 2),
+        (["serve", "--nnodes", "2"], 2),
         (["nothing"], 2),
         ([], 2),
         (["--help"], 0),
@@ -348,6 +350,30 @@ def test_what_cannot_be_cut_is_refused(model: Path, arguments: tuple[str, ...], 
     with pytest.raises(OptionError) as error:
         configure(model, *arguments)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("key", OTHER_HOSTS)
+def test_options_for_several_hosts_are_refused(model: Path, key: str, tmp_path: Path) -> None:
+    """Each says what was given and what to do instead, wherever it comes from."""
+    name = key.replace("_", "-")
+    path = tmp_path / "options.yaml"
+    path.write_text(f"{name}: '7'\n")
+    sources = {
+        f"--{name} 7": ((f"--{name}", "7"), {}),
+        f"TOKAMAK_{key.upper()} 7": ((), {f"TOKAMAK_{key.upper()}": "7"}),
+        f"{path}: {name} 7": (("--config", str(path)), {}),
+    }
+    for source, (arguments, environment) in sources.items():
+        with pytest.raises(OptionError) as error:
+            configure(model, *arguments, environment=environment)
+        assert str(error.value).startswith(f"{source}: ")
+        assert any(text in str(error.value) for text in ("start one on each", "--data-parallel-size", "leave it out"))
+
+
+def test_one_host_is_what_there_is(model: Path) -> None:
+    configure(model, "--nnodes", "1", "--node-rank", "0")
+    with pytest.raises(OptionError, match=r"^--headless: an engine is of 1 host; start one on each"):
+        configure(model, "--headless")
 
 
 def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
