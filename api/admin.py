@@ -5,6 +5,7 @@ Runs in the api process. Only holders of `--admin-key` get here (`access.Access`
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from api.errors import json_response
 from api.exchange import Exchange
 from api.schemas.requests import AbortRequestBody, EmptyRequest, PauseRequest, RebalanceRequest, ReloadRequest
-from engine.errors import ControlError, RequestError
+from engine.errors import CheckpointError, ControlError, RequestError
 from engine.messages import (
     AbortRequest,
     DropWeights,
@@ -89,8 +90,10 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 async def reload_weights(request: Request) -> Response:
+    """Of a path on the engine's machine: a directory, or a GGUF file."""
     body = await _parse(request, ReloadRequest)
-    return await _carry_out(request, ReloadWeights(body.path, body.mode, body.ranks))
+    path = await asyncio.to_thread(_checkpoint_at, body.path) if body.path else ""
+    return await _carry_out(request, ReloadWeights(path, body.mode, body.ranks))
 
 
 async def rebalance_experts(request: Request) -> Response:
@@ -110,6 +113,19 @@ async def abort_request(request: Request) -> Response:
     if exchange.services.client.abort(body.request_id):
         return json_response({"message": f"request {body.request_id} is aborted"})
     return await _carry_out(request, AbortRequest(body.request_id))
+
+
+def _checkpoint_at(path: str) -> str:
+    from engine.checkpoint.local import local_checkpoint  # much to load for who asks once in a while
+
+    try:
+        found = local_checkpoint(path)
+    except CheckpointError as error:
+        raise RequestError(str(error), param="path") from None
+    if found is None:
+        text = f"{path}: no such directory or .gguf file here; `tokamak ctl reload` takes names on the hub too"
+        raise RequestError(text, param="path")
+    return str(found)
 
 
 async def _parse(request: Request, type_: type[T]) -> T:

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
@@ -151,13 +152,13 @@ def _model_path(options: OptionValues) -> Path:
     if name is None:
         return Path(options.embedded_model)
     try:
-        path = Path(name).expanduser()
-        if (path / "config.json").is_file():
-            return path.resolve()
+        found = local_checkpoint(name)
+        if found is not None:
+            return found
         from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
 
         return resolve_model(name)
-    except (CheckpointError, OSError, RuntimeError) as error:  # RuntimeError: the home of a user whom nobody knows
+    except CheckpointError as error:
         raise OptionError(f"--model {name}: {error}") from error
 
 
