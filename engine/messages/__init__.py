@@ -27,6 +27,7 @@ from engine.messages.control import Command as Command
 from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights
 from engine.messages.control import ListActors as ListActors
+from engine.messages.control import Membership as Membership
 from engine.messages.control import Order as Order
 from engine.messages.control import Pause as Pause
 from engine.messages.control import RebalanceExperts as RebalanceExperts
@@ -87,7 +88,7 @@ Message = (
     | BlocksMove
     | BlocksMoved
 )
-Control = Command | Reply | ActorState
+Control = Command | Reply | ActorState | Membership
 
 _encoder = msgspec.msgpack.Encoder()
 _message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

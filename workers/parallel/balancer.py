@@ -112,7 +112,8 @@ class Balancer:
     def advance(self, now_s: float) -> None:
         """Between two steps, or while there are none."""
         epoch, members = self._experts.epoch, self._experts.communicator.members
-        self._get_ready(epoch)
+        if self._experts.communicator.rank in members:
+            self._get_ready(epoch)
         order = self._order
         if order is not None and order.version == self._experts.version:
             self._end_order(200, f"{order.details['num_moved']} experts have moved", order.details)

@@ -20,8 +20,8 @@ _PAGE = 4096
 
 
 class ExpertRank:
-    """`owners`: int32 [sparse layers, experts, 1 + ranks], whose address stays: tapes read it whenever they run. The first rows of
-    each rank's window, as many as `--num-max-dispatch-tokens-per-rank` says, are resident from here on."""
+    """`owners`: int32 [sparse layers, experts, 1 + ranks], whose address stays: tapes read it whenever they run. The first
+    `--num-max-dispatch-tokens-per-rank` rows of each rank's window are resident from here on."""
 
     def __init__(self, communicator: Communicator, config: EngineConfig, model: ModelConfig) -> None:
         assert model.experts is not None, "the model has no experts"
