@@ -6,6 +6,7 @@ Runs in the api process. Only holders of `--admin-key` get here (`access.Access`
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TypeVar
 
 import msgspec
@@ -58,7 +59,7 @@ async def show_experts(request: Request) -> Response:
     rows = context.counters.snapshot()["metrics"]
     num_rebalances = sum(row["value"] for row in rows if row["name"] == "eplb_rebalances_total")
     table = ExpertTable.attach(context.run.run_id, is_readonly=True)
-    view = expert_view(table, num_rebalances)
+    view = expert_view(table, num_rebalances, time.monotonic_ns())
     table.close()
     return json_response({"message": f"placement {view.placement_version} of experts", **view.as_json()})
 

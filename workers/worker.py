@@ -179,6 +179,7 @@ class WorkerActor(Actor):
             if step is None:
                 self._runner.run_without_rows()
                 self._count_collectives()
+                self._busy_seconds.add((time.monotonic_ns() - received_ns) / 1e9)
             else:
                 result = self._run(step, received_ns)
         except GangBroken as broken:

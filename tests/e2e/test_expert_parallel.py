@@ -81,6 +81,8 @@ def test_experts_are_looked_at_and_moved_by_order(
         assert sum(layer["rank_rows"]) == pytest.approx(layer["num_rows"])
         assert layer["imbalance"] == pytest.approx(2 * max(layer["rank_rows"]) / layer["num_rows"])
         assert layer["hottest"][0]["rows"] > layer["hottest"][-1]["rows"] > 0
+    for layer, recent in zip(before["layers"], before["recent_layers"], strict=True):  # a look back of many years
+        assert 0 < recent["num_rows"] <= layer["num_rows"]
     died = order_with_death(engine, leader_dies=True)
     assert (died.status_code, "worker0 led it and died meanwhile" in died.text) == (503, True)
     assert experts_of(engine, capsys) == before
@@ -103,7 +105,8 @@ def experts_of(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> dic
     assert ctl(["--run", engine.run.run_id, "experts", "--json"]) == 0
     view: dict[str, Any] = json.loads(capsys.readouterr().out)
     answer = httpx.get(f"{engine.url}/admin/eplb", timeout=WATCHDOG_S, headers=OPERATOR).json()
-    assert answer == {"message": answer["message"], **view}
+    assert answer["recent_s"] >= view.pop("recent_s") >= 0
+    assert answer == {"message": answer["message"], "recent_s": answer["recent_s"], **view}
     return view
 
 

@@ -176,11 +176,14 @@ class Balancer:
         config, looks = self._config, self._looks
         if looks and looks[-1].num_steps == self._num_steps:
             return False
+        first = looks[0] if looks else None
         looks.append(_Look(now_s, self._num_steps, self._board.counts.sum(axis=0)))
         while len(looks) > 2 and (
             now_s - looks[0].at_s > config.statistics_interval_s or self._num_steps - looks[0].num_steps > config.window_size
         ):
             looks.popleft()
+        if looks[0] is not first:
+            self._board.show_window(looks[0].at_s, looks[0].counts)
         return True
 
     def _carry_out(self, order: _Order, now_s: float) -> None:
