@@ -29,6 +29,7 @@ from engine.messages.control import Command as Command
 from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights
 from engine.messages.control import ListActors as ListActors
+from engine.messages.control import Membership as Membership
 from engine.messages.control import Order as Order
 from engine.messages.control import Pause as Pause
 from engine.messages.control import RebalanceExperts as RebalanceExperts
@@ -107,7 +108,7 @@ Message = (
     | PixelsFailed
     | PixelsDone
 )
-Control = Command | Reply | ActorState
+Control = Command | Reply | ActorState | Membership
 
 _encoder = msgspec.msgpack.Encoder()
 

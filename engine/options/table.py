@@ -40,6 +40,7 @@ from engine.options.kinds import (
     whole,
 )
 from engine.options.media_options import parse_limits, parse_object
+from engine.options.other_hosts import OTHER_HOSTS, refuse_other_hosts
 from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
@@ -186,6 +187,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "linear",
             "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
         ),
+        Option(
+            "ep-batched-token-timeout-ms",
+            whole(0, 3_600_000),
+            100,
+            "with shared experts, so many milliseconds newcomers are held at most to be computed together; 0: they are not",
+        ),
+        Option("ep-mixed-steps", flag(), True, "with shared experts, a step may compute prompts and continue answers"),
+        Option(
+            "num-max-dispatch-tokens-per-rank",
+            whole(1, 1 << 20),
+            None,
+            "with shared experts, rows that a rank can show the others in memory that is resident from the start; default: "
+            "--max-num-seqs",
+        ),
         Option("enable-eplb", flag(), False, "experts move between the ranks that share them, by how much they are asked for"),
         Option(
             "eplb-config",
@@ -313,7 +328,7 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str], embed
         _take_file(found, Path(config_path))
     _take_environment(found, environment)
     for key, value in command_line.items():
-        _take(found, key, value, f"--{OPTIONS[key].name}")
+        _take(found, key, value, f"--{key.replace('_', '-')}")
     return found
 
 
@@ -334,6 +349,8 @@ def make_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             _add_argument(group, option)
+    for key in OTHER_HOSTS:
+        parser.add_argument(f"--{key.replace('_', '-')}", nargs="?", const="", help=argparse.SUPPRESS)
     return parser
 
 
@@ -358,7 +375,7 @@ def _take_file(found: OptionValues, path: Path) -> None:
         key = str(name).replace("-", "_")
         if key.startswith("no_") and key[3:] in OPTIONS and OPTIONS[key[3:]].kind.is_flag and isinstance(value, bool):
             key, value = key[3:], not value
-        if key not in OPTIONS:
+        if key not in OPTIONS and key not in OTHER_HOSTS:
             raise OptionError(f"{path}: {name} is no option{_suggestion(key, '-')}")
         if value is not None:
             _take(found, key, value, f"{path}: {name}")
@@ -388,7 +405,7 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (*TOOL_VARIABLES, f"{ENVIRONMENT_PREFIX}CONFIG"):
             continue
         key = variable[len(ENVIRONMENT_PREFIX) :].lower()
-        if key in OPTIONS:
+        if key in OPTIONS or key in OTHER_HOSTS:
             _take(found, key, value, variable)
         else:
             found.notes.append(f"environment variable {variable} is no option and is ignored{_suggestion(key, '_', str.upper)}")
@@ -396,6 +413,9 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
 
 def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
     """Check one value, a text or what a YAML file holds, and keep it."""
+    if key in OTHER_HOSTS:
+        refuse_other_hosts(key, _shortened(value), source)
+        return
     kind = OPTIONS[key].kind
     parts = value if isinstance(value, list) else [value]
     if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):

@@ -59,6 +59,7 @@ class Replica:
             int(self._num_free_slots.value) - num_sent_samples,
             int(self._num_free_blocks.value),
             num_cached_tokens,
+            has_weights=self._state.value != WeightsState.CLEARED,
         )
 
     def close(self) -> None:
