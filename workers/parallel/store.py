@@ -36,7 +36,11 @@ class GroupStore(socketserver.ThreadingTCPServer):
         super().__init__((LOOPBACK, port), _Client)
         self.values: dict[str, bytes] = {}
         self.changed = threading.Condition()
-        threading.Thread(target=self.serve_forever, name="group-store", daemon=True).start()
+        threading.Thread(target=self._serve, name="group-store", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:  # serve_forever would look twice a second whether it is to end
+            self.handle_request()
 
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier life
