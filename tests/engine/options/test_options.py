@@ -83,7 +83,7 @@ def test_defaults(model: Path, dtype: str) -> None:
 
 def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
-    worked_out = {"comm_bytes", "kv_cache_bytes", "run_id"}
+    worked_out = {"comm_bytes", "group_ports", "kv_cache_bytes", "run_id"}
     fields = {field.removesuffix("_s") for field in EngineConfig.__struct_fields__} - worked_out
     assert set(OPTIONS) - {"kv_cache_memory", "weight_cache", "pipeline_parallel_size"} == fields
 
@@ -333,13 +333,14 @@ def test_tensor_ranks(model: Path) -> None:
         widest = 4 * 48 * max(100, 64)  # logits of all rows, or activations
         assert config.comm_bytes == buffers_at(size) + 2 * widest
         assert [plan.name for plan in default_plan(config)][-size:] == [f"worker{rank}" for rank in range(size)]
+        assert config.num_groups == 0
+    assert configure(model, "-tp", "2", "-dp", "3", "--ops", "reference").num_groups == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("-tp", "3"), "3 does not divide the model's 4 attention heads; give one of [1, 2, 4]"),
-        (("-tp", "2", "--ops", "reference"), "2: reference ops run on one rank of a replica; use --ops native"),
         (("-tp", "4", "-dp", "32"), "4 times --data-parallel-size 32 are 128 ranks, the limit is 64"),
         (("--pipeline-parallel-size", "2"), "2: layers are not cut, the limit is 1; cut matrices with --tensor-parallel-size"),
     ],
@@ -390,7 +391,6 @@ def test_ranks_that_share_experts(model: Path) -> None:
     ("arguments", "text"),
     [
         (("--enable-expert-parallel",), "there is 1 rank, and experts are shared by 2 at least"),
-        (("--enable-expert-parallel", "-dp", "2", "--ops", "reference"), "reference ops compute all experts on each rank"),
         (("-dp", "2", "--enable-eplb"), "add --enable-expert-parallel"),
         (
             ("--enable-expert-parallel", "-dp", "2", "--enable-eplb", "--eplb-config", '{"num_redundant_experts": 9}'),
