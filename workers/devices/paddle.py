@@ -1,4 +1,4 @@
-"""A Paddle place with the reference ops. Besides the ops themselves and the groups of `workers/parallel` the one module that
+"""A Paddle place with the reference ops. Besides the ops themselves, `groups.py` and `parallel/gloo.py` the one module that
 imports Paddle; made by `device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors are the same
 memory.
 """
@@ -15,8 +15,8 @@ from paddle.utils import dlpack
 from engine.errors import OptionError
 from ops.paddle import reference
 from ops.paddle.gang import GangOps
+from workers.devices.groups import PaddleGroup
 from workers.parallel.meetings import Meetings
-from workers.parallel.paddle_groups import PaddleGroup
 
 
 class PaddleDevice:

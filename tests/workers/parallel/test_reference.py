@@ -71,7 +71,7 @@ def cut(communicator: Communicator, port: int) -> None:
         open_store(port)
     import paddle
 
-    from workers.parallel.paddle_groups import PaddleGroup
+    from workers.devices.groups import PaddleGroup
 
     group = PaddleGroup(Meeting(communicator, port), "cpu")
     assert group.all_gather(paddle.full([1, 2], 3.0)).tolist() == [[[3.0, 3.0]]] * 2
