@@ -59,7 +59,7 @@ def test_ranks_that_share_experts_give_the_bytes_of_one(options: dict[str, Any],
     arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
     with gang_of(2) as gang:
         memory = (lambda: (DupFd(arena.fd), ARENA_BYTES)) if is_one_replica else (lambda: None)
-        settings = {**options, "num_kv_blocks": 64}
+        settings = {**options, "num_kv_blocks": 64, "weight_cache_dir": str(tmp_path)}
         ranks = [gang.start(rank, share_experts, tmp_path, memory(), placements, settings) for rank in range(2)]
         found = [rank.answer() for rank in ranks]
     assert found == ([alone, alone] if is_one_replica else [alone[0::2], alone[1::2]])
