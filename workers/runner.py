@@ -25,6 +25,7 @@ from workers.encoder import Encoder as MediaEncoder
 from workers.features import Encoder, Features, Missing, together
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
+from workers.parallel.meetings import Meetings
 from workers.parallel.sampling import exchanged
 from workers.parallel.share import TensorShare
 from workers.sampling import sampler
@@ -107,13 +108,15 @@ class ModelRunner:
         self._share = TensorShare()
         if communicator is not None:
             self._share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
-        self._gang = communicator.gang(experts.gang if experts else None) if communicator else None
+        is_native = config.ops == "native"
+        self._gang = communicator.gang(experts.gang if experts else None) if communicator and is_native else None
+        meetings = Meetings.of(config, rank, self._communicator, experts.communicator if experts else None)
         self._config = config
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
         self._device = device = make_device(
-            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang
+            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang, meetings
         )
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
