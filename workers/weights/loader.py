@@ -89,18 +89,19 @@ def load_model(
     cache: WeightCache | None = None,
     contents: str = "",
     share: TensorShare = TensorShare(),  # noqa: B008 - a frozen value
+    has_encoder: bool = True,
 ) -> LoadedModel:
     """The model of the run, whose shape is `config`, with the weights of the checkpoint at `path`, which must have that shape.
     With `random_seed`, nothing but the config is used and the weights are random; where the cache has the `contents` that are
     asked for, nothing of `path` is read either. Raises CheckpointError; ContentsError where the checkpoint was written over, so
-    that these contents are neither there nor in the cache."""
+    that these contents are neither there nor in the cache. Without `has_encoder` a model that sees is loaded as one of text."""
     largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
     if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
             f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the {ops.name} ops take "
             f"{ops.max_head_dim} at most; use --ops reference"
         )
-    model, weights = declare_model(config, share)
+    model, weights = declare_model(config, share, has_encoder=has_encoder)
     outcome: CacheOutcome = "off"
     found = ""
     directory = cache if ops.layout is not None else None

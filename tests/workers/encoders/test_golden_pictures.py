@@ -11,8 +11,8 @@ from PIL import Image
 from engine.messages.media import Encode, EncoderCall
 from shm.slab import SlabHandle
 from tests.golden.make_units import MODELS
-from tests.workers.seeing import hash_of, make_seeing_runner, seeing_samples
 from tests.paths import GOLDEN
+from tests.workers.seeing import hash_of, make_seeing_runner, seeing_samples
 from tests.workers.serving import Serving, golden_cases
 
 BACKENDS: dict[str, dict[str, Any]] = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
