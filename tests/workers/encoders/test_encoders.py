@@ -128,3 +128,18 @@ def test_what_an_encoder_lacks_is_named(tmp_path: Path) -> None:
         load_tower(tmp_path / "other", HostDevice(2, [], {}))
     assert "visual.pos_embed.weight [64, 64] is missing" in str(raised.value)
     assert "visual.extra.weight [64, 64] is not expected" in str(raised.value)
+
+
+def test_paddle_layout(tmp_path: Path) -> None:
+    """Baidu's own checkpoints hold linear weights [in, out], also what takes patches."""
+    shutil.copytree(GOLDEN / "ernie4_5_vl_moe", tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    no_linear = ("embed_tokens", "mlp.gate.", "moe_statics")
+    turned = {
+        name: np.ascontiguousarray(tensor.T) if tensor.ndim == 2 and not any(part in name for part in no_linear) else tensor
+        for name, tensor in stored(GOLDEN / "ernie4_5_vl_moe").items()
+    }
+    write_safetensors(tmp_path / "other" / "model.safetensors", turned)
+    device = HostDevice(2, [], {})
+    found = encoded(load_tower(tmp_path / "other", device), device, UNITS[:2])
+    for unit, features in encoded(load_tower(GOLDEN / "ernie4_5_vl_moe", device), device, UNITS[:2]).items():
+        np.testing.assert_array_equal(found[unit], features)
