@@ -104,6 +104,12 @@ def test_packed_weights(tmp_path: Path) -> None:
             assert loaded.model.encoder is not None
             towers.append(encoded(loaded.model.encoder, device, UNITS[:2]))
         assert all(np.array_equal(towers[0][unit], towers[1][unit]) for unit in UNITS[:2])
+    path = tmp_path / "qwen3_vl"  # with the same weights
+    shutil.copytree(GOLDEN / "qwen3_vl", path)
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_mean": [0.4, 0.5, 0.6]}))
+    config = ModelConfig.read(path)
+    assert load(Precision()).cache == "miss"
     text = load(Precision(), has_encoder=False)
     assert (text.cache, text.model.encoder) == ("miss", None)
     assert text.num_bytes < loaded.num_bytes
