@@ -5,6 +5,8 @@ Runs in the api process. Only holders of `--admin-key` get here (`access.Access`
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +16,7 @@ from starlette.responses import Response
 from api.errors import json_response
 from api.exchange import Exchange
 from api.schemas.requests import AbortRequestBody, EmptyRequest, PauseRequest, RebalanceRequest, ReloadRequest
-from engine.errors import ControlError, RequestError
+from engine.errors import CheckpointError, ControlError, RequestError
 from engine.messages import (
     AbortRequest,
     DropWeights,
@@ -58,7 +60,7 @@ async def show_experts(request: Request) -> Response:
     rows = context.counters.snapshot()["metrics"]
     num_rebalances = sum(row["value"] for row in rows if row["name"] == "eplb_rebalances_total")
     table = ExpertTable.attach(context.run.run_id, is_readonly=True)
-    view = expert_view(table, num_rebalances)
+    view = expert_view(table, num_rebalances, time.monotonic_ns())
     table.close()
     return json_response({"message": f"placement {view.placement_version} of experts", **view.as_json()})
 
@@ -95,8 +97,10 @@ async def reset_encoder_cache(request: Request) -> Response:
 
 
 async def reload_weights(request: Request) -> Response:
+    """Of a path on the engine's machine: a directory, or a GGUF file."""
     body = await _parse(request, ReloadRequest)
-    return await _carry_out(request, ReloadWeights(body.path, body.mode, body.ranks))
+    path = await asyncio.to_thread(_checkpoint_at, body.path) if body.path else ""
+    return await _carry_out(request, ReloadWeights(path, body.mode, body.ranks))
 
 
 async def rebalance_experts(request: Request) -> Response:
@@ -116,6 +120,19 @@ async def abort_request(request: Request) -> Response:
     if exchange.services.client.abort(body.request_id):
         return json_response({"message": f"request {body.request_id} is aborted"})
     return await _carry_out(request, AbortRequest(body.request_id))
+
+
+def _checkpoint_at(path: str) -> str:
+    from engine.checkpoint.local import local_checkpoint  # much to load for who asks once in a while
+
+    try:
+        found = local_checkpoint(path)
+    except CheckpointError as error:
+        raise RequestError(str(error), param="path") from None
+    if found is None:
+        text = f"{path}: no such directory or .gguf file here; `tokamak ctl reload` takes names on the hub too"
+        raise RequestError(text, param="path")
+    return str(found)
 
 
 async def _parse(request: Request, type_: type[T]) -> T:

@@ -62,6 +62,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_routing: str = "prefix"  # "prefix" | "load" | "round-robin"
     enable_expert_parallel: bool = False  # all ranks share the experts of all replicas
     expert_placement_strategy: str = "linear"  # "linear" | "round_robin": which ranks have which at first
+    ep_batched_token_timeout_ms: int = 100  # so long newcomers are held to fill a step together, where ranks share experts
+    ep_mixed_steps: bool = True  # a step may have prefill and decode there
+    num_max_dispatch_tokens_per_rank: int = 0  # rows of the windows through which these exchange them, resident from the start
     enable_eplb: bool = False  # experts move between ranks by how much they are asked for
     eplb_config: EplbConfig = EplbConfig()
     comm_bytes: int = 0  # size of the comm arena of a replica, or of all that share experts; 0: it has one rank

@@ -1,11 +1,13 @@
 """Where experts lie that ranks share, and how many rows asked for each: one segment of the run, which anyone may map read-only,
 while the engine runs, when it hangs and after it died.
 
-    SegmentHeader | u64 metadata bytes | metadata, JSON | words, counts, placements
+    SegmentHeader | u64 metadata bytes | metadata, JSON | words, counts, placements, window
 
-    words       u64 proposed, in force; a line of each rank: ready
+    words       u64 proposed, in force, window since; a line of each rank: ready
     counts      u64 [ranks, layers, experts]
     placements  int32 [2, layers, experts, 1 + ranks], of even and of odd versions
+    window      u64 [layers, experts], where experts are balanced: what the counts of all ranks added up to at `window since`
+                (CLOCK_MONOTONIC, ns; 0: it is being written, or nobody looks back)
 
 The metadata says which layers of the model these are, how many experts and ranks there are, and where the parts begin. Each
 rank writes its own line and its own counts: rows of its own that asked for an expert, since the engine began. A placement says
@@ -19,7 +21,8 @@ first placement as version 0.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+
+import msgspec
 
 from shm import _native
 from shm.layout import LINE, round_up
@@ -27,14 +30,14 @@ from shm.segment import HEADER_BYTES, Segment, segment_name
 
 KIND = "experts"
 NAME = "main"
-PROPOSED, IN_FORCE = 0, 8  # among the words
+PROPOSED, IN_FORCE, WINDOW_SINCE = 0, 8, 16  # among the words
 NUMBER_BITS, VERSION_BITS = 32, 12
 MAX_VERSION = (1 << VERSION_BITS) - 1  # versions begin anew after it
+_MAX_READS = 100  # of what somebody writes meanwhile
 _METADATA_AT = HEADER_BYTES + 8
 
 
-@dataclass(frozen=True, slots=True)
-class InForce:
+class InForce(msgspec.Struct, frozen=True):
     """From step `number` of `epoch` on."""
 
     word: int
@@ -56,8 +59,7 @@ class InForce:
         return self.word & MAX_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class SharedExperts:
+class SharedExperts(msgspec.Struct, frozen=True):
     """What the segment is made for. `layers`: of the model, those with experts. `first`: the placement of each at first, int32
     [experts, 1 + ranks]."""
 
@@ -77,6 +79,7 @@ class SharedExperts:
             "words": LINE * (1 + self.num_ranks),
             "counts": 8 * entries * self.num_ranks,
             "placements": 2 * 4 * entries * (1 + self.num_ranks),
+            "window": 8 * entries,
         }
         values_at = _METADATA_AT
         while True:  # the offsets are part of the metadata's own length
@@ -93,7 +96,7 @@ class SharedExperts:
 
 
 class ExpertTable:
-    """The segment as one process sees it. `words`, `counts` and `placements` are its parts."""
+    """The segment as one process sees it. `words`, `counts`, `placements` and `window` are its parts."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -106,6 +109,7 @@ class ExpertTable:
         self.words = segment.buffer[offsets["words"] : offsets["counts"]]
         self.counts = segment.buffer[offsets["counts"] :][: 8 * entries * self.num_ranks]
         self.placements = segment.buffer[offsets["placements"] :][: 2 * 4 * entries * (1 + self.num_ranks)]
+        self.window = segment.buffer[offsets["window"] :][: 8 * entries]
 
     @classmethod
     def create(cls, run_id: str, experts: SharedExperts) -> ExpertTable:
@@ -141,6 +145,22 @@ class ExpertTable:
             if self.in_force.version == version:
                 return version, placement
 
+    def show_window(self, since_ns: int, counts: bytes) -> None:
+        """From here on the window begins at this time, when all had counted that. By the rank that leads the gang."""
+        # SYNC: a seqlock with recent_since; who dies meanwhile leaves 0, and the next leader writes it anew.
+        _native.store_u64(self.words, WINDOW_SINCE, 0)
+        self.window[:] = counts
+        _native.store_u64(self.words, WINDOW_SINCE, since_ns)
+
+    def recent_since(self) -> tuple[int, bytes] | None:
+        """When the window begins, and what was counted before it; None: nobody looks back."""
+        for _ in range(_MAX_READS):
+            since_ns = _native.load_u64(self.words, WINDOW_SINCE)
+            counts = bytes(self.window)
+            if since_ns and _native.load_u64(self.words, WINDOW_SINCE) == since_ns:
+                return since_ns, counts
+        return None
+
     def close(self) -> None:
-        self.words = self.counts = self.placements = memoryview(b"")
+        self.words = self.counts = self.placements = self.window = memoryview(b"")
         self.segment.close()

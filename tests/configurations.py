@@ -25,6 +25,7 @@ _RESOLVED = {
     "encoder_cache_size": 0,
     "max_num_batched_encoder_embeds": 0,
     "mm_chunk_tokens": 0,
+    "num_max_dispatch_tokens_per_rank": 32,
 }
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -39,6 +39,9 @@ from shm.experts import ExpertTable
 from tools import units
 from tools.top.observer import Observer
 from tools.top.snapshot import Actor, Row
+
+if TYPE_CHECKING:
+    from engine.parallel.expert_view import LayerView
 
 _MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
 _STOP_POLL_S = 0.02
@@ -159,21 +162,28 @@ def show_experts(run: Run, options: argparse.Namespace) -> int:
     num_rebalances = sum(row.value for row in observer.snapshot().rows if row.name == "eplb_rebalances_total")
     observer.close()
     table = ExpertTable.attach(run.run_id, is_readonly=True)
-    view = expert_view(table, int(num_rebalances))
+    view = expert_view(table, int(num_rebalances), time.monotonic_ns())
     table.close()
     if options.json:
         _print_json(view.as_json())
         return 0
     how = "they move (--enable-eplb)" if config.enable_eplb else "they stay"
     print(f"placement {view.placement_version} of experts, {view.num_rebalances} rebalances; {how}")
+    _print_layers(view.layers)
+    if view.recent_layers is not None:
+        print(f"\nof these in the last {units.seconds(view.recent_s)}:")
+        _print_layers(view.recent_layers)
+    return 0
+
+
+def _print_layers(layers: Sequence[LayerView]) -> None:
     rows = [("LAYER", "ROWS", "MAX/MEAN", "ROWS OF RANKS", "HOTTEST EXPERTS (ROWS, RANKS)")]
-    for layer in view.layers:
+    for layer in layers:
         loads = " ".join(units.count(round(load)) for load in layer.rank_rows)
         hottest = [f"{hot['expert']} ({units.count(hot['rows'])}, {'+'.join(map(str, hot['ranks']))})" for hot in layer.hottest]
         row = (str(layer.layer), units.count(layer.num_rows), f"{layer.imbalance:.2f}", loads, " ".join(hottest))
         rows.append(row)
     _print_table(rows)
-    return 0
 
 
 def show_errors(run: Run, options: argparse.Namespace) -> int:

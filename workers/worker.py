@@ -25,6 +25,7 @@ from engine.messages import (
     Command,
     Hello,
     LoadWeights,
+    Membership,
     Message,
     RebalanceExperts,
     Reply,
@@ -62,6 +63,7 @@ class WorkerActor(Actor):
         super().__init__(context)
         self._to_scheduler = BackloggedOutbox(context.outbox(context.scheduler).send_bytes)
         self._last_end_ns = 0
+        self._takes_part = True  # in its gang
         self._steps = context.counter("worker_steps_total")
         self._tokens = context.counter("worker_tokens_total")
         self._busy_seconds = context.counter("worker_busy_seconds_total")
@@ -90,6 +92,7 @@ class WorkerActor(Actor):
             self.context.run.run_id, self.context.scheduler, self.context.tensor_rank, self.context.epoch
         )
         self._turns = self._make_turns()
+        self._tell_membership()
         self._greet()
 
     def on_stop(self) -> None:
@@ -167,6 +170,7 @@ class WorkerActor(Actor):
         order = turns.next_order()
         if order is not None:
             self._take(order, received_ns)
+            self._tell_membership()
             return num_done + 1
         if not turns.has_turn(self._runner.weights.version > 0):
             return num_done
@@ -175,6 +179,7 @@ class WorkerActor(Actor):
             if step is None:
                 self._runner.run_without_rows()
                 self._count_collectives()
+                self._busy_seconds.add((time.monotonic_ns() - received_ns) / 1e9)
             else:
                 result = self._run(step, received_ns)
         except GangBroken as broken:
@@ -324,6 +329,8 @@ class WorkerActor(Actor):
             try:
                 self._load(path, version, contents)
             except ContentsError as error:
+                if self._experts is not None and self.context.config.data_parallel_size > 1:
+                    raise  # under the same number it would compute other replicas' rows with other weights
                 self._tell_lost(path, error)
                 self._load(path, version)
         except CheckpointError as error:
@@ -370,8 +377,16 @@ class WorkerActor(Actor):
 
     # ------------------------------------------------------------------------------------------------------- sending
 
+    def _tell_membership(self) -> None:
+        """A rank that shares experts takes part while it has weights. Else its peers would wait for it, for as long as it has
+        none; so they compute its experts."""
+        has_weights = self._runner.weights.version > 0
+        if self._turns is not None and has_weights != self._takes_part:
+            self._takes_part = has_weights
+            self.context.events.send(Membership(self.context.name, self.context.epoch, has_weights))
+
     def _greet(self) -> None:
-        """Say Hello; one of several ranks in the epoch that its gang has now, and not before it is a member."""
+        """Say Hello; one of several ranks in the epoch that its gang has now, and not before it is a member, if it is to be."""
         weights, gang_epoch = self._runner.weights, 0
         if self._communicator is not None:
             is_member = self._communicator.join()
@@ -379,7 +394,7 @@ class WorkerActor(Actor):
                 self._turns.join()
             gang_epoch = self._communicator.epoch
             self._gang_epoch.set(gang_epoch)
-            if not is_member:
+            if not is_member and self._takes_part:
                 return
         self._send(Hello(self.context.name, self.context.epoch, weights.version, weights.path, weights.contents, gang_epoch))
 

@@ -227,7 +227,9 @@ class RebalanceRequest(msgspec.Struct, kw_only=True):
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True):
-    path: Annotated[str, Meta(max_length=4096, description="Empty: the weights in use, read anew.")] = ""
+    path: Annotated[
+        str, Meta(max_length=4096, description="Directory or .gguf file; empty: the weights in use, read anew.")
+    ] = ""
     mode: WeightMode = "requeue"
     ranks: Annotated[list[Annotated[int, Meta(ge=0, le=65535)]], Meta(description="Empty: the whole engine.")] = []
 

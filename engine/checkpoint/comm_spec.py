@@ -7,6 +7,8 @@ experts of each, and a result of each of these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from engine.checkpoint.model_config import ModelConfig
 from shm.gang import LINE, buffers_at
 
@@ -51,6 +53,21 @@ def expert_rows(tensor_ranks: int, max_num_tokens: int, max_num_seqs: int) -> in
 
 def expert_windows_bytes(model: ModelConfig, num_ranks: int, rows: int) -> int:
     """As `ExpertWindows` of native/ops.h lays them out, with room for `rows` rows of each rank."""
+    return -(-num_ranks * (LINE + rows * sum(_row_bytes(model))) // LINE) * LINE
+
+
+def expert_window_spans(model: ModelConfig, num_ranks: int, rows: int, num_first: int) -> Iterator[tuple[int, int]]:
+    """[begin, end) among these bytes of what the first `num_first` rows of each rank take."""
+    begin = num_ranks * LINE
+    yield 0, begin
+    for size in _row_bytes(model):
+        for _ in range(num_ranks):
+            yield begin, begin + min(num_first, rows) * size
+            begin += rows * size
+
+
+def _row_bytes(model: ModelConfig) -> tuple[int, int, int]:
+    """Of a row in each of the arrays: itself, a result of each of its experts, and their numbers."""
     assert model.experts is not None, "a model without experts has no windows for them"
     hidden, chosen = model.hidden_size, model.experts.num_chosen
-    return -(-num_ranks * (LINE + 4 * rows * (hidden + chosen * hidden + chosen)) // LINE) * LINE
+    return 4 * hidden, 4 * chosen * hidden, 4 * chosen

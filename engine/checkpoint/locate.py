@@ -1,5 +1,4 @@
-"""Where a model's files are: a local directory as it is, a GGUF file as the directory that stands for it, or a hub name whose
-snapshot is downloaded first.
+"""Where a model's files are: on this machine (`local.py`), or under a hub name, whose snapshot is downloaded first.
 
 Called once by the launcher, before any actor starts; actors see only the absolute path. The hub's endpoint, cache directory,
 token and offline switch are huggingface_hub's own (`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`).
@@ -20,8 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from engine.checkpoint.gguf.convert import gguf_checkpoint
-from engine.checkpoint.gguf.file import is_gguf
+from engine.checkpoint.local import local_checkpoint
 from engine.errors import CheckpointError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
@@ -35,22 +33,12 @@ def resolve_model(name: str, endpoint: str | None = None) -> Path:
 
     Raises CheckpointError that says what to do: no such path or repository, no access, no connection.
     """
-    path = Path(name).expanduser()
-    if is_gguf(path):
-        return gguf_checkpoint(path)
-    if path.exists():
-        return _checked(path.resolve())
-    if not _HUB_NAME.fullmatch(name) or name.startswith((".", "~")):
+    found = local_checkpoint(name)
+    if found is None and (not _HUB_NAME.fullmatch(name) or name.startswith((".", "~"))):
         raise CheckpointError(f"{name}: no such directory, and no hub name of the form owner/model")
-    return _checked(_download(name, endpoint))
-
-
-def _checked(path: Path) -> Path:
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and the weights, or a .gguf file")
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path} has no config.json, so it is no checkpoint")
-    return path
+    found = found or local_checkpoint(str(_download(name, endpoint)))
+    assert found is not None, f"{name} is not where it was downloaded to"
+    return found
 
 
 def _download(name: str, endpoint: str | None) -> Path:

@@ -7,6 +7,8 @@ pickled. Read in the order of a request's way: `request.py`, `media.py`, `step.p
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from engine.messages.answer import Delta as Delta
@@ -27,6 +29,7 @@ from engine.messages.control import Command as Command
 from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights
 from engine.messages.control import ListActors as ListActors
+from engine.messages.control import Membership as Membership
 from engine.messages.control import Order as Order
 from engine.messages.control import Pause as Pause
 from engine.messages.control import RebalanceExperts as RebalanceExperts
@@ -105,11 +108,20 @@ Message = (
     | PixelsFailed
     | PixelsDone
 )
-Control = Command | Reply | ActorState
+Control = Command | Reply | ActorState | Membership
 
 _encoder = msgspec.msgpack.Encoder()
-_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+@functools.cache
+def _message_decoder() -> msgspec.msgpack.Decoder[Message]:
+    """Made at the first message: that takes a few milliseconds, and the supervisor gets none."""
+    return msgspec.msgpack.Decoder(Message)
+
+
+@functools.cache
+def _control_decoder() -> msgspec.msgpack.Decoder[Control]:
+    return msgspec.msgpack.Decoder(Control)
 
 
 def encode(message: Message | Control) -> bytes:
@@ -119,9 +131,9 @@ def encode(message: Message | Control) -> bytes:
 
 def decode(data: bytes | memoryview) -> Message:
     """A ring record back as its message. Raises msgspec.DecodeError (our own bug) where it is none."""
-    return _message_decoder.decode(data)
+    return _message_decoder().decode(data)
 
 
 def decode_control(data: bytes | memoryview) -> Control:
     """A control record or frame back as its message."""
-    return _control_decoder.decode(data)
+    return _control_decoder().decode(data)

@@ -1,7 +1,7 @@
 """Orders of operators, their answers, and what actors tell their supervisor.
 
 client -> supervisor (ZeroMQ) -> actor (control ring)    Command, which carries an Order
-actor -> supervisor (ZeroMQ)                             Reply, ActorState
+actor -> supervisor (ZeroMQ)                             Reply, ActorState, Membership
 """
 
 from __future__ import annotations
@@ -142,3 +142,11 @@ class ActorState(msgspec.Struct, tag=True):
     epoch: int
     state: str
     text: str = ""
+
+
+class Membership(msgspec.Struct, tag=True):
+    """A rank that shares experts has weights, or none: only with some does it take part in its gang."""
+
+    actor: str
+    epoch: int
+    is_member: bool

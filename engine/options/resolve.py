@@ -13,12 +13,13 @@ from typing import Any
 
 from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_media import resolve_media
-from engine.options.resolve_ranks import resolve_ranks, resolve_threads
+from engine.options.resolve_ranks import resolve_dispatch_rows, resolve_ranks, resolve_threads
 from engine.options.resolve_weights import (
     cache_directory,
     processor_flags,
@@ -51,6 +52,8 @@ _SAME = (
     "data_parallel_size",
     "enable_expert_parallel",
     "expert_placement_strategy",
+    "ep_batched_token_timeout_ms",
+    "ep_mixed_steps",
     "enable_eplb",
     "eplb_config",
     "data_parallel_routing",
@@ -134,6 +137,7 @@ def resolve(
         ),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
+        num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),
         **{key: values[key] for key in _SAME},
@@ -152,13 +156,13 @@ def _model_path(options: OptionValues) -> Path:
     if name is None:
         return Path(options.embedded_model)
     try:
-        path = Path(name).expanduser()
-        if (path / "config.json").is_file():
-            return path.resolve()
+        found = local_checkpoint(name)
+        if found is not None:
+            return found
         from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
 
         return resolve_model(name)
-    except (CheckpointError, OSError, RuntimeError) as error:  # RuntimeError: the home of a user whom nobody knows
+    except CheckpointError as error:
         raise OptionError(f"--model {name}: {error}") from error
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EplbConfig
 from engine.errors import OptionError
-from engine.options.table import MAX_RANKS, OptionValues
+from engine.options.table import MAX_RANKS, OPTIONS, OptionValues
 from engine.parallel.placement import max_redundant_experts
+
+_OF_SHARED_EXPERTS = ("ep_batched_token_timeout_ms", "ep_mixed_steps", "num_max_dispatch_tokens_per_rank")
 
 
 def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
@@ -61,6 +63,24 @@ def _check_experts(model: ModelConfig, ops: str, num_ranks: int) -> None:
         )
     if ops != "native":
         raise OptionError(f"--enable-expert-parallel: {ops} ops compute all experts on each rank; use --ops native")
+
+
+def resolve_dispatch_rows(options: OptionValues) -> int:
+    """Rows that a rank can show its peers in memory that is there from the start: those of every decode step, at least."""
+    values = options.values
+    for key in _OF_SHARED_EXPERTS:
+        if key in options.given and not values["enable_expert_parallel"]:
+            name = f"--{OPTIONS[key].name}" if values[key] is not False else f"--no-{OPTIONS[key].name}"
+            raise OptionError(f"{name}: the ranks share no experts; add --enable-expert-parallel, or leave it out")
+    num_rows: int = values["num_max_dispatch_tokens_per_rank"] or values["max_num_seqs"]
+    ranks: int = values["tensor_parallel_size"]  # which share the rows of their replica out
+    needed = -(-values["max_num_seqs"] // ranks)
+    if num_rows < needed:
+        raise OptionError(
+            f"--num-max-dispatch-tokens-per-rank {num_rows}: a decode step has up to {values['max_num_seqs']} rows "
+            f"(--max-num-seqs), {needed} for each of {ranks} ranks; give at least {needed}, or lower --max-num-seqs"
+        )
+    return num_rows
 
 
 def _check_balancing(shares_experts: bool, config: EplbConfig, model: ModelConfig, num_ranks: int) -> None:

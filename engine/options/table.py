@@ -14,7 +14,6 @@ import argparse
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,6 +40,7 @@ from engine.options.kinds import (
     whole,
 )
 from engine.options.media_options import parse_limits, parse_object
+from engine.options.other_hosts import OTHER_HOSTS, refuse_other_hosts
 from engine.parallel.routing import Policy
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
@@ -62,8 +62,7 @@ TOOL_VARIABLES = (
 )  # of tools/serve and the clients
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One row: its `name` on the command line and in files, and the default that is used where nobody gives a value (None:
     worked out by `engine/options/resolve.py`)."""
 
@@ -78,13 +77,12 @@ class Option:
         return self.name.replace("-", "_")
 
 
-@dataclass(slots=True)
-class OptionValues:
+class OptionValues(msgspec.Struct):
     """What was asked for: a value for every option (the default where none was given), and which were given."""
 
     values: dict[str, Any]
     given: set[str]
-    notes: list[str] = field(default_factory=list)  # for the user, harmless
+    notes: list[str] = []  # for the user, harmless
     embedded_model: str = ""  # directory of the model that comes with the program
 
 
@@ -188,6 +186,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             choice("linear", "round_robin"),
             "linear",
             "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
+        ),
+        Option(
+            "ep-batched-token-timeout-ms",
+            whole(0, 3_600_000),
+            100,
+            "with shared experts, so many milliseconds newcomers are held at most to be computed together; 0: they are not",
+        ),
+        Option("ep-mixed-steps", flag(), True, "with shared experts, a step may compute prompts and continue answers"),
+        Option(
+            "num-max-dispatch-tokens-per-rank",
+            whole(1, 1 << 20),
+            None,
+            "with shared experts, rows that a rank can show the others in memory that is resident from the start; default: "
+            "--max-num-seqs",
         ),
         Option("enable-eplb", flag(), False, "experts move between the ranks that share them, by how much they are asked for"),
         Option(
@@ -322,7 +334,7 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str], embed
         _take_file(found, Path(config_path))
     _take_environment(found, environment)
     for key, value in command_line.items():
-        _take(found, key, value, f"--{OPTIONS[key].name}")
+        _take(found, key, value, f"--{key.replace('_', '-')}")
     return found
 
 
@@ -343,6 +355,8 @@ def make_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             _add_argument(group, option)
+    for key in OTHER_HOSTS:
+        parser.add_argument(f"--{key.replace('_', '-')}", nargs="?", const="", help=argparse.SUPPRESS)
     return parser
 
 
@@ -367,7 +381,7 @@ def _take_file(found: OptionValues, path: Path) -> None:
         key = str(name).replace("-", "_")
         if key.startswith("no_") and key[3:] in OPTIONS and OPTIONS[key[3:]].kind.is_flag and isinstance(value, bool):
             key, value = key[3:], not value
-        if key not in OPTIONS:
+        if key not in OPTIONS and key not in OTHER_HOSTS:
             raise OptionError(f"{path}: {name} is no option{_suggestion(key, '-')}")
         if value is not None:
             _take(found, key, value, f"{path}: {name}")
@@ -397,7 +411,7 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (*TOOL_VARIABLES, f"{ENVIRONMENT_PREFIX}CONFIG"):
             continue
         key = variable[len(ENVIRONMENT_PREFIX) :].lower()
-        if key in OPTIONS:
+        if key in OPTIONS or key in OTHER_HOSTS:
             _take(found, key, value, variable)
         else:
             found.notes.append(f"environment variable {variable} is no option and is ignored{_suggestion(key, '_', str.upper)}")
@@ -405,6 +419,9 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
 
 def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
     """Check one value, a text or what a YAML file holds, and keep it."""
+    if key in OTHER_HOSTS:
+        refuse_other_hosts(key, _shortened(value), source)
+        return
     kind = OPTIONS[key].kind
     parts = value if isinstance(value, list) else [value]
     if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):

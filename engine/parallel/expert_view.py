@@ -17,7 +17,7 @@ NUM_HOTTEST = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """What was counted of a layer since the engine began, as it is shared out by the placement in force."""
+    """What was counted of a layer, as it is shared out by the placement in force."""
 
     layer: int
     num_rows: int  # that asked for an expert, once for each that they asked for
@@ -28,21 +28,34 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True)
 class ExpertView:
+    """`layers`: since the engine began; `recent_layers`: in the last `recent_s`, which the ranks that balance experts look back
+    at (`--eplb-config statistics_interval_s`, and what steps there were); None: nobody looks back."""
+
     placement_version: int  # 0: the first one
     num_rebalances: int
     layers: list[LayerView]
+    recent_s: float | None
+    recent_layers: list[LayerView] | None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def expert_view(table: ExpertTable, num_rebalances: int) -> ExpertView:
+def expert_view(table: ExpertTable, num_rebalances: int, now_ns: int) -> ExpertView:
     shape = len(table.layers), table.num_experts
-    counts = np.frombuffer(table.counts, np.uint64).reshape(table.num_ranks, *shape).sum(axis=0).tolist()
+    window = table.recent_since()  # before the counts, which only grow
+    counts = np.frombuffer(table.counts, np.uint64).reshape(table.num_ranks, *shape).sum(axis=0)
     version, placed = table.committed()
     owners = np.frombuffer(placed, np.int32).reshape(*shape, 1 + table.num_ranks)
-    layers = [_layer_view(*layer) for layer in zip(table.layers, counts, owners, strict=True)]
-    return ExpertView(version, num_rebalances, layers)
+
+    def views(counts: np.ndarray) -> list[LayerView]:
+        return [_layer_view(*layer) for layer in zip(table.layers, counts.tolist(), owners, strict=True)]
+
+    if window is None:
+        return ExpertView(version, num_rebalances, views(counts), None, None)
+    since_ns, before = window
+    recent = counts - np.frombuffer(before, np.uint64).reshape(shape)
+    return ExpertView(version, num_rebalances, views(counts), (now_ns - since_ns) / 1e9, views(recent))
 
 
 def _layer_view(layer: int, counts: list[int], owners: np.ndarray) -> LayerView:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Policy = Literal["prefix", "load", "round-robin"]
 REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
@@ -23,8 +24,7 @@ REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
 OPEN_SAMPLE_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
+class ReplicaLoad(msgspec.Struct, frozen=True):
     """What a replica has to do, what was sent to it and not taken yet included."""
 
     is_ready: bool = True
@@ -34,6 +34,7 @@ class ReplicaLoad:
     num_free_slots: int = 1
     num_free_blocks: int = 1 << 30
     num_cached_tokens: int = 0  # of the prompt that is to be routed
+    has_weights: bool = True  # else what comes waits until an operator gives it some
 
 
 def route(
@@ -64,6 +65,7 @@ def route(
 def _candidates(loads: Sequence[ReplicaLoad]) -> list[int]:
     """Those that may get something: all where none is ready, since it waits for one then, wherever it is."""
     ready = [replica for replica, load in enumerate(loads) if load.is_ready] or list(range(len(loads)))
+    ready = [replica for replica in ready if loads[replica].has_weights] or ready
     return [replica for replica in ready if not loads[replica].is_full] or ready
 
 

@@ -1,7 +1,7 @@
 """Orders to a running engine and events of its actors, over ZeroMQ sockets in the private run directory.
 
     client (ctl, api)  --DEALER-->  control.ipc, supervisor's ROUTER      Command, answered by Reply
-    actor              --PUSH---->  events.ipc, supervisor's PULL         ActorState, Reply
+    actor              --PUSH---->  events.ipc, supervisor's PULL         ActorState, Membership, Reply
 
 `ControlClient` is what ctl and the api use; `ControlServer` is the supervisor's side. Frames are MessagePack
 (`engine/messages/`).

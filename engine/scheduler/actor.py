@@ -5,7 +5,8 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
 
     admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
     sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
-    queues.py        sequences in their order               results.py         what came of a step
+    intake.py        newcomers that are held (experts)      results.py         what came of a step
+    queues.py        sequences in their order
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
     aborts.py        sequences that end early               orders.py          what operators ask
@@ -48,6 +49,7 @@ from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.encoder_work import CALL_BYTES, MAX_CALL_UNITS, RESULT_UNIT_BYTES, EncoderWork
+from engine.scheduler.intake import Intake, StepKind
 from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
@@ -105,6 +107,10 @@ class SchedulerActor(Actor):
         )
         self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
         self.stats = SchedulerStats(context, self.batch, self.weights)
+        self._held_until_ns = 0  # by the last plan; 0: nobody
+        self._kind = StepKind.DECODE if config.enable_expert_parallel and not config.ep_mixed_steps else StepKind.MIXED
+        others = [name for name in context.schedulers if name != context.name and config.enable_expert_parallel]
+        self._others_running = [context.counters.counter("num_requests_running", name) for name in others]
         self._preemptions = context.counter("num_preemptions_total")
         self._rejections = context.counter("requests_rejected_total")
         self._dropped = context.counter("messages_dropped_total")
@@ -124,6 +130,7 @@ class SchedulerActor(Actor):
         num_done = self.aborts.expire(time.monotonic_ns()) + self.weight_updates.advance() + self.dispatcher.flush()
         if self.encoder is not None:
             num_done += self.encoder.advance(time.monotonic_ns())
+        self._held_until_ns = 0  # where nothing can be dispatched, whatever changes that wakes the loop
         while self.weight_updates.can_dispatch and self.ranks.are_complete and self.dispatcher.has_room and self._dispatch():
             num_done += 1
         num_done += self.delivery.flush() + self.block_events.flush()
@@ -132,7 +139,8 @@ class SchedulerActor(Actor):
 
     def deadline_ns(self) -> int:
         encoder_ns = 0 if self.encoder is None else self.encoder.deadline_ns
-        return earliest(self.aborts.next_deadline_ns, self.delivery.deadline_ns(), self.dispatcher.deadline_ns(), encoder_ns)
+        deadlines = self.delivery.deadline_ns(), self.dispatcher.deadline_ns(), self._held_until_ns, encoder_ns
+        return earliest(self.aborts.next_deadline_ns, *deadlines)
 
     def on_message(self, sender: str, message: Message) -> None:
         match message:
@@ -176,8 +184,17 @@ class SchedulerActor(Actor):
         batch = self.batch
         layers = None if self.encoder is None else self.encoder.next_layers()
         output = schedule(
-            batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving, self._is_readable
+            batch.running,
+            batch.waiting,
+            batch.leaders,
+            batch.pool,
+            self.limits,
+            batch.num_leaving,
+            self._is_readable,
+            (self._kind,) if self._kind is StepKind.MIXED else (self._kind.next, self._kind),
+            self._intake(begin_ns),
         )
+        self._held_until_ns = output.held_until_ns
         if self.encoder is not None:
             self.encoder.looked_for_rows(bool(output.rows), layers is not None or self.dispatcher.num_in_flight > 0)
         if output.preempted is not None:
@@ -189,10 +206,20 @@ class SchedulerActor(Actor):
                 if not admission.sequence.first_scheduled_ns:  # the edge keeps the hits, should this process die before a token
                     admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
+        if output.rows:
+            self._kind = output.kind
         if output.rows or layers is not None:
             flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch, layers)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
         return bool(output.rows) or layers is not None or output.preempted is not None
+
+    def _intake(self, now_ns: int) -> Intake | None:
+        """None: nobody waits, or nobody is held."""
+        config, batch = self.context.config, self.batch
+        if not config.enable_expert_parallel or not len(batch.waiting):
+            return None
+        is_idle = not len(batch.running) and not any(running.value for running in self._others_running)
+        return Intake(config.ep_batched_token_timeout_ms * 1_000_000, now_ns, is_idle)
 
     def _on_result(self, result: StepResult) -> None:
         if result.error:
@@ -262,7 +289,9 @@ class SchedulerActor(Actor):
             # before it said that it was the last
             stream.add(ending_output(sequence, finish_reason))
             return
-        self.batch.add(sequence, is_newcomer=known is None and not request.attempt)
+        is_newcomer = known is None and not request.attempt
+        sequence.held_since_ns = time.monotonic_ns() if is_newcomer else 0
+        self.batch.add(sequence, is_newcomer)
         self.aborts.watch(sequence)
 
     def _on_abort(self, abort: Abort) -> None:

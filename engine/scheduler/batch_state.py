@@ -86,6 +86,7 @@ class BatchState:
         sequence.generation = self.pool.generation
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
+        sequence.held_since_ns = 0
         self.running.push(sequence)
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)

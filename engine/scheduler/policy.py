@@ -13,22 +13,24 @@ budget of tokens and blocks.
 - Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Samples whose reader is slow get nothing until it has caught up.
 - What lacks features of a picture or video waits in its place and holds up nobody (`encoder_work.py`).
+- Ranks that share experts: newcomers are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.block_keys import hash_blocks
 from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.intake import Intake, StepKind
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
 
 
-@dataclass(slots=True, frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What one step may take."""
 
     max_tokens: int  # max_num_batched_tokens
@@ -40,8 +42,7 @@ class Limits:
     mm_chunk_tokens: int = 0  # that a chunk of a prompt with media is meant to have; 0: max_tokens
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """One sequence's part of a step: positions [start, start + num_tokens)."""
 
     sequence: Sequence
@@ -49,22 +50,28 @@ class Row:
     num_tokens: int
     is_sampling: bool
 
+    @property
+    def is_prefill(self) -> bool:
+        """It begins, computes tokens of the prompt, or some behind it anew. To be asked before the row is dispatched."""
+        sequence = self.sequence
+        return not sequence.is_started or self.start < max(sequence.num_prompt_tokens, sequence.num_tokens - 1)
 
-@dataclass(slots=True)
-class Admission:
+
+class Admission(msgspec.Struct):
     """A waiting sequence that gets a slot, and the cached blocks that it starts with."""
 
     sequence: Sequence
     block_ids: list[int]
 
 
-@dataclass(slots=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct):
     """What to do, in this order: preempt, admit, then compute the rows."""
 
     preempted: Sequence | None = None
-    admitted: list[Admission] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    admitted: list[Admission] = []
+    rows: list[Row] = []
+    kind: StepKind = StepKind.MIXED
+    held_until_ns: int = 0  # newcomers that have room are held until then; 0: there are none
 
 
 def schedule(
@@ -75,14 +82,25 @@ def schedule(
     limits: Limits,
     num_leaving: int = 0,
     is_readable: Callable[[bytes], bool] = bool,
+    kinds: Iterable[StepKind] = (StepKind.MIXED,),
+    intake: Intake | None = None,
 ) -> SchedulerOutput:
     """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
     sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable` says whether the
-    step finds the features of the unit with a hash."""
-    scheduling = _Scheduling(pool, limits, is_readable)
-    if scheduling.run(running, can_preempt=not num_leaving) and scheduling.num_tokens:
-        scheduling.admit(waiting, leaders, len(running), limits.max_running - len(running) - num_leaving)
-    return scheduling.output
+    step finds the features of the unit with a hash. `kinds`: the first of them for which there is something to do; `intake`:
+    None where nobody is held."""
+    held_until_ns = 0
+    for kind in kinds:
+        scheduling = _Scheduling(pool, limits, is_readable, kind)
+        has_blocks = scheduling.run(running, can_preempt=not num_leaving)
+        if has_blocks and scheduling.num_tokens and kind.takes(is_prefill=True):
+            num_slots = limits.max_running - len(running) - num_leaving
+            scheduling.admit(waiting, leaders, len(running), num_slots, intake)
+        output = scheduling.output
+        held_until_ns = output.held_until_ns = output.held_until_ns or held_until_ns
+        if output.rows or output.preempted is not None:
+            break
+    return output
 
 
 def next_row(sequence: Sequence, num_computed: int, budget: int) -> Row | None:
@@ -114,8 +132,8 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
 class _Scheduling:
     """A `SchedulerOutput` in the making, and what is left for it."""
 
-    def __init__(self, pool: BlockPool, limits: Limits, is_readable: Callable[[bytes], bool]) -> None:
-        self.output = SchedulerOutput()
+    def __init__(self, pool: BlockPool, limits: Limits, is_readable: Callable[[bytes], bool], kind: StepKind) -> None:
+        self.output = SchedulerOutput(kind=kind)
         self.num_tokens = limits.max_tokens
         self._num_blocks = pool.num_free
         self._num_start_bytes = limits.max_start_bytes
@@ -134,7 +152,7 @@ class _Scheduling:
             if sequence.reader.is_slow or not (sequence.is_started or self._can_start(sequence)):
                 continue
             row = next_row(sequence, sequence.num_computed, self._budget(sequence, sequence.num_computed))
-            if row is None:
+            if row is None or not self.output.kind.takes(is_prefill=row.is_prefill):
                 continue
             num_new_blocks = num_blocks_for(row.start + row.num_tokens, block_size) - len(sequence.block_ids)
             if num_new_blocks > 0:
@@ -148,12 +166,31 @@ class _Scheduling:
             self._take(row)
         return has_blocks
 
-    def admit(self, waiting: Iterable[Sequence], leaders: Mapping[str, Sequence], num_running: int, num_slots: int) -> None:
-        """Admissions and their first rows."""
+    def admit(
+        self,
+        waiting: Iterable[Sequence],
+        leaders: Mapping[str, Sequence],
+        num_running: int,
+        num_slots: int,
+        intake: Intake | None,
+    ) -> None:
+        """Admissions and their first rows; none of them where there is room for more and `intake` holds them."""
+        rows, admitted = self.output.rows, self.output.admitted
+        num_rows, prefills = len(rows), any(row.is_prefill for row in rows)
+        is_full = self._fill(waiting, leaders, num_running, num_slots)
+        if intake is None or is_full or prefills or not admitted:
+            return
+        self.output.held_until_ns = intake.held_until_ns([admission.sequence for admission in admitted], leaders)
+        if self.output.held_until_ns:
+            del rows[num_rows:]
+            admitted.clear()
+
+    def _fill(self, waiting: Iterable[Sequence], leaders: Mapping[str, Sequence], num_running: int, num_slots: int) -> bool:
+        """Admit as many as there is room for. Whether there is none for more."""
         new_groups: set[str] = set()
         for sequence in waiting:
             if num_slots <= 0 or self.num_tokens <= 0 or self._num_blocks <= num_running:
-                return
+                return True
             group_id = sequence.request.group_id
             if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
                 continue
@@ -165,7 +202,7 @@ class _Scheduling:
                 continue
             budget = self._budget(sequence, num_computed)
             if num_taken + num_running > self._num_blocks or not budget or not self._can_start(sequence):
-                return
+                return True
             row = next_row(sequence, num_computed, budget)
             assert row is not None, "a waiting sequence always has something to compute"
             self._take(row)
@@ -174,6 +211,7 @@ class _Scheduling:
             num_running += 1
             new_groups.add(group_id)
             self.output.admitted.append(Admission(sequence, block_ids))
+        return num_slots <= 0 or self.num_tokens <= 0 or self._num_blocks <= num_running
 
     def _take(self, row: Row) -> None:
         self.num_tokens -= row.num_tokens

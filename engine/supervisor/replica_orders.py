@@ -3,7 +3,8 @@
 Owned by the supervisor's `Orders`. All schedulers are told at once, but weights are reloaded in one replica after the other, so
 that the others serve meanwhile; the first one's version number and contents are what the next ones must load. Where a replica
 refuses, fails or dies, those that have done it go back to what their records (`weights.<k>.json`) said before, and the order is
-answered with the failure. The record of a scheduler that died is set back before its successor starts, and reads it.
+answered with the failure. The record of a scheduler that died is set back before its successor starts, and reads it. Replicas
+may differ, where one alone could not have its weights again: an order is told to those for which there is something to do.
 
 With one replica there is nothing to take back: its record says what was before the order or what is after it.
 """
@@ -11,8 +12,8 @@ With one replica there is nothing to take back: its record says what was before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from engine.errors import RequestError, TokamakError
@@ -27,6 +28,7 @@ from engine.messages import (
     Reply,
     ResetEncoderCache,
     ResetPrefixCache,
+    Resume,
     ReturnToWeights,
     WeightsState,
 )
@@ -35,18 +37,17 @@ from engine.process.run_directory import Run, WeightsRecord
 _BACK = "/back"  # behind the id of what takes an order back
 
 
-@dataclass(slots=True)
-class _OpenOrder:
+class _OpenOrder(msgspec.Struct):
     """An order that some scheduler is still to carry out or to take back."""
 
     command: Command
     before: dict[str, WeightsRecord]  # what each scheduler's record said when it began
     untold: list[str]  # in their turn
-    unanswered: set[str] = field(default_factory=set)
-    done: dict[str, Reply] = field(default_factory=dict)
-    failures: dict[str, Reply] = field(default_factory=dict)
+    unanswered: set[str] = set()
+    done: dict[str, Reply] = {}
+    failures: dict[str, Reply] = {}
     is_going_back: bool = False
-    notes: list[str] = field(default_factory=list)  # what could not be taken back
+    notes: list[str] = []  # what could not be taken back
 
     @property
     def changes_weights(self) -> bool:
@@ -74,7 +75,7 @@ class ReplicaOrders:
             schedulers = self._replicas_of(order.ranks, tensor_parallel_size)
         if shares_experts and len(self._schedulers) > 1:
             self._check_shared(order, schedulers)
-        opened = _OpenOrder(command, {}, list(schedulers))
+        opened = _OpenOrder(command, {}, self._with_something_to_do(order, schedulers))
         if len(self._schedulers) > 1 and opened.changes_weights:
             self._prepare(opened)
         self._open[command.command_id] = opened
@@ -133,6 +134,21 @@ class ReplicaOrders:
         return None
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    def _with_something_to_do(self, order: Order, schedulers: Sequence[str]) -> list[str]:
+        """In their turn; all where it is none's, and each says why. What was paused goes on before weights are looked for that
+        may be lost. Who has no weights serves from when it has them, so others are given theirs before."""
+        if len(schedulers) == 1 or not changes_weights(order):
+            return list(schedulers)
+        states = {name: self._state_of(name) for name in schedulers}
+        if isinstance(order, ReloadWeights):
+            return sorted(schedulers, key=lambda name: states[name] is WeightsState.CLEARED)
+        before: tuple[WeightsState, ...] = (WeightsState.NORMAL, WeightsState.PAUSED)
+        if isinstance(order, Resume):
+            before = (WeightsState.PAUSED,) if WeightsState.PAUSED in states.values() else (WeightsState.CLEARED,)
+        elif isinstance(order, Pause) and order.level == "pause":
+            before = (WeightsState.NORMAL,)
+        return [name for name in schedulers if states[name] in before] or list(schedulers)
 
     def _replicas_of(self, ranks: Sequence[int], tensor_parallel_size: int) -> tuple[str, ...]:
         """The schedulers of the replicas to which `ranks` belong, which must be whole."""

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
+import msgspec
 import zmq
 
 from engine.config import EngineConfig
 from engine.errors import StartError, TokamakError
-from engine.messages import ActorState, Reply
+from engine.messages import ActorState, Membership, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.process.control import ControlServer
 from engine.process.run_directory import Run
@@ -50,8 +50,7 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
-@dataclass(slots=True)
-class _Start:
+class _Start(msgspec.Struct):
     """A life that is still to begin."""
 
     plan: ActorPlan
@@ -335,6 +334,8 @@ class Supervisor:
             match event:
                 case ActorState():
                     self._take_state(event)
+                case Membership():
+                    self._take_membership(event)
                 case Reply():
                     self._keeper.keep()  # what an order wrote down is kept before anybody hears that it is done
                     self._orders.answer(event)
@@ -348,9 +349,16 @@ class Supervisor:
         if event.state == State.READY.name:
             child.ready_s = time.monotonic()
             if role_of(child.name) == "worker":
-                self.segments.set_member(child.name, True)
+                self.segments.set_member(child.name, child.takes_part)
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
             child.failure = event.text
         else:
             self._texts[child.name] = event.text
+
+    def _take_membership(self, event: Membership) -> None:
+        child = self.children.get(event.actor)
+        if child is not None and child.epoch == event.epoch:
+            child.takes_part = event.is_member
+            if child.is_ready:
+                self.segments.set_member(child.name, event.is_member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from api.access import Access, priority_of
+from engine.checkpoint.gguf.convert import gguf_checkpoint
 from engine.errors import RequestError
 from engine.messages import (
     AbortRequest,
@@ -29,8 +31,11 @@ from engine.messages import (
     Resume,
 )
 from tests.api.edge import OPERATOR, Edge
+from tests.ggufs import as_type, original_metadata, write_gguf
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
+DEMO = REPOSITORY / "tools" / "demo" / "model"
 OPEN_PATHS = ("/", "/health", "/health/live", "/metrics", "/version", "/load", "/openapi.json")
 
 
@@ -173,7 +178,7 @@ def test_a_host_that_is_none(edge: Edge, host: str) -> None:
         ("wake", {}, Resume()),
         ("reset_prefix_cache", {}, ResetPrefixCache()),
         ("reset_encoder_cache", {}, ResetEncoderCache()),
-        ("reload", {"path": "/weights", "mode": "wait", "ranks": [1]}, ReloadWeights("/weights", "wait", [1])),
+        ("reload", {"path": str(DEMO), "mode": "wait", "ranks": [1]}, ReloadWeights(str(DEMO), "wait", [1])),
         ("reload", {}, ReloadWeights("", "requeue", [])),
         ("eplb/rebalance", None, RebalanceExperts(False)),
         ("eplb/rebalance", {"force": True}, RebalanceExperts(True)),
@@ -207,6 +212,11 @@ def test_answers_of_orders(edge: Edge) -> None:
         ("pause", {"mode": "maybe"}),
         ("reload", {"ranks": [-1]}),
         ("reload", {"path": 5}),
+        ("reload", {"path": "/no/such/weights"}),
+        ("reload", {"path": str(DEMO / "config.json")}),
+        ("reload", {"path": "owner/model"}),
+        ("reload", {"path": "a\0b"}),
+        ("reload", {"path": "~nobody-of-this-name/x"}),
         ("abort", {}),
         ("abort", {"request_id": ""}),
     ],
@@ -215,6 +225,17 @@ def test_wrong_orders(edge: Edge, path: str, body: Any) -> None:
     answer = edge.order(path, body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"]
+
+
+def test_a_gguf_file_is_reloaded_as_the_checkpoint_that_stands_for_it(edge: Edge, tmp_path: Path) -> None:
+    """As by `tokamak ctl reload`."""
+    write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
+    answer = edge.order("reload", {"path": str(tmp_path / "demo.gguf")})
+    assert answer.status_code == 200, answer.text
+    assert edge.orders.pop() == ReloadWeights(str(gguf_checkpoint(tmp_path / "demo.gguf")), "requeue", [])
+    (tmp_path / "other.gguf").write_bytes(b"no such thing")
+    answer = edge.order("reload", {"path": str(tmp_path / "other.gguf")})
+    assert (answer.status_code, "is no GGUF file" in answer.text) == (400, True), answer.text
 
 
 def test_abort_by_the_id_that_the_client_knows(edge: Edge) -> None:

@@ -23,6 +23,7 @@ from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies
 from tests.engine.echo_engine import is_clean, is_gone
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.ctl import main as ctl
+from tools.top.command import main as top
 
 MODEL = GOLDEN / "qwen3_moe"
 OPTIONS = ("--dtype", "float32", "--max-model-len", "1000", "--restart-limit", "100")
@@ -81,9 +82,12 @@ def test_experts_are_looked_at_and_moved_by_order(
         assert sum(layer["rank_rows"]) == pytest.approx(layer["num_rows"])
         assert layer["imbalance"] == pytest.approx(2 * max(layer["rank_rows"]) / layer["num_rows"])
         assert layer["hottest"][0]["rows"] > layer["hottest"][-1]["rows"] > 0
+    for layer, recent in zip(before["layers"], before["recent_layers"], strict=True):  # a look back of many years
+        assert 0 < recent["num_rows"] <= layer["num_rows"]
     died = order_with_death(engine, leader_dies=True)
     assert (died.status_code, "worker0 led it and died meanwhile" in died.text) == (503, True)
-    assert experts_of(engine, capsys) == before
+    who_leads_now = {"recent_layers": before["recent_layers"]}  # looks back at what was counted since
+    assert experts_of(engine, capsys) | who_leads_now == before
 
     moved = order(engine, "eplb/rebalance", force=True)
     assert (moved.status_code, moved.json()["num_moved"] > 0, moved.json()["placement_version"]) == (200, True, 1), moved.text
@@ -93,6 +97,11 @@ def test_experts_are_looked_at_and_moved_by_order(
     assert sum(ratios[1]) / len(ratios[1]) == pytest.approx(moved.json()["imbalance"])
     assert sum(ratios[1]) < sum(ratios[0])
     assert [layer["num_rows"] for layer in after["layers"]] == [layer["num_rows"] for layer in before["layers"]]
+    assert top(["--run", engine.run.run_id, "--json", "--interval", "0.05"]) == 0
+    derived = json.loads(capsys.readouterr().out)["derived"]
+    assert [(gang["ranks"], gang["num_members"]) for gang in derived["gangs"]] == [(list(RANKS), 2)]
+    assert 0 < derived["gangs"][0]["collective_share"] < 1
+    assert (derived["experts"]["placement_version"], derived["experts"]["num_rebalances"]) == (1, 1)
     assert ctl(["--run", engine.run.run_id, "rebalance"]) == 0
     assert "nothing is to be gained" in capsys.readouterr().out
     assert answers_together(engine, BODIES) == alone[0]
@@ -103,7 +112,8 @@ def experts_of(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> dic
     assert ctl(["--run", engine.run.run_id, "experts", "--json"]) == 0
     view: dict[str, Any] = json.loads(capsys.readouterr().out)
     answer = httpx.get(f"{engine.url}/admin/eplb", timeout=WATCHDOG_S, headers=OPERATOR).json()
-    assert answer == {"message": answer["message"], **view}
+    assert answer["recent_s"] >= view.pop("recent_s") >= 0
+    assert answer == {"message": answer["message"], "recent_s": answer["recent_s"], **view}
     return view
 
 

@@ -78,7 +78,7 @@ def num_open(engine: EngineProcess) -> list[float]:
     return [sum(numbers) for numbers in both]
 
 
-def order(engine: EngineProcess, path: str, **body: Any) -> httpx.Response:
+def order(engine: EngineProcess, path: str, /, **body: Any) -> httpx.Response:
     return httpx.post(f"{engine.url}/admin/{path}", json=body, headers=OPERATOR, timeout=WATCHDOG_S)
 
 

@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run = choose_run(options.run, options.run_dir)
         manifest = run.manifest()
-        observer = Observer(run.run_id)
+        observer = Observer(run.run_id, shares_experts=manifest.config.enable_expert_parallel)
     except TokamakError as error:
         print(f"tokamak top: {error}", file=sys.stderr)
         return 1

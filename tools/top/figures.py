@@ -12,6 +12,7 @@ import msgspec
 
 from engine.messages import WeightsState
 from engine.process.topology import CACHE, SCHEDULER, actors_of, partner_of, readers_of, role_of
+from tools.top.gangs import ExpertFigures, GangFigures, expert_figures, gang_figures
 from tools.top.snapshot import Snapshot
 
 WINDOW_NS = 10_000_000_000  # distributions are over about this long
@@ -72,6 +73,8 @@ class Figures(msgspec.Struct, frozen=True):
     worker_idle_share: dict[str, float | None]  # the same of each worker
     replica: dict[str, str]  # of each actor of one, where there are several: "1", or with its tensor rank "1.0"
     routed: dict[str, int]  # samples by what chose their replica
+    gangs: list[GangFigures]  # none where each rank computes alone
+    experts: ExpertFigures | None  # None: ranks share none
     latency: dict[str, Distribution]
     cpu_share: dict[str, float | None]  # by actor; 1 is one processor
     ring_records_per_s: dict[str, float | None]  # by "sender>receiver"
@@ -119,6 +122,8 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
             for row in now.rows
             if row.name == "requests_routed_total"
         },
+        gangs=gang_figures(now, window),
+        experts=expert_figures(now),
         latency={key: _distribution(name, now, window) for key, name in LATENCIES.items()},
         cpu_share=_cpu_shares(now, tick, interval_s),
         ring_records_per_s=_ring_rates(now, tick, interval_s),

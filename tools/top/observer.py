@@ -12,24 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot
+from shm.experts import ExpertTable
 from shm.inspection import rings
 from shm.process import ProcessIdentity, boot_id
-from tools.top.snapshot import Actor, ErrorEntry, Histogram, Ring, Row, Snapshot
+from tools.top.snapshot import Actor, ErrorEntry, ExpertLoad, Histogram, Ring, Row, Snapshot
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Observer:
-    """A look at one run. Raises SharedMemoryError where its counters are gone or are none of ours."""
+    """A look at one run. Raises SharedMemoryError where its counters are gone or are none of ours. `shares_experts`: look at
+    where these lie, too."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, *, shares_experts: bool = False) -> None:
         self._run_id = run_id
         self._counters = Counters.attach_readonly(run_id)
+        self._experts = ExpertTable.attach(run_id, is_readonly=True) if shares_experts else None
 
     def snapshot(self) -> Snapshot:
         now_ns = time.monotonic_ns()
         read = self._counters.snapshot()
+        placement_version, experts = _expert_loads(self._experts, now_ns) if self._experts else (0, [])
         return Snapshot(
             taken_ns=now_ns,
             is_alive=self._counters.segment.owner.is_alive(),
@@ -40,10 +44,24 @@ class Observer:
                 for ring in rings(self._run_id)
             ],
             errors=[_error(error, time.time_ns()) for error in self._counters.errors.entries()],
+            placement_version=placement_version,
+            experts=experts,
         )
 
     def close(self) -> None:
+        if self._experts is not None:
+            self._experts.close()
         self._counters.close()
+
+
+def _expert_loads(table: ExpertTable, now_ns: int) -> tuple[int, list[ExpertLoad]]:
+    """The version of the placement, and each layer: of the time that ranks look back at, if they do and it had rows."""
+    from engine.parallel.expert_view import expert_view  # numpy
+
+    view = expert_view(table, 0, now_ns)
+    recent = view.recent_layers or []
+    layers = recent if any(layer.num_rows for layer in recent) else view.layers
+    return view.placement_version, [ExpertLoad(layer.layer, layer.num_rows, layer.imbalance, layer.hottest) for layer in layers]
 
 
 def _row(metric: dict[str, Any]) -> Row:

@@ -21,6 +21,7 @@ from tools.units import MISSING, count, seconds, share, size, sparkline
 LATE_HEARTBEAT_S = 2.0  # a loop that works beats ten times a second
 RING_COLUMN_WIDTH = 78
 MAX_ERRORS = 6
+MAX_GANGS = 4
 STATE_STYLES = {
     "RUNNING": "green",
     "READY": "green",
@@ -55,12 +56,22 @@ def render(
     footer: str = "",
 ) -> RenderableType:
     """The screen; without `height` as many lines as there is to tell."""
-    num_other_lines = 1 + 1 + 3 + bool(title.kernels) + bool(figures.replica) + 6 + bool(footer)
+    num_other_lines = (
+        1
+        + 1
+        + 3
+        + bool(title.kernels)
+        + bool(figures.replica)
+        + len(_gangs(figures))
+        + len(_experts(figures))
+        + 6
+        + bool(footer)
+    )
     shown = snapshot.actors if height is None else _first_actors(snapshot.actors, max(6, height - num_other_lines - 3))
     blocks: list[list[RenderableType]] = [
         [_title(title, snapshot, figures, now, width)],
         [_actors(shown, figures), *_folded(snapshot, shown)],
-        [*_load(figures, generation_rates, width), *_routed(figures), *_kernels(title)],
+        [*_load(figures, generation_rates, width), *_routed(figures), *_gangs(figures), *_experts(figures), *_kernels(title)],
         [_times(figures)],
     ]
     num_rings, num_errors = len(snapshot.rings), min(MAX_ERRORS, len(snapshot.errors))
@@ -183,6 +194,43 @@ def _routed(figures: Figures) -> list[Text]:
     """What chose the replicas of the samples, where there are several."""
     parts = [(f"{number}", reason) for reason, number in figures.routed.items() if number]
     return [_line(("routed", ""), *parts)] if figures.replica else []
+
+
+def _gangs(figures: Figures) -> list[Text]:
+    """A line for each gang of ranks, as far as there is room."""
+    lines = []
+    for gang in figures.gangs[: MAX_GANGS - (len(figures.gangs) > MAX_GANGS)]:
+        name = f"gang {gang.ranks[0]}" if len(figures.gangs) > 1 else "gang"
+        parts = [
+            (f"{gang.num_members} of {len(gang.ranks)}", f"ranks in epoch {gang.epoch}"),
+            (share(gang.collective_share), "of steps in collectives"),
+        ]
+        if gang.num_steps:
+            parts += [(count(gang.num_steps), "gang steps"), (share(gang.empty_share), "empty")]
+        lines.append(_line((name, ""), *parts))
+    num_others = len(figures.gangs) - len(lines)
+    return [*lines, Text(f"and {num_others} gangs more", style="dim")] if num_others else lines
+
+
+def _experts(figures: Figures) -> list[Text]:
+    """How evenly ranks are asked for the experts that they share, and which of these most."""
+    experts = figures.experts
+    if experts is None:
+        return []
+    hottest = [
+        (f"{hot['layer']}/{hot['expert']}", f"{share(hot['share'])} on {'+'.join(map(str, hot['ranks']))}")
+        for hot in experts.hottest
+    ]
+    return [
+        _line(
+            ("experts", ""),
+            (f"{experts.imbalance:.2f}", "max/mean"),
+            (f"{experts.worst_imbalance:.2f}", f"in layer {experts.worst_layer}"),
+            (f"{experts.num_rebalances}", "rebalances"),
+            ("hottest", "(layer/expert)"),
+            *hottest,
+        )
+    ]
 
 
 def _kernels(title: RunTitle) -> list[Text]:

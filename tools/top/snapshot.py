@@ -6,6 +6,7 @@ Used by `tokamak top`: tools/top/observer.py takes snapshots, tools/top/figures.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -88,6 +89,15 @@ class ErrorEntry(msgspec.Struct, frozen=True):
     last_age_s: float
 
 
+class ExpertLoad(msgspec.Struct, frozen=True):
+    """How the rows of a layer that asked for shared experts are spread: in the last seconds where that is known."""
+
+    layer: int
+    rows: int
+    imbalance: float  # max/mean of the ranks
+    hottest: list[dict[str, Any]]  # expert, rows, ranks
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """All that shared memory says at one moment."""
 
@@ -97,6 +107,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     actors: list[Actor]
     rings: list[Ring]
     errors: list[ErrorEntry]  # the latest first
+    placement_version: int = 0  # of shared experts
+    experts: list[ExpertLoad] = []  # a layer each; none where ranks share none
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a counter or gauge over all actors (and labels not given)."""

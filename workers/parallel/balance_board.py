@@ -57,6 +57,10 @@ class BalanceBoard:
         """That was proposed under this version."""
         return tuple(placement_of(table) for table in self._tables[version % 2])
 
+    def show_window(self, since_s: float, counts: np.ndarray) -> None:
+        """What all had counted when the time that is looked back at began."""
+        self._table.show_window(int(since_s * 1e9), counts.tobytes())
+
     def say_ready(self, epoch: int, version: int) -> None:
         _native.store_u64(self._table.words, LINE * (1 + self._rank), epoch << VERSION_BITS | version)
 

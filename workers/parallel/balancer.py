@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from engine.config import EplbConfig
@@ -31,8 +31,7 @@ from workers.parallel.experts import ExpertRank
 _PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """What the leader saw."""
 
     at_s: float
@@ -40,15 +39,14 @@ class _Look:
     counts: np.ndarray  # [layers, experts], of all ranks, in all
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(msgspec.Struct):
     """What an operator asks for."""
 
     command_id: str
     is_forced: bool
     is_begun: bool = False  # what is looked for, or proposed, is for it
     version: int | None = None  # that it put in force
-    details: Details = field(default_factory=dict)
+    details: Details = {}
 
 
 class Balancer:
@@ -112,7 +110,8 @@ class Balancer:
     def advance(self, now_s: float) -> None:
         """Between two steps, or while there are none."""
         epoch, members = self._experts.epoch, self._experts.communicator.members
-        self._get_ready(epoch)
+        if self._experts.communicator.rank in members:
+            self._get_ready(epoch)
         order = self._order
         if order is not None and order.version == self._experts.version:
             self._end_order(200, f"{order.details['num_moved']} experts have moved", order.details)
@@ -175,11 +174,14 @@ class Balancer:
         config, looks = self._config, self._looks
         if looks and looks[-1].num_steps == self._num_steps:
             return False
+        first = looks[0] if looks else None
         looks.append(_Look(now_s, self._num_steps, self._board.counts.sum(axis=0)))
         while len(looks) > 2 and (
             now_s - looks[0].at_s > config.statistics_interval_s or self._num_steps - looks[0].num_steps > config.window_size
         ):
             looks.popleft()
+        if looks[0] is not first:
+            self._board.show_window(looks[0].at_s, looks[0].counts)
         return True
 
     def _carry_out(self, order: _Order, now_s: float) -> None:

@@ -72,6 +72,12 @@ class Communicator:
         self.native.join(epoch, sum(1 << member for member in self.members) if self._shares_experts else _ALL)
         return self.rank in self.members
 
+    @property
+    def is_whole(self) -> bool:
+        """All ranks of the group are members, in the epoch that it joined last."""
+        first = self.rank - self.place
+        return set(range(first, first + self.count)) <= set(self.members)
+
     def begin_step(self, step: int, versions: int = 0) -> None:
         """Calls say that they are of this step, and with these versions of what all must have alike."""
         self.native.begin_step(step, versions)

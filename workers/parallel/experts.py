@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.checkpoint.comm_spec import expert_rows, expert_windows_bytes
+from engine.checkpoint.comm_spec import expert_rows, expert_window_spans, expert_windows_bytes
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.parallel.placement import LayerPlacement, first_placement, owners, without_missing
 from ops.cpu.gang import ExpertGang
 from workers.parallel.communicator import Communicator
 
+_PAGE = 4096
+
 
 class ExpertRank:
-    """`owners`: int32 [sparse layers, experts, 1 + ranks], whose address stays: tapes read it whenever they run."""
+    """`owners`: int32 [sparse layers, experts, 1 + ranks], whose address stays: tapes read it whenever they run. The first
+    `--num-max-dispatch-tokens-per-rank` rows of each rank's window are resident from here on."""
 
     def __init__(self, communicator: Communicator, config: EngineConfig, model: ModelConfig) -> None:
         assert model.experts is not None, "the model has no experts"
@@ -26,6 +29,8 @@ class ExpertRank:
         num_ranks, group = communicator.count, config.tensor_parallel_size
         rows = expert_rows(group, config.max_num_batched_tokens, config.max_num_seqs)
         windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
+        for begin, end in expert_window_spans(model, num_ranks, rows, config.num_max_dispatch_tokens_per_rank):
+            windows[[*range(begin, end, _PAGE), end - 1]].max()  # to be read is enough, and disturbs nobody
         self.gang = ExpertGang(communicator.native, windows, rows, communicator.rank // group * group, group)
         self._num_experts = model.experts.num_experts
         num_layers = len(model.experts.sparse_layers)

@@ -76,11 +76,11 @@ class GangTurns:
 
     def has_turn(self, has_weights: bool) -> bool:
         """Whether this rank is to run a step now. With rows of its own, and nobody before it, it begins one. Without weights it
-        keeps the others waiting until it has some."""
+        runs none, and is soon no member."""
         self._has_weights = has_weights
         if not has_weights:
             return False
-        has_rows = bool(self._waiting) and self._tensor.place == 0
+        has_rows = bool(self._waiting) and self._tensor.place == 0 and self._tensor.is_whole
         wants_step = has_rows or (self._balancer is not None and self._balancer.wants_step)
         if wants_step and not self._clock.is_ahead and self._clock.begin():
             for bells in self._bells:
@@ -93,6 +93,8 @@ class GangTurns:
         if self._balancer is not None:
             self._balancer.begin_step(number)
         self._experts.begin_step(number, weight_version)
+        if not self._tensor.is_whole:  # its replica has no rows; the others have
+            return None
         step_id = self._waiting[0].step_id if self._waiting and isinstance(self._waiting[0], Step) else _NO_STEP
         if self._tensor.count > 1:
             self._tensor.begin_step(number)

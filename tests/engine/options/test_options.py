@@ -12,6 +12,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
 from engine.options.resolve_ranks import available_cores
 from engine.options.table import GROUPS, OPTIONS, Option, make_parser, read_options
@@ -295,6 +296,7 @@ def test_help_shows_every_option_in_its_group() -> None:
         (["serve", "--run-dir", "/" + "x" * 300], 2),
         (["serve", "--model", "x" * 300], 2),
         (["serve", "--prot"], 2),
+        (["serve", "--nnodes", "2"], 2),
         (["nothing"], 2),
         ([], 2),
         (["--help"], 0),
@@ -350,6 +352,30 @@ def test_what_cannot_be_cut_is_refused(model: Path, arguments: tuple[str, ...], 
     assert text in str(error.value)
 
 
+@pytest.mark.parametrize("key", OTHER_HOSTS)
+def test_options_for_several_hosts_are_refused(model: Path, key: str, tmp_path: Path) -> None:
+    """Each says what was given and what to do instead, wherever it comes from."""
+    name = key.replace("_", "-")
+    path = tmp_path / "options.yaml"
+    path.write_text(f"{name}: '7'\n")
+    sources = {
+        f"--{name} 7": ((f"--{name}", "7"), {}),
+        f"TOKAMAK_{key.upper()} 7": ((), {f"TOKAMAK_{key.upper()}": "7"}),
+        f"{path}: {name} 7": (("--config", str(path)), {}),
+    }
+    for source, (arguments, environment) in sources.items():
+        with pytest.raises(OptionError) as error:
+            configure(model, *arguments, environment=environment)
+        assert str(error.value).startswith(f"{source}: ")
+        assert any(text in str(error.value) for text in ("start one on each", "--data-parallel-size", "leave it out"))
+
+
+def test_one_host_is_what_there_is(model: Path) -> None:
+    configure(model, "--nnodes", "1", "--node-rank", "0")
+    with pytest.raises(OptionError, match=r"^--headless: an engine is of 1 host; start one on each"):
+        configure(model, "--headless")
+
+
 def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(
@@ -386,9 +412,34 @@ def test_ranks_that_share_experts(model: Path) -> None:
     assert (config.enable_eplb, config.eplb_config.min_gain, config.expert_placement_strategy) == (True, 0.5, "linear")
 
 
+def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
+    """What is resident of the windows holds a decode step, unless more is asked for."""
+    give_experts(model)
+    options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
+    config = configure(model, *options)
+    assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (100, True)
+    assert config.num_max_dispatch_tokens_per_rank == 24
+    config = configure(model, *options, "--ep-batched-token-timeout-ms", "0", "--no-ep-mixed-steps")
+    assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (0, False)
+    limit = "--num-max-dispatch-tokens-per-rank"
+    assert configure(model, *options, limit, "100").num_max_dispatch_tokens_per_rank == 100
+    assert configure(model, *options, "-tp", "2", limit, "12").num_max_dispatch_tokens_per_rank == 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (
+            ("--enable-expert-parallel", "-dp", "2", "--num-max-dispatch-tokens-per-rank", "31"),
+            "per-rank 31: a decode step has up to 32 rows (--max-num-seqs), 32 for each of 1 ranks; give at least 32, or lower",
+        ),
+        (
+            ("--enable-expert-parallel", "-tp", "2", "--num-max-dispatch-tokens-per-rank", "15"),
+            "16 for each of 2 ranks; give at least 16",
+        ),
+        (("-dp", "2", "--no-ep-mixed-steps"), "--no-ep-mixed-steps: the ranks share no experts; add --enable-expert-parallel"),
+        (("--ep-batched-token-timeout-ms", "100"), "--ep-batched-token-timeout-ms: the ranks share no experts"),
+        (("--ep-batched-token-timeout-ms", "-1"), "--ep-batched-token-timeout-ms -1: expected 0 to 3600000"),
         (("--enable-expert-parallel",), "there is 1 rank, and experts are shared by 2 at least"),
         (("--enable-expert-parallel", "-dp", "2", "--ops", "reference"), "reference ops compute all experts on each rank"),
         (("-dp", "2", "--enable-eplb"), "add --enable-expert-parallel"),

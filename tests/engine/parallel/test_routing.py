@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from engine.block_keys import ROOT, hash_block
 from engine.parallel.routing import OPEN_SAMPLE_TOKENS, REASONS, ReplicaLoad, route
@@ -61,6 +61,9 @@ def test_who_cannot_take_it_gets_nothing(policy: str) -> None:
     for hindered in (replace(best, is_ready=False), replace(best, is_full=True)):
         assert {routed(hindered, busy, policy=policy, turn=turn)[0] for turn in range(4)} == {1}
         assert {routed(busy, hindered, policy=policy, turn=turn)[0] for turn in range(4)} == {0}
+    empty = replace(best, has_weights=False)
+    assert {routed(empty, busy, policy=policy, turn=turn)[0] for turn in range(4)} == {1}
+    assert routed(empty, replace(busy, is_ready=False), policy=policy)[0] == 0
     unready = replace(best, is_ready=False, is_full=True)
     assert routed(unready, replace(busy, is_ready=False), policy=policy)[1] in REASONS
     assert routed(unready, replace(busy, is_full=True), policy=policy)[0] == 1

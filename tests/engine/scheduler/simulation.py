@@ -51,7 +51,7 @@ from engine.process.actor import ActorLoop
 from engine.process.context import ActorContext, EventSender
 from engine.process.run_directory import Run, WeightsRecord, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
-from engine.process.topology import RingSizes
+from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, RingSizes, names_of
 from engine.scheduler.actor import SchedulerActor
 from engine.scheduler.dispatch import STEP_ID_BITS
 from shm.broadcast import BroadcastReader
@@ -126,7 +126,7 @@ class EchoRank:
     ) -> None:
         """`weights`: where those of the record are gone, and it starts with others. `files`: what checkpoints hold now."""
         run_id = simulation.config.run_id
-        path, version = weights or simulation.run.weights().ranks[index]
+        path, version = weights or simulation.run.weights(simulation.name).ranks[index]
         self.index = index
         self.simulation = simulation
         self.path, self.version = path, version
@@ -137,12 +137,9 @@ class EchoRank:
         self.refuses_loads = ""
         self.hangs_on_loads = False
         self.encoder = EchoEncoder(simulation)
-        self._missed = (
-            0,
-            0,
-        )  # epoch and time: steps dispatched before go on from what was not run
-        self._reader = BroadcastReader.attach(run_id, "scheduler", index, epoch)
-        self._sender = MailboxSender.attach(run_id, "scheduler", f"worker{index}", epoch)
+        self._missed = (0, 0)  # epoch and time: steps dispatched before go on from what was not run
+        self._reader = BroadcastReader.attach(run_id, simulation.name, index, epoch)
+        self._sender = MailboxSender.attach(run_id, simulation.name, f"worker{index}", epoch)
         self.epoch = epoch
         self.say_hello()
 
@@ -312,7 +309,7 @@ class CountedEvents(EventSender):
 
 
 class Simulation:
-    """The whole: rings, the scheduler's loop, the ranks, and the tokenizers' ends."""
+    """The whole: rings, the scheduler's loop, the ranks, and the tokenizers' ends. Of several replicas it is the first."""
 
     def __init__(self, directory: Path, config: EngineConfig, ring_bytes: int, broadcast_bytes: int) -> None:
         self.config = config
@@ -320,7 +317,9 @@ class Simulation:
         tokenizers = [f"tokenizer{index}" for index in range(config.tokenizer_processes)]
         workers = [f"worker{index}" for index in range(config.num_ranks)]
         media = [f"media{index}" for index in range(config.media_processes)]
-        names = ["api0", "api1", *media, *tokenizers, "scheduler", "cache", *workers]
+        schedulers, caches = (names_of(role, config.data_parallel_size) for role in (SCHEDULER, CACHE))
+        self.name = schedulers[0]
+        names = ["api0", "api1", *media, *tokenizers, *schedulers, *caches, *workers]
         sizes = RingSizes(dict.fromkeys(names, ring_bytes), broadcast_bytes)
         self.segments = RunSegments(config.run_id, names, sizes, 0)
         for name in names:
@@ -340,13 +339,13 @@ class Simulation:
         self._zmq = zmq.Context()
         self._events = self._zmq.socket(zmq.PULL)
         self._events.bind(self.run.events_endpoint)
-        self._mailboxes = {name: Mailbox.attach(config.run_id, name, 1) for name in [*tokenizers, "cache"]}
+        self._mailboxes = {name: Mailbox.attach(config.run_id, name, 1) for name in [*tokenizers, caches[0]]}
         self._senders = {
-            name: MailboxSender.attach(config.run_id, "scheduler", name, 1) for name in [*tokenizers, "cache", "supervisor"]
+            name: MailboxSender.attach(config.run_id, self.name, name, 1) for name in [*tokenizers, caches[0], SUPERVISOR]
         }
-        self.run.write_weights(WeightsRecord.of_start(config))
+        self.run.write_weights(WeightsRecord.of_start(config), self.name)
         self.start_scheduler(1)
-        self.ranks = [EchoRank(self, index, 1) for index in range(config.num_ranks)]
+        self.ranks = [EchoRank(self, index, 1) for index in range(config.tensor_parallel_size)]
 
     @property
     def rank(self) -> EchoRank:
@@ -359,9 +358,9 @@ class Simulation:
         self.segments.counters.actor(name).begin_epoch(epoch, time.monotonic_ns())
 
     def start_scheduler(self, epoch: int) -> None:
-        self.begin_epoch("scheduler", epoch)
+        self.begin_epoch(self.name, epoch)
         self.scheduler_epoch = epoch
-        self.context = ActorContext(self.run, self.config, "scheduler", epoch)
+        self.context = ActorContext(self.run, self.config, self.name, epoch)
         self.context.events = self.events = CountedEvents(self.run.events_endpoint)
         self.scheduler = SchedulerActor(self.context)
         self.loop = ActorLoop(self.scheduler)
@@ -515,7 +514,7 @@ class Simulation:
         self.run_until(lambda: all(len(stream.token_ids) >= num_tokens for stream in streams), f"{num_tokens} tokens each")
 
     def metric(self, name: str) -> float:
-        return float(self.segments.counters.counter(name, "scheduler").value)
+        return float(self.segments.counters.counter(name, self.name).value)
 
     def check(self, *streams: Stream, path: str = MODEL) -> None:
         """These (none: all) streams ended with what an undisturbed run gives."""

@@ -147,6 +147,8 @@ def test_one_that_takes_no_work_gets_nothing(engine: Engine) -> None:
         assert engine.choose(request_of(PROMPT)) == 1
     engine.gauge(1, "engine_state", WeightsState.LOADING)  # its weights are reloaded
     assert engine.choose(request_of(PROMPT)) == 0
+    engine.gauge(1, "engine_state", WeightsState.CLEARED)
+    assert engine.choose(request_of(PROMPT)) == 0
     engine.gauge(1, "engine_state", WeightsState.PAUSED)
     assert engine.choose(request_of(PROMPT)) == 1
     assert engine.choose(request_of(PROMPT), pinned=0) == 0

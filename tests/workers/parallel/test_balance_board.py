@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.parallel.placement import linear, owners, round_robin
-from shm.experts import MAX_VERSION, ExpertTable, InForce, SharedExperts
+from shm._native import store_u64
+from shm.experts import MAX_VERSION, WINDOW_SINCE, ExpertTable, InForce, SharedExperts
 from workers.parallel.balance_board import BalanceBoard, next_version
 
 NUM_EXPERTS = 8
@@ -76,6 +77,18 @@ def test_ranks_count_apart(boards: Boards, table: ExpertTable) -> None:
     second.counts[1, 2, 1] += np.uint64(2)
     assert second.counts.sum(axis=0)[2, 1] == 7
     assert np.flatnonzero(np.frombuffer(table.counts, np.uint64)).tolist() == [2 * NUM_EXPERTS + 1, 5 * NUM_EXPERTS + 1]
+
+
+def test_a_window_that_is_being_written_is_not_read(boards: Boards, table: ExpertTable) -> None:
+    """Nor one whose writer died in it, until the next one writes it."""
+    counts = np.arange(len(LAYERS) * NUM_EXPERTS, dtype=np.uint64)
+    assert table.recent_since() is None
+    boards[0].show_window(2.5, counts)
+    assert table.recent_since() == (2_500_000_000, counts.tobytes())
+    store_u64(ExpertTable.attach(table.segment.run_id).words, WINDOW_SINCE, 0)
+    assert table.recent_since() is None
+    boards[1].show_window(3.5, counts)
+    assert table.recent_since() == (3_500_000_000, counts.tobytes())
 
 
 def test_versions_have_turns() -> None:

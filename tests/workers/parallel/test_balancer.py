@@ -14,6 +14,7 @@ from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EplbConfig
 from engine.parallel.eplb import Topology
+from engine.parallel.expert_view import expert_view
 from engine.parallel.placement import owners
 from shm.experts import ExpertTable, SharedExperts
 from shm.gang import GangHeader
@@ -132,6 +133,28 @@ def test_all_move_before_the_same_step(pair: Pair) -> None:
     assert pair.versions == [1, 1]
     assert pair.experts[0].placement == pair.boards[1].placement(1)
     assert np.array_equal(pair.experts[0].owners, pair.experts[1].owners)
+
+
+def test_what_is_looked_back_at_is_shown(pair: Pair) -> None:
+    """100 rows a second: those of the last ten, or somewhat more while the leader does something else. Anybody may read it."""
+    assert expert_view(pair.table, 0, 0).recent_layers is None
+    number = 0
+
+    def has_moved() -> bool:
+        nonlocal number
+        number += 1
+        pair.begin_step(number)
+        pair.count(3)
+        pair.advance()
+        view = expert_view(pair.table, 0, int(pair.now_s * 1e9))
+        assert view.recent_s is not None
+        assert view.recent_layers is not None
+        assert [layer.num_rows for layer in view.layers] == [100 * number] * len(view.layers)
+        assert [layer.num_rows for layer in view.recent_layers] == [100 * view.recent_s] * len(view.layers)
+        return 0 < view.recent_s < number - 1
+
+    wait_until(has_moved, what="what was long ago is not looked back at")
+    assert number > CONFIG.statistics_interval_s
 
 
 def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:

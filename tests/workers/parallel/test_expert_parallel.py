@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.checkpoint.comm_spec import comm_bytes
+from engine.checkpoint.comm_spec import comm_bytes, expert_windows_bytes
 from engine.checkpoint.model_config import ModelConfig
 from engine.parallel.placement import LayerPlacement, linear, round_robin
+from shm.gang import GangHeader
 from shm.segment import MemoryFile
+from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from tests.workers.parallel.expert_serving import outlive, share_experts
 from tests.workers.parallel.gangs import gang_of
 from tests.workers.parallel.serving import serve
+from workers.parallel.communicator import Communicator
+from workers.parallel.experts import ExpertRank
 
 ARENA_BYTES = 32 << 20
+PAGE = 4096
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"},
@@ -86,3 +92,24 @@ def test_the_arena_has_room_for_all() -> None:
     model = ModelConfig.read(GOLDEN / "qwen3_moe")
     sizes = [comm_bytes(model, tensor, 4, 512, 32, shares) for tensor, shares in ((1, False), (1, True), (2, True))]
     assert sizes[0] == 0 < sizes[1] < sizes[2]
+
+
+def test_rows_of_a_decode_step_are_resident_from_the_start() -> None:
+    """The rest of the windows comes with the first step that has so many."""
+    model = ModelConfig.read(GOLDEN / "qwen3_moe")
+    num_bytes = comm_bytes(model, 1, 2, 512, 32, shares_experts=True)
+    taken = []
+    for limit in (32, 64, 512, 4096):
+        memory = MemoryFile.create("tokamak-test-gang", num_bytes)
+        GangHeader.begin(memory.buffer, 2)
+        communicator = Communicator(memory.buffer, 1, 0, 2, timeout_s=1.0, shares_experts=True)
+        before = os.fstat(memory.fd).st_blocks
+        options = {"data_parallel_size": 2, "num_max_dispatch_tokens_per_rank": limit, "num_kv_blocks": 2, "max_model_len": 64}
+        config = engine_config(model="", run_id="", run_dir="", **options)
+        ExpertRank(communicator, config, model)
+        taken.append((os.fstat(memory.fd).st_blocks - before) * 512)
+        memory.close()
+    whole = expert_windows_bytes(model, 2, 512)
+    num_arrays = 6  # three of each rank, whose pages are counted whole
+    for limit, num_taken in zip((32, 64, 512, 512), taken, strict=True):
+        assert whole * limit // 512 - PAGE <= num_taken <= whole * limit // 512 + num_arrays * 2 * PAGE

@@ -1,0 +1,35 @@
+"""Options by which other engines (vLLM, FastDeploy) spread over several hosts. They are known here so that who gives one hears
+what it would take, instead of that there is no such option. Used by `engine/options/table.py`."""
+
+from __future__ import annotations
+
+from engine.errors import OptionError
+
+_ONE_HOST = {"nnodes": "1", "node_rank": "0"}  # values that ask for what there is
+_HOSTS = "an engine is of 1 host; start one on each, and share requests out among them by what GET /load says"
+_REPLICAS = "all replicas are of 1 host; give --data-parallel-size alone"
+_RANKS = "ranks are processes of 1 host; leave it out"
+
+OTHER_HOSTS: dict[str, str] = {  # key -> what is the case here, and what to do
+    "nnodes": _HOSTS,
+    "node_rank": _HOSTS,
+    "master_addr": _HOSTS,
+    "master_port": _HOSTS,
+    "ips": _HOSTS,
+    "headless": _HOSTS,
+    "data_parallel_address": _HOSTS,
+    "data_parallel_rpc_port": _HOSTS,
+    "data_parallel_size_local": _REPLICAS,
+    "data_parallel_start_rank": _REPLICAS,
+    "data_parallel_rank": "all replicas are of 1 engine; leave it out, a request chooses one by X-data-parallel-rank",
+    "data_parallel_backend": _RANKS,
+    "data_parallel_hybrid_lb": _REPLICAS,
+    "data_parallel_external_lb": _REPLICAS,
+    "distributed_executor_backend": _RANKS,
+}
+
+
+def refuse_other_hosts(key: str, value: str, source: str) -> None:
+    """OptionError, but for values that ask for one host. `source`: where the option was given."""
+    if value != _ONE_HOST.get(key):
+        raise OptionError(f"{source} {value}".rstrip() + f": {OTHER_HOSTS[key]}")

@@ -1,0 +1,52 @@
+"""When newcomers are taken in where ranks share experts, and which rows go together in a step. Decisions only.
+
+Used by `policy.py`. All ranks of a gang run each of its steps together, so a prompt that one replica begins holds up the decode
+of all. Newcomers are therefore held until they fill a step together: until tokens, slots or blocks last for no more of them, or
+the first of them was held for `timeout_ns`, which no later one prolongs. What is held is given nothing and counts against
+nothing. Where nobody of the gang computes, or prompts are computed anyway, nobody is held; nor is who was admitted before or
+waited for a sample of the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from enum import Enum
+
+import msgspec
+
+from engine.scheduler.sequence import Sequence
+
+
+class StepKind(Enum):
+    """Which rows a step may have. A row of decode goes on with one token, the newest."""
+
+    MIXED = "all"
+    PREFILL = "prefill alone"
+    DECODE = "decode alone"
+
+    @property
+    def next(self) -> StepKind:
+        """Prefill and decode take turns, so that neither starves."""
+        return {StepKind.PREFILL: StepKind.DECODE, StepKind.DECODE: StepKind.PREFILL}[self]
+
+    def takes(self, *, is_prefill: bool) -> bool:
+        return self is StepKind.MIXED or is_prefill == (self is StepKind.PREFILL)
+
+
+class Intake(msgspec.Struct, frozen=True):
+    """The moment at which newcomers ask to be admitted. `is_idle`: nobody of the gang computes anything."""
+
+    timeout_ns: int
+    now_ns: int
+    is_idle: bool
+
+    def held_until_ns(self, admissible: Iterable[Sequence], open_groups: Container[str]) -> int:
+        """Until when those that have room in the next step, and leave some, wait for others to join them; 0: they go in now.
+        `open_groups`: those of which a sample was admitted."""
+        first_ns = self.now_ns
+        for sequence in admissible:
+            if not sequence.held_since_ns or sequence.request.group_id in open_groups:
+                return 0
+            first_ns = min(first_ns, sequence.held_since_ns)
+        until_ns = first_ns + self.timeout_ns
+        return 0 if self.is_idle or until_ns <= self.now_ns else until_ns

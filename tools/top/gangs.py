@@ -1,0 +1,91 @@
+"""What snapshots say of ranks that compute together: gangs, and the experts that they share. Pure; used by `figures.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.process.topology import SCHEDULER, actors_of, readers_of
+from tools.top.snapshot import Snapshot
+
+NUM_HOTTEST = 3
+
+
+class GangFigures(msgspec.Struct, frozen=True):
+    """Ranks that exchange tensors: those of a replica, or all that share experts. Shares: in the window, or since the start."""
+
+    ranks: list[str]
+    epoch: int  # the newest that one of them is in
+    num_members: int  # that are in it
+    collective_share: float | None  # of the time in steps, in which ranks waited for each other
+    num_steps: int  # of a gang that shares experts, that its busiest rank ran
+    num_empty_steps: int  # in which a rank had no rows of its own, of all ranks
+    empty_share: float | None  # of the ranks' steps
+
+
+class ExpertFigures(msgspec.Struct, frozen=True):
+    """Experts that ranks share."""
+
+    placement_version: int
+    num_rebalances: int
+    imbalance: float  # max/mean of the ranks' rows, mean of the layers
+    worst_layer: int
+    worst_imbalance: float
+    hottest: list[dict[str, Any]]  # layer, expert, share of its layer's rows, ranks where it lies
+
+
+def gang_figures(now: Snapshot, window: Snapshot | None) -> list[GangFigures]:
+    names = [actor.name for actor in now.actors]
+    schedulers = actors_of(SCHEDULER, names)
+    if now.experts:
+        gangs = [actors_of("worker", names)]
+    else:
+        gangs = [readers_of(scheduler, names) for scheduler in schedulers]
+    return [_gang(ranks, now, window) for ranks in gangs if any(now.total("gang_epoch", actor=rank) for rank in ranks)]
+
+
+def expert_figures(now: Snapshot) -> ExpertFigures | None:
+    if not now.experts:
+        return None
+    worst = max(now.experts, key=lambda load: load.imbalance)
+    hottest = [
+        {"layer": load.layer, "expert": hot["expert"], "share": hot["rows"] / load.rows, "ranks": hot["ranks"]}
+        for load in now.experts
+        for hot in load.hottest[:1]
+    ]
+    return ExpertFigures(
+        placement_version=now.placement_version,
+        num_rebalances=int(now.total("eplb_rebalances_total")),
+        imbalance=sum(load.imbalance for load in now.experts) / len(now.experts),
+        worst_layer=worst.layer,
+        worst_imbalance=worst.imbalance,
+        hottest=sorted(hottest, key=lambda hot: -hot["share"])[:NUM_HOTTEST],
+    )
+
+
+def _gang(ranks: tuple[str, ...], now: Snapshot, window: Snapshot | None) -> GangFigures:
+    epochs = {actor.name: int(now.total("gang_epoch", actor=actor.name)) for actor in now.actors if actor.name in ranks}
+    epoch = max(epochs.values())
+    is_alive = {actor.name: actor.is_alive for actor in now.actors}
+    return GangFigures(
+        ranks=list(ranks),
+        epoch=epoch,
+        num_members=sum(is_alive[rank] and epochs[rank] == epoch for rank in ranks),
+        collective_share=_share("collective_wait_seconds_total", "worker_busy_seconds_total", ranks, now, window),
+        num_steps=int(max(now.total("gang_steps_total", actor=rank) for rank in ranks)),
+        num_empty_steps=int(_sum("empty_gang_steps_total", ranks, now)),
+        empty_share=_share("empty_gang_steps_total", "gang_steps_total", ranks, now, window),
+    )
+
+
+def _sum(name: str, ranks: tuple[str, ...], snapshot: Snapshot | None) -> float:
+    return sum(snapshot.total(name, actor=rank) for rank in ranks) if snapshot else 0.0
+
+
+def _share(part: str, whole: str, ranks: tuple[str, ...], now: Snapshot, window: Snapshot | None) -> float | None:
+    for earlier in (window, None):
+        num_whole = _sum(whole, ranks, now) - _sum(whole, ranks, earlier)
+        if num_whole > 0:
+            return (_sum(part, ranks, now) - _sum(part, ranks, earlier)) / num_whole
+    return None
