@@ -89,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: dict[str, Any] = {}  # over what the checkpoint's processor files say
     media_io_kwargs: dict[str, Any] = {}  # by modality: how a file is read
     language_model_only: bool = False
+    vision_quantization: str = "none"  # "none" | "wint8": of the encoder's weights
     enable_mm_embeds: bool = True  # requests may bring features that they encoded themselves
     media_download_parallel: int = 8  # links of a request
     media_fetch_timeout_s: float = 10.0  # of a link; of a video's three times as long

@@ -24,6 +24,7 @@ from workers.devices.device import Device
 from workers.encoders.geometry import pixels_of, stretched
 from workers.encoders.inputs import EncoderInputs, UnitPatches
 from workers.encoders.tower import Call, Tower
+from workers.step.execution import telling
 from workers.weights.formats.floats import bfloat16_bits
 
 _LEAST_ROWS, _LEAST_SEGMENTS = 1024, 64
@@ -113,7 +114,8 @@ class _Unit(msgspec.Struct, frozen=True):
 
 
 class Encoder:
-    """`version`: of the weights of `tower`, which are loaded. `plan`: as `workers.step.execution.make_plan` has it."""
+    """`version`: of the weights of `tower`, which are loaded. `plan` and `on_op`: as `workers.step.execution.make_plan` has
+    them."""
 
     def __init__(
         self,
@@ -129,7 +131,8 @@ class Encoder:
         self.config: VisionConfig = tower.config
         self._tower, self._device, self._arena, self._version = tower, device, arena, version
         self._is_recorded = plan == "tape" and device.ops.name == "native"
-        self._place, self._num_ranks, self._on_op = place, num_ranks, on_op
+        self._ops = device.ops if device.ops.name == "native" else telling(device.ops, on_op)
+        self._place, self._num_ranks = place, num_ranks
         self._plan = self._make_plan(_LEAST_ROWS, _LEAST_SEGMENTS)
         self._units: list[_Unit] = []  # of the call that is under way: those of this rank
         self._next = (-1, 0)  # its id, and the layer that it goes on with
@@ -138,7 +141,7 @@ class Encoder:
         inputs = EncoderInputs(self._device, self.config, max_rows, max_segments, self._is_recorded)
         if self._is_recorded:
             return TapePlan(self._tower, inputs)
-        return EagerPlan(self._tower, self._device.ops, inputs)
+        return EagerPlan(self._tower, self._ops, inputs)
 
     def goes_on_with(self, call: EncoderCall) -> bool:
         """Whether the layers before those of `call` left here what they need: not in a rank that was started since."""
@@ -198,14 +201,13 @@ class Encoder:
             pixels = pixels_of(frames[first : first + per_patch], patches, self.config.patch_size)
             count = len(pixels)
             pixels = np.pad(pixels, ((0, -count % self._device.ops.row_tile), (0, 0)))
-            embedded = self._device.ops.linear(self._device.tensor(pixels), tower.patches[per_patch]).numpy()[:count]
+            embedded = self._ops.linear(self._device.tensor(pixels), tower.patches[per_patch]).numpy()[:count]
             if tower.positions is not None:
                 table = tower.positions
                 assert table.values is not None
                 corners = (unit.patches.height, unit.patches.width, table.has_aligned_corners)
                 embedded = embedded + stretched(table.values, table.side, patches, *corners)
             found.append(embedded)
-            self._on_op()
         return np.concatenate(found)
 
     def _write_features(self) -> None:

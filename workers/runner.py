@@ -155,11 +155,12 @@ class ModelRunner:
                 self._ops,
                 self._config.max_model_len,
                 on_progress,
-                precision=Precision(self._config.dtype, self._config.quantization),
+                precision=Precision(self._config.dtype, self._config.quantization, self._config.vision_quantization),
                 random_seed=seed,
                 cache=self._weight_cache,
                 contents=contents,
                 share=self._share,
+                has_encoder=self._features is not None,
             )
         if self._experts is not None:
             for layer, mixture in enumerate(loaded.mixtures):

@@ -136,7 +136,7 @@ def resolve(
             values["enable_expert_parallel"],
         ),
         **resolve_encoder(values, model),
-        **resolve_media(options, record, limit),
+        **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),

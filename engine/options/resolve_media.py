@@ -23,11 +23,12 @@ _SAME = (
     "mm_processor_kwargs",
     "media_io_kwargs",
     "language_model_only",
+    "vision_quantization",
 )
-_GIVEN = ("media_processes", "encoder_cache_size")  # what a text model has no use for
+_GIVEN = ("media_processes", "encoder_cache_size", "vision_quantization")  # what a text model has no use for
 
 
-def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int) -> dict[str, Any]:
+def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int, ops: str) -> dict[str, Any]:
     """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little memory."""
     values = options.values
     fields = {key: values[key] for key in _SAME}
@@ -40,6 +41,10 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
                 why = "--language-model-only was given" if vision else "the model takes text alone"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
         return fields
+    if values["vision_quantization"] != "none" and ops != "native":
+        raise OptionError(
+            f"--vision-quantization {values['vision_quantization']} needs native ops, the ops are {ops}; leave it out"
+        )
     endpoint = values["object_store_endpoint"]
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// and a host")

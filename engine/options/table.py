@@ -230,6 +230,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("stop-timeout", seconds(0.1), 10.0, "between the request to end and SIGKILL"),
     ),
     "pictures and video": (
+        Option(
+            "vision-quantization",
+            choice("none", "wint8"),
+            "none",
+            "round the vision encoder's linear weights to 8 bits when they are loaded",
+        ),
         Option("language-model-only", flag(), False, "serve a vision model's text side alone"),
         Option(
             "limit-mm-per-prompt",

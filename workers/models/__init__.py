@@ -17,12 +17,18 @@ from workers.weights.declaration import Weights
 Model = Llama  # what every model offers: `forward` and `logits`
 
 
-def declare_model(config: ModelConfig, share: TensorShare = TensorShare()) -> tuple[Model, Weights]:  # noqa: B008 - frozen
-    """The model of `config`, as a rank with this share of it computes it, its weights declared and empty."""
+def declare_model(
+    config: ModelConfig,
+    share: TensorShare = TensorShare(),  # noqa: B008 - frozen
+    *,
+    has_encoder: bool = True,
+) -> tuple[Model, Weights]:
+    """The model of `config`, as a rank with this share of it computes it, its weights declared and empty. `has_encoder`: with
+    its encoder of pictures, where it has one."""
     module_name, _, class_name = FAMILIES[config.architecture].model.partition(":")
     model_class: type[Model] = getattr(import_module(module_name), class_name)
     weights = Weights(share)
     model = model_class(config, weights)
-    if config.vision is not None:
+    if config.vision is not None and has_encoder:
         model.encoder = declare_encoder(config.vision, weights)
     return model, weights

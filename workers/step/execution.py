@@ -46,10 +46,10 @@ def make_plan(
     native ones say by themselves that they get on (`ops/cpu/progress.py`). `gang`: as the table has it."""
     if name == "tape" and ops.name == "native":
         return TapePlan(model, inputs, cache, gang)
-    return EagerPlan(model, ops if ops.name == "native" else _telling(ops, on_op), inputs, cache)
+    return EagerPlan(model, ops if ops.name == "native" else telling(ops, on_op), inputs, cache)
 
 
-def _telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:
+def telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:
     """The same ops, those of a step followed by `on_op`."""
 
     def followed(op: Callable[..., Any]) -> Callable[..., Any]:

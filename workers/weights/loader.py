@@ -88,18 +88,19 @@ def load_model(
     cache: WeightCache | None = None,
     contents: str = "",
     share: TensorShare = TensorShare(),  # noqa: B008 - a frozen value
+    has_encoder: bool = True,
 ) -> LoadedModel:
     """The model of the run, whose shape is `config`, with the weights of the checkpoint at `path`, which must have that shape.
     With `random_seed`, nothing but the config is used and the weights are random; where the cache has the `contents` that are
     asked for, nothing of `path` is read either. Raises CheckpointError; ContentsError where the checkpoint was written over, so
-    that these contents are neither there nor in the cache."""
+    that these contents are neither there nor in the cache. Without `has_encoder` a model that sees is loaded as one of text."""
     largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
     if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
             f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the {ops.name} ops take "
             f"{ops.max_head_dim} at most; use --ops reference"
         )
-    model, weights = declare_model(config, share)
+    model, weights = declare_model(config, share, has_encoder=has_encoder)
     outcome: CacheOutcome = "off"
     found = ""
     directory = cache if ops.layout is not None else None
@@ -326,7 +327,8 @@ def _shape(config: ModelConfig, weights: Weights) -> str:
     """What the packed bytes depend on besides the contents of a checkpoint: which tensors are asked of it, and into which heads
     and modules they are cut. Nothing that is computed with them: what has the same weights has the same file."""
     heads = (config.num_attention_heads, config.num_kv_heads)
-    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes()])
+    pixels = [astuple(config.vision.pixels)] if config.vision and weights.patch_linears else []  # folded into weights
+    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), *pixels])
 
 
 def _num_values(module: Module) -> int:

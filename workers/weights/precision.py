@@ -7,7 +7,7 @@ loader before it packs.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
   inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
 - What scores experts is float32, and so is what takes pixels.
-- Other linears of an encoder of pictures are floats of the dtype.
+- Other linears of an encoder of pictures are rounded as --vision-quantization says.
 - Linears of which each head has its own part are floats of the dtype.
 - Embeddings are floats of the dtype; those that are the head too are kept as the head is.
 """
@@ -35,6 +35,7 @@ class Precision(msgspec.Struct, frozen=True):
 
     dtype: str = "float32"
     quantization: str = "none"
+    vision_quantization: str = "none"  # of an encoder's linears
 
     @property
     def float_format(self) -> WeightFormat:
@@ -45,20 +46,22 @@ def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str],
     """Set the format of each linear and embedding. `kept` says how a tensor of the checkpoint can be kept as it is stored. What
     became of stored integers, as one line; empty where there are none. Raises CheckpointError where they should be rounded."""
     embeddings = {embedding.name for embedding in weights.embeddings}
-    of_encoder = Precision(precision.dtype)
+    of_encoder = Precision(precision.dtype, precision.vision_quantization)
     own = {id(linear) for linear in weights.encoder_linears}
     outcomes: Counter[str] = Counter()
     formats = {}
     for group in weights.formatted():
         linear = group[0]
         stored = [kept(f"{name}.weight") for each in group for name in each.names]
+        asked = of_encoder if id(linear) in own else precision
         is_head = linear.name == "lm_head" or linear.name in embeddings
         if all(part is None for part in stored):
-            format = _rounded(linear, is_head, of_encoder if id(linear) in own else precision)
-        elif precision.quantization != "none":
+            format = _rounded(linear, is_head, asked)
+        elif asked.quantization != "none":
+            option = "--vision-quantization" if id(linear) in own else "--quantization"
             raise CheckpointError(
-                f"{linear.name} is quantized already and is kept as it is: start without --quantization "
-                f"{precision.quantization} for such a checkpoint"
+                f"{linear.name} is quantized already and is kept as it is: start without {option} {asked.quantization} for "
+                "such a checkpoint"
             )
         else:
             format, outcome = _stored(stored, precision)

@@ -79,6 +79,7 @@ class Checkpoint:
         self._parts = dict(self._name_parts(config))
         self._is_linear = {f"{name}.weight" for linear in weights.all_linears() for name in linear.names}
         self._is_linear |= {f"{part.name}.weight" for part in weights.head_linears}
+        self._is_linear |= {f"{part.names[0]}.weight" for part in weights.patch_linears if len(part.stored_shape) == 2}
         self._is_linear -= {f"{embedding.name}.weight" for embedding in weights.embeddings}  # tied: stored as an embedding
         self.is_paddle_layout = self._find_layout(config, weights.all_linears())
         self._check(weights.shapes(), config)

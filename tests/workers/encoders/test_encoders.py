@@ -1,16 +1,26 @@
-"""Encoders against transformers, and against themselves: alone, packed, cut between layers, op by op."""
+"""Encoders against transformers, and against themselves: alone, packed, cut between layers, op by op; and their weights."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import CheckpointError
 from tests.golden.make_units import MODELS, UNITS
 from tests.paths import GOLDEN
+from tests.workers.checkpoints import write_safetensors
 from tests.workers.encoders.serving import Unit, encoded, load_tower
+from tests.workers.weights.test_encoder_names import stored
 from workers.devices.device import Device, HostDevice
+from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadedModel, load_model
+from workers.weights.precision import Precision
 
 
 @pytest.fixture(scope="module", params=["native", "reference"])
@@ -53,3 +63,89 @@ def test_a_unit_alone(name: str, device: Device) -> None:
             np.testing.assert_array_equal(features, packed[unit])
     for unit, features in encoded(tower, device, units[1:3], [1], plan="eager").items():
         np.testing.assert_array_equal(features, packed[unit])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("precision", "kind", "loss"),
+    [
+        (Precision("bfloat16"), "bfloat16", 0.015),
+        (Precision(vision_quantization="wint8"), "int8", 0.08),
+        (Precision(quantization="wint8"), "float32", 1e-4),  # which rounds the text model alone
+    ],
+    ids=str,
+)
+def test_narrow_weights(name: str, precision: Precision, kind: str, loss: float) -> None:
+    device = HostDevice(2, [], {})
+    tower = load_tower(GOLDEN / name, device, precision)
+    assert {block.qkv.format.kind for block in tower.blocks} == {kind}
+    assert {linear.format.kind for linear in tower.patches.values()} == {"float32"}
+    found = encoded(tower, device, units_of(name))
+    for unit, features in expected(name).items():
+        assert np.linalg.norm(found[unit] - features) < loss * np.linalg.norm(features), unit
+
+
+def test_packed_weights(tmp_path: Path) -> None:
+    """The encoder is in the packed file, from which later loads map it; a text model alone has another file."""
+    device, cache = HostDevice(2, [], {}), WeightCache(tmp_path / "cache", 1 << 30)
+    path = GOLDEN / "qwen3_vl"
+    config = ModelConfig.read(path)
+
+    def load(precision: Precision, has_encoder: bool = True) -> LoadedModel:
+        return load_model(
+            path, config, device.ops, 256, lambda _done, _all: None, precision=precision, cache=cache, has_encoder=has_encoder
+        )
+
+    for precision in (Precision(), Precision(vision_quantization="wint8")):
+        towers = []
+        for outcome in ("miss", "hit"):
+            loaded = load(precision)
+            assert loaded.cache == outcome
+            assert loaded.model.encoder is not None
+            towers.append(encoded(loaded.model.encoder, device, UNITS[:2]))
+        assert all(np.array_equal(towers[0][unit], towers[1][unit]) for unit in UNITS[:2])
+    path = tmp_path / "qwen3_vl"  # with the same weights
+    shutil.copytree(GOLDEN / "qwen3_vl", path)
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_mean": [0.4, 0.5, 0.6]}))
+    config = ModelConfig.read(path)
+    assert load(Precision()).cache == "miss"
+    text = load(Precision(), has_encoder=False)
+    assert (text.cache, text.model.encoder) == ("miss", None)
+    assert text.num_bytes < loaded.num_bytes
+
+
+def test_another_encoder_is_another_model(tmp_path: Path) -> None:
+    """Weights may be replaced in place by those of the same shape alone."""
+    shutil.copytree(GOLDEN / "qwen3_vl", tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    config["vision_config"]["depth"] = 3
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="depth=4"):
+        ModelConfig.read(GOLDEN / "qwen3_vl").of_same_shape(tmp_path / "other")
+
+
+def test_what_an_encoder_lacks_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "qwen3_vl", tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = stored(GOLDEN / "qwen3_vl")
+    tensors["model.visual.extra.weight"] = tensors.pop("model.visual.pos_embed.weight")
+    write_safetensors(tmp_path / "other" / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError) as raised:
+        load_tower(tmp_path / "other", HostDevice(2, [], {}))
+    assert "visual.pos_embed.weight [64, 64] is missing" in str(raised.value)
+    assert "visual.extra.weight [64, 64] is not expected" in str(raised.value)
+
+
+def test_paddle_layout(tmp_path: Path) -> None:
+    """Baidu's own checkpoints hold linear weights [in, out], also what takes patches."""
+    shutil.copytree(GOLDEN / "ernie4_5_vl_moe", tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    no_linear = ("embed_tokens", "mlp.gate.", "moe_statics")
+    turned = {
+        name: np.ascontiguousarray(tensor.T) if tensor.ndim == 2 and not any(part in name for part in no_linear) else tensor
+        for name, tensor in stored(GOLDEN / "ernie4_5_vl_moe").items()
+    }
+    write_safetensors(tmp_path / "other" / "model.safetensors", turned)
+    device = HostDevice(2, [], {})
+    found = encoded(load_tower(tmp_path / "other", device), device, UNITS[:2])
+    for unit, features in encoded(load_tower(GOLDEN / "ernie4_5_vl_moe", device), device, UNITS[:2]).items():
+        np.testing.assert_array_equal(found[unit], features)

@@ -11,8 +11,9 @@ from PIL import Image
 from engine.messages.media import Encode, EncoderCall
 from shm.slab import SlabHandle
 from tests.golden.make_units import MODELS
+from tests.paths import GOLDEN
 from tests.workers.seeing import hash_of, make_seeing_runner, seeing_samples
-from tests.workers.serving import GOLDEN, Serving, golden_cases
+from tests.workers.serving import Serving, golden_cases
 
 BACKENDS: dict[str, dict[str, Any]] = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
 
@@ -30,9 +31,10 @@ def test_golden_answers_from_pixels(name: str, backend: str) -> None:
     for sample, case in zip(samples, golden_cases(name), strict=True):
         for path, grid, row, unit in zip(case["images"], case["image_grid_thw"], sample.unit_rows, sample.units, strict=True):
             key = hash_of(f"{name} {path}")
-            units.append(Encode(key, row, unit.num_tokens, *grid[1:], "media-0", SlabHandle(0, 0, 0, 0)))
+            _, height, width = grid
+            units.append(Encode(key, row, unit.num_tokens, height, width, "media-0", SlabHandle(0, 0, 0, 0)))
             picture = Image.open(GOLDEN / name / path).convert("RGB")
-            sides = (grid[2] * encoder.config.patch_size, grid[1] * encoder.config.patch_size)
+            sides = (width * encoder.config.patch_size, height * encoder.config.patch_size)
             pixels[key] = np.asarray(picture.resize(sides, Image.Resampling.BICUBIC))[None]
     depth = encoder.config.depth
     for first in range(depth):

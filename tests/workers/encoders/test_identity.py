@@ -29,6 +29,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+PRECISIONS = [Precision(), Precision("bfloat16"), Precision(vision_quantization="wint8")]
+
+
 def write(path: Path, name: str) -> ModelConfig:
     config = json.loads((GOLDEN / name / "config.json").read_text())
     config["vision_config"] |= SHAPES[name]
@@ -38,23 +41,21 @@ def write(path: Path, name: str) -> ModelConfig:
     return ModelConfig.read(path)
 
 
-def drawn(path: Path, config: ModelConfig, device: HostDevice, dtype: str) -> Tower:
+def drawn(path: Path, config: ModelConfig, device: HostDevice, precision: Precision) -> Tower:
     """With random weights."""
-    loaded = load_model(
-        path, config, device.ops, 256, lambda _done, _all: None, precision=Precision(dtype), random_seed=3, cache=None
-    )
+    loaded = load_model(path, config, device.ops, 256, lambda _done, _all: None, precision=precision, random_seed=3, cache=None)
     assert loaded.model.encoder is not None
     return loaded.model.encoder
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: f"{precision.dtype} {precision.vision_quantization}")
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("name", SHAPES)
-def test_alone_and_among_others(name: str, variant: str, dtype: str, tmp_path: Path) -> None:
+def test_alone_and_among_others(name: str, variant: str, precision: Precision, tmp_path: Path) -> None:
     config = write(tmp_path / "model", name)
     with table(f"{variant}-2"):
         device = HostDevice(2, [], {})
-        tower = drawn(tmp_path / "model", config, device, dtype)
+        tower = drawn(tmp_path / "model", config, device, precision)
         packed = encoded(tower, device, UNITS)
         assert all(np.isfinite(features).all() and features.std() > 1e-3 for features in packed.values())
         for units in ([UNITS[0]], [UNITS[2], UNITS[1]]):
