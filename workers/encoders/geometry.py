@@ -62,9 +62,7 @@ def partners_of(head_dim: int) -> np.ndarray:
     return np.roll(np.arange(head_dim, dtype=np.int32), head_dim // 2)
 
 
-def stretched(
-    table: np.ndarray, side: int, patches: Patches, height: int, width: int, has_aligned_corners: bool
-) -> np.ndarray:
+def stretched(table: np.ndarray, side: int, patches: Patches, height: int, width: int, has_aligned_corners: bool) -> np.ndarray:
     """Of each patch the row that a square of learned ones [side * side, n] has at its place: between its four neighbours."""
     low_rows, row_shares = _places(patches.rows, height, side, has_aligned_corners)
     low_columns, column_shares = _places(patches.columns, width, side, has_aligned_corners)
