@@ -111,7 +111,11 @@ def make_paddleocr() -> None:
             weight.copy_(torch.randn_like(weight) * (0.2 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
     published = {}
     for name, weight in model.state_dict().items():
-        for ours, theirs in (("model.language_model.", "model."), ("model.visual.", "visual."), ("model.projector.", "mlp_AR.")):
+        for ours, theirs in (
+            ("model.language_model.", "model."),
+            ("model.visual.", "visual."),
+            ("model.projector.", "mlp_AR."),
+        ):
             name = name.replace(ours, theirs, 1) if name.startswith(ours) else name
         published[name] = weight.contiguous()
     save_file(published, directory / "model.safetensors", metadata={"format": "pt"})
