@@ -110,9 +110,10 @@ class OpTable:
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
-    # Sources: "weight" [out, in] and "bias" of a Linear or LayerNorm; "weight" of a PositionTable; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
-    # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary; "weight" and
-    # "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts
+    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding or PositionTable [rows, width], Norm or
+    # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
+    # "cosines", "sines", "partners" of a Rotary; "weight" and "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ...
+    # of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps

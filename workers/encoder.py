@@ -141,6 +141,10 @@ class Encoder:
             return TapePlan(self._tower, inputs)
         return EagerPlan(self._tower, self._device.ops, inputs)
 
+    def goes_on_with(self, call: EncoderCall) -> bool:
+        """Whether the layers before those of `call` left here what they need: not in a rank that was started since."""
+        return call.first_layer == 0 or self._next == (call.call_id, call.first_layer)
+
     def run(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
         """Layers of a call. `pixels` of each unit, by its hash, with layer 0: uint8 [frames, H, W, 3]; of units that are
         features already, float32 [num_rows, feature_width]."""
@@ -182,10 +186,9 @@ class Encoder:
         expected = (encode.height * patch, encode.width * patch, 3)
         count = len(frames)
         assert frames.dtype == np.uint8, f"pixels are {frames.dtype}"
-        assert frames.shape[1:] == expected and count in (1, config.frames_per_unit), (
-            f"unit {encode.unit_hash.hex()} has pixels {list(frames.shape)}, expected 1 or {config.frames_per_unit} frames of "
-            f"{list(expected)}"
-        )
+        text = f"unit {encode.unit_hash.hex()} has pixels {list(frames.shape)}, expected "
+        assert frames.shape[1:] == expected, f"{text}frames of {list(expected)}"
+        assert count in (1, config.frames_per_unit), f"{text}1 or {config.frames_per_unit} frames"
         num_tokens = config.num_tokens_of(encode.height, encode.width)
         assert encode.num_rows == num_tokens, f"a unit of {num_tokens} tokens was given {encode.num_rows} rows"
         grids = -(-count // config.temporal_patch_size)

@@ -39,5 +39,5 @@ def make(directory: Path) -> None:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        for name in ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe"):
+        for name in ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe", "paddleocr_vl"):
             make(GOLDEN / name)

@@ -89,7 +89,8 @@ def make_paddleocr() -> None:
         "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
     }  # fmt: skip
     config = {
-        "architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "torch_dtype": "float32", **text,
+        "architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "torch_dtype": "float32",
+        **text,
         "image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4,
         "vision_config": {
             "model_type": "paddleocr_vl", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,

@@ -22,7 +22,7 @@ class Patches:
 
 
 def patches_of(height: int, width: int, merge: int, window: int = 0) -> Patches:
-    """`window`: merged squares on a side of a window, 0: there are none. Windows at the right and at the bottom may be smaller."""
+    """`window`: merged squares on a side of a window, 0: there are none. Those at the right and the bottom may be smaller."""
     rows, columns = height // merge, width // merge
     tokens = np.arange(rows * columns)
     lengths = np.array([height * width])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class PlainArena:
     """As the encoder arena, in plain memory: the unit and the version that each row's header has."""
 
     def __init__(self, num_rows: int, width: int, dtype: type = np.float32) -> None:
-        self.rows = np.zeros((num_rows, width), dtype)
+        self.rows: np.ndarray = np.zeros((num_rows, width), dtype)
         self.headers: dict[int, tuple[bytes, int, int]] = {}
 
     def begin(self, first_row: int) -> None:
@@ -79,7 +80,7 @@ def encoded(
     made = Units(tower, units)
     encoder = Encoder(tower, device, made.arena, 7, plan)
     bounds = [0, *cuts, tower.config.depth]
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in itertools.pairwise(bounds):
         encoder.run(made.call(first, last), made.pixels if first == 0 else {})
     assert set(made.arena.headers.values()) == {(encode.unit_hash, encode.num_rows, 7) for encode in made.encodes}
     return made.features()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ops import _cpu
 from tests.golden.make_units import MODELS, UNITS
 from tests.paths import GOLDEN
 from tests.workers.encoders.serving import Unit, encoded, load_tower
 from workers.devices.device import Device, HostDevice
-from workers.encoders.tower import Tower
-from workers.weights.precision import Precision
 
 
 @pytest.fixture(scope="module", params=["native", "reference"])
