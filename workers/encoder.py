@@ -160,10 +160,6 @@ class Encoder:
             self._write_features()
             self._units, self._next = [], (-1, 0)
 
-    def goes_on_with(self, call: EncoderCall) -> bool:
-        """Whether the layers before those of `call` left here what they need."""
-        return self._next == (call.call_id, call.first_layer)
-
     def _begin(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
         own = _shares(call.units, self._num_ranks)[self._place]
         for encode in (unit for unit in own if unit.is_features):

@@ -230,8 +230,8 @@ def spans_of(sample: Sample) -> np.ndarray:
 
 
 def test_masks(architecture: str, seeing: Seeing) -> None:
-    """B2: pictures that see all of themselves give another answer, the same in chunks that leave them whole and in company; with
-    bounds that say what is so anyway it is the plain one."""
+    """B2: pictures that see all of themselves give another answer, the same in chunks that leave them whole and in company;
+    with bounds that say what is so anyway it is the plain one."""
     runner, arena = seeing
     plain = seeing_samples(architecture, arena)
     run_alone(runner, plain)
