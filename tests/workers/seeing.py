@@ -19,7 +19,7 @@ from workers.features import Features
 from workers.runner import ModelRunner
 from workers.weights.formats.floats import bfloat16_bits
 
-ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe")
+ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe", "paddleocr_vl")
 NUM_ROWS = 256
 
 
