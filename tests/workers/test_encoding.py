@@ -4,23 +4,19 @@ they cannot be made."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.messages import Encode, EncoderCall, Step
+from engine.messages import Encode, Step
 from shm.encoder_arena import EncoderArena
-from shm.extent_slab import ExtentSlab, SlabProducer
-from shm.segment import MemoryFile
+from tests.workers.encoding import make_slab, steps_of, units_of
 from tests.workers.seeing import ARCHITECTURES, make_arena, seeing_samples
 from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, make_runner
 from workers.features import Features
 from workers.runner import ModelRunner
 
-SLAB_BYTES = 4 << 20
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
 
 
@@ -28,10 +24,8 @@ class Encoding:
     """A runner with a pixel slab, whose producer the test is, and units of golden pictures in it."""
 
     def __init__(self, name: str, **options: object) -> None:
-        memory = MemoryFile.create("pixels", ExtentSlab.num_bytes_of(SLAB_BYTES))
-        ExtentSlab.lay_out(memory, "0", 1, SLAB_BYTES)
         self.name = name
-        self.slab = SlabProducer(memory)
+        self.slab = make_slab()
         self.arena: EncoderArena = make_arena(GOLDEN / name)
         self.runner: ModelRunner = make_runner(GOLDEN / name, features=Features(self.arena, lambda _: self.slab), **options)
         vision = ModelConfig.read(GOLDEN / name).vision
@@ -48,32 +42,16 @@ class Encoding:
         return samples
 
     def units(self, sample: Sample, case: int, features: dict[str, np.ndarray] | None = None) -> list[Encode]:
-        """What is to be encoded for a prompt, its pixels in the slab; or the features that a client made."""
-        found, patch = [], self.vision.patch_size
-        pictures = golden_cases(self.name)[case]["images"], golden_cases(self.name)[case]["image_grid_thw"]
-        for index, (picture, (_, height, width)) in enumerate(zip(*pictures, strict=True)):
-            payload = features[picture] if features else pixels_of(GOLDEN / self.name / picture, height * patch, width * patch)
-            handle = self.slab.put(payload.tobytes())
-            assert handle is not None
-            hash, row, count = sample.unit_hashes[index], sample.unit_rows[index], sample.units[index].num_tokens
-            found.append(Encode(hash, row, count, height, width, "media0", handle, features is not None))
-        return found
+        return units_of(self.name, sample, case, self.slab, features)
 
     def encode(self, units: Sequence[Encode], cuts: Sequence[int] = ()) -> list[Step]:
-        """Steps without rows that encode the units, cut before the layers `cuts`."""
-        bounds = [0, *cuts, self.vision.depth]
-        calls = [EncoderCall(9, list(units), *bounds[index : index + 2]) for index in range(len(bounds) - 1)]
-        return [Step(index + 1, [], b"", b"", b"", b"", b"", b"", b"", encoder=call) for index, call in enumerate(calls)]
+        return steps_of(units, self.vision.depth, cuts)
 
     def answer(self, sample: Sample, chunk: int = 512) -> Sample:
         serving = Serving(self.runner, chunk=chunk)
         serving.place(sample, 5)
         serving.run([sample])
         return sample
-
-
-def pixels_of(path: Path, height: int, width: int) -> np.ndarray:
-    return np.asarray(Image.open(path).convert("RGB").resize((width, height), Image.Resampling.BICUBIC))[None]
 
 
 @pytest.fixture(scope="module", params=[(name, backend) for name in ARCHITECTURES for backend in BACKENDS], ids="-".join)

@@ -11,7 +11,7 @@ import pytest
 from engine.messages import MediaUnit, SamplingParams, Step
 from shm.encoder_arena import EncoderArena
 from tests.workers.seeing import ARCHITECTURES, hash_of, make_seeing_runner, seeing_samples, store
-from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32
+from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32, make_runner
 from workers.runner import ModelRunner
 
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "op by op": {"plan": "eager"}, "native": {"threads": 2}}
@@ -99,7 +99,7 @@ def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str,
 
 def test_a_step_without_pictures_after_one_with_pictures_sees_none(architecture: str, native: Seeing) -> None:
     """A8, A9: a prompt of text alone, before pictures, after them and where no arena is."""
-    blind = make_seeing_runner(GOLDEN / architecture)[0]
+    blind = make_runner(GOLDEN / architecture)
     found = []
     for runner in (blind, native[0]):
         for _ in range(2):
