@@ -30,7 +30,7 @@ def test_a_vision_model_gets_a_media_process_and_memory_for_its_largest_picture(
 def test_text_alone_needs_none(arguments: tuple[str, ...]) -> None:
     config = resolved("qwen2_5_vl" if arguments else "llama", *arguments)
     assert (config.media_processes, config.encoder_cache_size, config.encoder_row_width) == (0, 0, 0)
-    with pytest.raises(OptionError, match="--media-processes 2: .*; leave it out"):
+    with pytest.raises(OptionError, match=r"--media-processes 2: .*; leave it out"):
         resolved("qwen2_5_vl" if arguments else "llama", *arguments, "--media-processes", "2")
 
 
