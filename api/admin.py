@@ -23,6 +23,7 @@ from engine.messages import (
     Pause,
     RebalanceExperts,
     ReloadWeights,
+    ResetEncoderCache,
     ResetPrefixCache,
     RestartActor,
     Resume,
@@ -86,6 +87,11 @@ async def resume(request: Request) -> Response:
 async def reset_prefix_cache(request: Request) -> Response:
     await _parse(request, EmptyRequest)
     return await _carry_out(request, ResetPrefixCache())
+
+
+async def reset_encoder_cache(request: Request) -> Response:
+    await _parse(request, EmptyRequest)
+    return await _carry_out(request, ResetEncoderCache())
 
 
 async def reload_weights(request: Request) -> Response:

@@ -73,6 +73,7 @@ def routes() -> list[BaseRoute]:
         Route("/admin/sleep", admin.sleep, methods=["POST"]),
         Route("/admin/wake", admin.resume, methods=["POST"]),
         Route("/admin/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
+        Route("/admin/reset_encoder_cache", admin.reset_encoder_cache, methods=["POST"]),
         Route("/admin/reload", admin.reload_weights, methods=["POST"]),
         Route("/admin/eplb/rebalance", admin.rebalance_experts, methods=["POST"]),
         Route("/admin/clear_weights", admin.clear_weights, methods=["POST"]),

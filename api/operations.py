@@ -83,7 +83,11 @@ OPERATIONS = (
     _model("/v1/models", "The served models", responses.ModelList),
     _model("/v1/models/{id}", "A served model", responses.Model, ("id",)),
     _work(
-        "/v1/completions", "Continue prompts", responses.Completion, ((requests.CompletionRequest,),), responses.CompletionChunk
+        "/v1/completions",
+        "Continue prompts",
+        responses.Completion,
+        ((requests.CompletionRequest, requests.CompletionMedia),),
+        responses.CompletionChunk,
     ),
     _work(
         "/v1/chat/completions",
@@ -96,7 +100,7 @@ OPERATIONS = (
         "/tokenize",
         "A text or a conversation as token ids",
         responses.Tokenization,
-        ((requests.TokenizeTextRequest,), (requests.TokenizeRequest, requests.Conversation)),
+        ((requests.TokenizeTextRequest, requests.CompletionMedia), (requests.TokenizeRequest, requests.Conversation)),
     ),
     _work("/detokenize", "Token ids as text", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
@@ -108,6 +112,7 @@ OPERATIONS = (
     _order("sleep", "Pause and drop the weights", requests.PauseRequest),
     _order("wake", "Load the weights again and go on"),
     _order("reset_prefix_cache", "Forget cached prefixes"),
+    _order("reset_encoder_cache", "Forget features of media"),
     _order("reload", "Change the weights in place", requests.ReloadRequest),
     _order("eplb/rebalance", "Have experts moved between ranks", requests.RebalanceRequest),
     _order("clear_weights", "Drop the weights", requests.PauseRequest),

@@ -1,20 +1,23 @@
 """The keys of KV blocks: what the scheduler's prefix index and KV events name blocks by, and the tokenizer looks prompts up by.
 
 A full block's key is chained: `hash_block(parent key, its token ids)`, so that equal keys mean equal tokens all the way from
-the first position.
+the first position. What a block's KV depends on besides token ids is in the key too (`BlockExtras`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import msgspec
 
+from engine.messages import MediaItem, MediaUnit
+from engine.messages.cache import ExtraKeys
+
 ROOT = b""  # the parent of a chain's first block
 KEY_BYTES = 32
-
-ExtraKeys = tuple[int | str | bytes, ...]
 
 
 def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
@@ -27,8 +30,62 @@ def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
     return digest.digest()
 
 
-def hash_blocks(token_ids: array[int], block_size: int, keys: list[bytes], num_tokens: int) -> None:
+class BlockExtras:
+    """Of one prompt: which units overlap a block, with the first of their tokens that is there, and what its tokens see.
+
+    Causal tokens see every key up to themselves. Where a block has others, its key holds their first and last keys; where one
+    of them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these, on which its KV
+    depends."""
+
+    __slots__ = ("_bounds", "_ends", "_units", "forward_spans")
+
+    def __init__(self, units: Sequence[tuple[int, int, bytes]], bounds: Sequence[int] = ()) -> None:
+        """`units`: start, end and hash of each, in order. `bounds`: first and last key of each prompt token; none: causal."""
+        self._units = units
+        self._ends = [end for _, end, _ in units]
+        self._bounds = array("i", bounds)
+        self.forward_spans = forward_spans(self._bounds)
+
+    @classmethod
+    def of(cls, units: Sequence[MediaUnit], media: Sequence[MediaItem], mask_bounds: bytes) -> BlockExtras | None:
+        """None: the keys hold token ids alone."""
+        if not units and not mask_bounds:
+            return None
+        spans = [(unit.start, unit.start + unit.num_tokens, media[unit.item].unit_hashes[unit.index]) for unit in units]
+        return cls(spans, array("i", mask_bounds))
+
+    def of_block(self, token_ids: array[int], start: int, end: int) -> ExtraKeys:
+        """Of the block of positions [start, end)."""
+        index = bisect_right(self.forward_spans, (end, 0)) - 1  # the last that begins before the block ends
+        reach = max(end, self.forward_spans[index][1]) if index >= 0 else end
+        extra: list[bytes | tuple[bytes, int]] = []
+        for unit_start, _, unit_hash in self._units[bisect_right(self._ends, start) :]:
+            if unit_start >= reach:
+                break
+            extra.append((unit_hash, max(0, start - unit_start)))
+        bounds = self._bounds[2 * start : 2 * reach]
+        if bounds != array("i", [bound for position in range(start, start + len(bounds) // 2) for bound in (0, position)]):
+            extra += [bounds.tobytes(), token_ids[end:reach].tobytes()]
+        return tuple(extra)
+
+
+def forward_spans(bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Positions [start, end) whose tokens see others ahead: whoever computes one of them needs them all. In order, apart."""
+    spans: list[tuple[int, int]] = []
+    for position, last in enumerate(bounds[1::2]):
+        if last > position:
+            if spans and position < spans[-1][1]:
+                spans[-1] = spans[-1][0], max(spans[-1][1], last + 1)
+            else:
+                spans.append((position, last + 1))
+    return spans
+
+
+def hash_blocks(
+    token_ids: array[int], block_size: int, keys: list[bytes], num_tokens: int, extras: BlockExtras | None = None
+) -> None:
     """Extend `keys` to one key for each full block of `token_ids[:num_tokens]`."""
     for index in range(len(keys), num_tokens // block_size):
-        block = token_ids[index * block_size : (index + 1) * block_size]
-        keys.append(hash_block(keys[-1] if keys else ROOT, block.tobytes()))
+        start, end = index * block_size, (index + 1) * block_size
+        extra = () if extras is None else extras.of_block(token_ids, start, end)
+        keys.append(hash_block(keys[-1] if keys else ROOT, token_ids[start:end].tobytes(), extra))

@@ -23,6 +23,8 @@ _RESOLVED = {
     "threads": 1,
     "media_processes": 0,  # a model of text alone
     "encoder_cache_size": 0,
+    "max_num_batched_encoder_embeds": 0,
+    "mm_chunk_tokens": 0,
 }
 
 

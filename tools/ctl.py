@@ -24,6 +24,7 @@ from engine.messages import (
     Pause,
     RebalanceExperts,
     ReloadWeights,
+    ResetEncoderCache,
     ResetPrefixCache,
     RestartActor,
     Resume,
@@ -277,6 +278,7 @@ def _add_orders(add: _Add) -> None:
     sleep.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
     add("resume", _giving(lambda _: Resume()), "go on after a pause")
     add("wake", _giving(lambda _: Resume()), "load the weights again after a sleep, and go on")
+    add("reset-encoder-cache", _giving(lambda _: ResetEncoderCache()), "forget the features of all pictures and video")
     add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "forget all cached prompt beginnings")
     reload = add("reload", _giving(_reload_order), "load other weights in place")
     reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the one in use, read anew")

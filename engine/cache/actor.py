@@ -6,6 +6,7 @@ routers subscribe to its ZeroMQ PUB socket; one multipart message is a batch, in
     b"kv" | sequence number (u64, big endian) | msgpack [time, [event, ...]]
 
     {"type": "BlockStored", "block_hashes", "parent_block_hash", "token_ids", "block_size"}     a chain of full blocks
+                           with media also "extra_keys": of each block null or [[unit's hash, its first token there], ...]
     {"type": "BlockRemoved", "block_hashes"}
     {"type": "AllBlocksCleared"}
 
@@ -26,6 +27,7 @@ import zmq
 
 from engine.cache.reservation import ArenaReservation
 from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemoved, BlocksStored, Hello, Message
+from engine.messages.cache import ExtraKeys
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.control import bind_again
@@ -41,13 +43,14 @@ MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; what is more is
 LOOK_INTERVAL_NS = 1_000_000_000
 
 
-class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True):
+class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True, omit_defaults=True):
     """Blocks that became reusable, each the parent of the next."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
     token_ids: list[int]
     block_size: int
+    extra_keys: list[ExtraKeys | None] | None = None  # what else their hashes hold
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag=True, frozen=True):
@@ -93,11 +96,12 @@ class CacheMessengerActor(Actor):
 
     def on_message(self, sender: str, message: Message) -> None:
         match message:
-            case BlocksStored(block_hashes, parent_hash, token_ids, block_size):
+            case BlocksStored(block_hashes, parent_hash, token_ids, block_size, _, extra):
                 if self._prefixes is not None:
                     self._prefixes.add_all(map(fingerprint_of, block_hashes))
                 tokens = array("i", token_ids).tolist()
-                self._events.append(BlockStored(block_hashes, parent_hash or None, tokens, block_size))
+                extra_keys = [keys or None for keys in extra] or None
+                self._events.append(BlockStored(block_hashes, parent_hash or None, tokens, block_size, extra_keys))
             case BlocksRemoved(block_hashes):
                 if self._prefixes is not None:
                     self._prefixes.remove_all(map(fingerprint_of, block_hashes))

@@ -32,6 +32,7 @@ from engine.messages.control import Pause as Pause
 from engine.messages.control import RebalanceExperts as RebalanceExperts
 from engine.messages.control import ReloadWeights as ReloadWeights
 from engine.messages.control import Reply as Reply
+from engine.messages.control import ResetEncoderCache as ResetEncoderCache
 from engine.messages.control import ResetPrefixCache as ResetPrefixCache
 from engine.messages.control import RestartActor as RestartActor
 from engine.messages.control import Resume as Resume

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+ExtraKeys = tuple[bytes | tuple[bytes, int], ...]  # of a block: units with their first token there, masks
+
 
 class BlocksStored(msgspec.Struct, tag=True, array_like=True, gc=False):
     """Blocks that became reusable: a chain of full blocks."""
@@ -16,6 +18,7 @@ class BlocksStored(msgspec.Struct, tag=True, array_like=True, gc=False):
     token_ids: bytes  # int32 [len(block_hashes) * block_size]
     block_size: int
     block_ids: list[int] = []
+    extra_keys: list[ExtraKeys] = []  # of each block, what its hash holds besides tokens; empty: of all of them nothing
 
 
 class BlocksRemoved(msgspec.Struct, tag=True, array_like=True, gc=False):

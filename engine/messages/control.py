@@ -68,6 +68,10 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
+class ResetEncoderCache(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
 class ReloadWeights(msgspec.Struct, tag=True, frozen=True):
     path: str = ""  # empty: the ones in use, read anew
     mode: str = "requeue"
@@ -104,6 +108,7 @@ Order = (
     | Pause
     | Resume
     | ResetPrefixCache
+    | ResetEncoderCache
     | ReloadWeights
     | ReturnToWeights
     | DropWeights

@@ -16,6 +16,7 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, OptionError
+from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_media import resolve_media
 from engine.options.resolve_ranks import resolve_ranks, resolve_threads
 from engine.options.resolve_weights import (
@@ -131,6 +132,7 @@ def resolve(
             values["max_num_seqs"],
             values["enable_expert_parallel"],
         ),
+        **resolve_encoder(values, model),
         **resolve_media(options, record, limit),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),

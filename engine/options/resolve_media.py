@@ -11,6 +11,11 @@ from engine.options.table import OptionValues
 
 DEFAULT_ENCODER_CACHE = 16384  # rows
 _SAME = (
+    "enable_mm_embeds",
+    "media_download_parallel",
+    "allowed_media_domains",
+    "allowed_media_networks",
+    "allowed_local_media_path",
     "max_image_pixels",
     "max_media_bytes",
     "media_memory",
@@ -26,6 +31,7 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
     """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little memory."""
     values = options.values
     fields = {key: values[key] for key in _SAME}
+    fields["media_fetch_timeout_s"] = values["media_fetch_timeout"]
     fields["limit_mm_per_prompt"] = {"image": 999, "video": 999} | values["limit_mm_per_prompt"]
     vision = record.config.vision
     if vision is None or values["language_model_only"]:
@@ -34,6 +40,12 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
                 why = "--language-model-only was given" if vision else "the model takes text alone"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
         return fields
+    endpoint = values["object_store_endpoint"]
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// and a host")
+    fields |= {key: values[key] for key in values if key.startswith("object_store_")}
+    if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
+        values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
     fields["media_processes"] = values["media_processes"]
     try:
         settings = MediaSettings.of(record, values["mm_processor_kwargs"], values["media_io_kwargs"])

@@ -11,6 +11,7 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
     aborts.py        sequences that end early               orders.py          what operators ask
     ranks.py         which ranks are there                  weight_state.py    the state machine of the weights
     stats.py         what is counted                        weight_updates.py  how orders about the weights are carried out
+    encoder_cache.py where features of media lie            encoder_work.py    what the encoder does next, and whose pixels
 
     tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
 """
@@ -26,6 +27,8 @@ from engine.messages import (
     Command,
     Hello,
     Message,
+    Pixels,
+    PixelsFailed,
     Rejected,
     Reply,
     Request,
@@ -44,6 +47,7 @@ from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
+from engine.scheduler.encoder_work import CALL_BYTES, MAX_CALL_UNITS, RESULT_UNIT_BYTES, EncoderWork
 from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
@@ -56,6 +60,7 @@ from shm.broadcast import BroadcastWriter
 
 STEP_BYTES = 256  # of a Step besides its starts, and what each row adds
 STEP_BYTES_PER_ROW = 64
+ROW_BYTES = 12  # of a unit whose rows the ranks hear of; a step reads as many as it has tokens at most
 RESULT_BYTES = 256  # of a StepResult besides log-probabilities of prompts, and what each row adds
 RESULT_BYTES_PER_ROW = 224
 MIN_RESULT_BYTES = 256  # one token's
@@ -68,29 +73,35 @@ class SchedulerActor(Actor):
         super().__init__(context)
         config = context.config
         writer = BroadcastWriter.attach(context.run.run_id, context.name, context.epoch)
+        has_encoder = config.encoder_cache_size > 0
+        step_bytes = STEP_BYTES + STEP_BYTES_PER_ROW * config.max_num_seqs
+        result_bytes = RESULT_BYTES + RESULT_BYTES_PER_ROW * config.max_num_seqs
+        if has_encoder:
+            step_bytes += CALL_BYTES + ROW_BYTES * config.max_num_batched_tokens
+            result_bytes += RESULT_UNIT_BYTES * MAX_CALL_UNITS
         self.limits = Limits(
             max_tokens=config.max_num_batched_tokens,
             max_running=config.max_num_seqs,
-            max_start_bytes=writer.max_record_bytes - STEP_BYTES - STEP_BYTES_PER_ROW * config.max_num_seqs,
-            max_result_bytes=max(
-                MIN_RESULT_BYTES,
-                context.mailbox.max_record_bytes - RESULT_BYTES - RESULT_BYTES_PER_ROW * config.max_num_seqs,
-            ),
+            max_start_bytes=writer.max_record_bytes - step_bytes,
+            max_result_bytes=max(MIN_RESULT_BYTES, context.mailbox.max_record_bytes - result_bytes),
             block_size=config.block_size,
             has_prefix_cache=config.enable_prefix_caching,
+            mm_chunk_tokens=config.mm_chunk_tokens,
         )
         pool = BlockPool(config.num_kv_blocks)
         self.block_events = BlockEvents(context.outbox(context.cache), pool, config.block_size)
         self.batch = BatchState(self.limits, pool, self.block_events.stored)
         self.admission = AdmissionControl(config, self.limits)
         self.delivery = Delivery(context)
-        self.dispatcher = Dispatcher(writer, context.epoch)
+        self.encoder = EncoderWork(context, self.batch) if has_encoder else None
+        self._is_readable = bool if self.encoder is None else self.encoder.cache.is_readable
+        self.dispatcher = Dispatcher(writer, context.epoch, self.encoder)
         self.results = Results(context, self.batch)
         self.aborts = Aborts(context, self.batch)
         self.weights = WeightState(context.run.weights(context.name))
         self.ranks = Ranks(len(context.ranks))
         self.weight_updates = WeightUpdates(
-            context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events
+            context, self.weights, self.batch, self.dispatcher, self.ranks, self.aborts, self.block_events, self.encoder
         )
         self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
         self.stats = SchedulerStats(context, self.batch, self.weights)
@@ -111,6 +122,8 @@ class SchedulerActor(Actor):
     def step(self) -> int:
         """One turn: orders and deadlines, then steps while there is room for one, then whatever can be sent."""
         num_done = self.aborts.expire(time.monotonic_ns()) + self.weight_updates.advance() + self.dispatcher.flush()
+        if self.encoder is not None:
+            num_done += self.encoder.advance(time.monotonic_ns())
         while self.weight_updates.can_dispatch and self.ranks.are_complete and self.dispatcher.has_room and self._dispatch():
             num_done += 1
         num_done += self.delivery.flush() + self.block_events.flush()
@@ -118,7 +131,8 @@ class SchedulerActor(Actor):
         return num_done
 
     def deadline_ns(self) -> int:
-        return earliest(self.aborts.next_deadline_ns, self.delivery.deadline_ns(), self.dispatcher.deadline_ns())
+        encoder_ns = 0 if self.encoder is None else self.encoder.deadline_ns
+        return earliest(self.aborts.next_deadline_ns, self.delivery.deadline_ns(), self.dispatcher.deadline_ns(), encoder_ns)
 
     def on_message(self, sender: str, message: Message) -> None:
         match message:
@@ -134,6 +148,8 @@ class SchedulerActor(Actor):
                 self._on_hello(sender, message)
             case WeightsChanged():
                 self.weight_updates.rank_answered(message)
+            case Pixels() | PixelsFailed():
+                self._on_pixels(message)
             case BlocksMoved():
                 self._dropped.add(1)  # no tiers yet, so nothing was asked for
             case _:
@@ -148,6 +164,8 @@ class SchedulerActor(Actor):
                 self.aborts.drop_api(name, epoch)
             case "tokenizer":
                 self.aborts.drop_tokenizer(name, epoch)
+            case "media" if self.encoder is not None:
+                self.encoder.media_restarted(name, epoch)
             case "worker":
                 if name in self.context.ranks:
                     self.ranks.restarted(self.context.ranks.index(name), epoch)
@@ -156,7 +174,12 @@ class SchedulerActor(Actor):
         """Choose and send the next step. False where there is nothing to do now."""
         begin_ns = time.monotonic_ns()
         batch = self.batch
-        output = schedule(batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving)
+        layers = None if self.encoder is None else self.encoder.next_layers()
+        output = schedule(
+            batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving, self._is_readable
+        )
+        if self.encoder is not None:
+            self.encoder.looked_for_rows(bool(output.rows), layers is not None or self.dispatcher.num_in_flight > 0)
         if output.preempted is not None:
             batch.preempt(output.preempted)
             self._preemptions.add(1)
@@ -166,22 +189,52 @@ class SchedulerActor(Actor):
                 if not admission.sequence.first_scheduled_ns:  # the edge keeps the hits, should this process die before a token
                     admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
-        if output.rows:
-            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch)
+        if output.rows or layers is not None:
+            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch, layers)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
-        return bool(output.rows) or output.preempted is not None
+        return bool(output.rows) or layers is not None or output.preempted is not None
 
     def _on_result(self, result: StepResult) -> None:
         if result.error:
             self.weight_updates.rank_has_no_weights(result.rank, result.error)
             return
+        if result.missing and self.encoder is not None and self.dispatcher.is_in_flight(result.step_id):
+            self._on_missing(self.encoder, result)
+            return
         step = self.dispatcher.complete(result.step_id) if result.rank == 0 else None
         if step is None:
             self._dropped.add(1)
             return
+        if self.encoder is not None:
+            self.encoder.completed(step.step_id, result.encoded)
         now_ns = time.monotonic_ns()
         self.results.apply(step, result, now_ns)
         self.stats.returned(result, time.monotonic_ns())
+
+    def _on_missing(self, encoder: EncoderWork, result: StepResult) -> None:
+        """A rank lacks features or pixels, and did not run the step: they are made again, and the steps go out again."""
+        self._dispatched_again.add(self.dispatcher.give_up_flight())
+        self.batch.rollback_in_flight()
+        self.context.log.debug("step %d was not run, %s", result.step_id, result.missing.values())
+        for unit_hash in encoder.lost(result.missing):
+            self._reject_readers(encoder, unit_hash, RequestError(result.missing[unit_hash], status=503))
+
+    def _on_pixels(self, message: Pixels | PixelsFailed) -> None:
+        assert self.encoder is not None, "a text model asks for no pixels"
+        if isinstance(message, Pixels):
+            self.encoder.pixels_came(message)
+            return
+        unit_hash = self.encoder.pixels_failed(message, time.monotonic_ns())
+        if unit_hash:
+            error = RequestError(message.message, status=message.status, code=message.code)
+            self._reject_readers(self.encoder, unit_hash, error)
+
+    def _reject_readers(self, encoder: EncoderWork, unit_hash: bytes, error: RequestError) -> None:
+        """Nothing can be made of the samples that need this unit."""
+        for sequence in encoder.readers_of(unit_hash):
+            self._rejections.add(1)
+            sequence.reader.reject(rejection(sequence.request, error))
+            self.batch.finish(sequence)
 
     def _on_request(self, request: Request) -> None:
         known = self.batch.sequences.get(request.request_id)

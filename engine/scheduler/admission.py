@@ -17,6 +17,7 @@ from engine.scheduler.delivery import Stream
 from engine.scheduler.policy import Limits
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, start_bytes
+from engine.scheduler.sequence_media import SequenceMedia
 
 RETRY_AFTER_S = 1
 
@@ -42,13 +43,14 @@ class AdmissionControl:
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling
         self._check_length(len(prompt), sampling.max_tokens)
-        num_sampling_bytes = self._num_bytes(sampling) + len(request.request_id)
+        media = self._media(request, len(prompt))
+        num_sampling_bytes = self._num_bytes(sampling) + len(request.request_id) + (media.num_start_bytes if media else 0)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
         num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
         if num_start_bytes > self._limits.max_start_bytes:
             raise RequestError(
                 f"the prompt and the sampling parameters take {num_start_bytes} bytes, the engine passes on at most "
-                f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids or bad_words"
+                f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids or bad_words, or send fewer pictures"
             )
         self._num_taken += 1
         place = place_in_line(request.priority, request.arrival_ns, self._max_priority_wait_ns)
@@ -61,8 +63,36 @@ class AdmissionControl:
             rank=(place, request.priority, self._num_taken),
             tokenizer_epoch=tokenizer_epoch,
             num_sampling_bytes=num_sampling_bytes,
+            media=media,
             num_scored_prompt_tokens=request.num_scored_prompt_tokens,
         )
+
+    def _media(self, request: Request, num_tokens: int) -> SequenceMedia | None:
+        """What the prompt has besides causal text. RequestError where a part of it can never be computed."""
+        config = self._config
+        bounds = array("i", request.mask_bounds)
+        if bounds:
+            _check_bounds(bounds, num_tokens)
+        media = SequenceMedia.of(request, can_cut_units=not config.disable_chunked_mm_input)
+        if media is None:
+            return None
+        largest = max((unit.num_rows for unit in media.units), default=0)
+        if largest > config.encoder_cache_size:
+            raise RequestError(
+                f"a picture of the prompt has {largest} tokens, the encoder cache holds {config.encoder_cache_size}; send a "
+                "smaller one or start with a larger --encoder-cache-size",
+                param="messages",
+            )
+        first, end = media.longest_whole
+        if end - first > self._limits.max_tokens:
+            raise RequestError(
+                f"tokens {first} to {end - 1} of the prompt must be computed in one step, since "
+                f"{'units of media are not cut' if config.disable_chunked_mm_input else 'they see keys ahead'}: these are "
+                f"{end - first} tokens, a step has {self._limits.max_tokens}; shorten them or start with a larger "
+                "--max-num-batched-tokens",
+                param="messages" if config.disable_chunked_mm_input else "attention_mask_offset",
+            )
+        return media
 
     def _num_bytes(self, sampling: SamplingParams) -> int:
         """At most what it takes, encoded. The samples of a request share their long parts, which may be very long."""
@@ -100,3 +130,19 @@ class AdmissionControl:
             code="context_length_exceeded",
             param="prompt" if num_prompt_tokens >= self.max_positions else "max_tokens",
         )
+
+
+def _check_bounds(bounds: array[int], num_tokens: int) -> None:
+    """RequestError where they are not a first and a last key for each prompt token."""
+    if len(bounds) != 2 * num_tokens:
+        raise RequestError(
+            f"attention_mask_offset has {len(bounds) // 2} entries, the prompt {num_tokens} tokens; give one for each",
+            param="attention_mask_offset",
+        )
+    for position, (first, last) in enumerate(zip(bounds[::2], bounds[1::2], strict=True)):
+        if not 0 <= first <= position <= last < num_tokens:
+            raise RequestError(
+                f"attention_mask_offset[{position}] is [{first}, {last}]; a token sees keys of the prompt that begin and end "
+                f"around itself: 0 <= first <= {position} <= last < {num_tokens}",
+                param="attention_mask_offset",
+            )

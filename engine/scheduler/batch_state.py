@@ -26,6 +26,7 @@ class BatchState:
         self.running = SequenceQueue()
         self.waiting = WaitingQueue()
         self.leaders: dict[str, Sequence] = {}
+        self.num_with_media = 0  # of the sequences
         self._leaving: set[Sequence] = set()  # LEAVING or FINISHED, with steps in flight
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._on_stored = on_stored
@@ -44,6 +45,7 @@ class BatchState:
         """A sequence from the intake; one that replaces an earlier attempt is no newcomer."""
         assert sequence.request.request_id not in self.sequences
         self.sequences[sequence.request.request_id] = sequence
+        self.num_with_media += sequence.media is not None
         self._estimate(sequence)
         if is_newcomer:
             self.waiting.add_newcomer(sequence)
@@ -108,6 +110,7 @@ class BatchState:
         """The sequence has ended, for whatever reason: nobody knows it any more."""
         if self.sequences.get(sequence.request.request_id) is sequence:
             del self.sequences[sequence.request.request_id]
+            self.num_with_media -= sequence.media is not None
         if self.leaders.get(sequence.request.group_id) is sequence:
             del self.leaders[sequence.request.group_id]
         if sequence.state is SequenceState.WAITING:
@@ -141,12 +144,15 @@ class BatchState:
             or sequence.generation != self.pool.generation
         ):
             return
-        hash_blocks(sequence.token_ids, limits.block_size, sequence.block_keys, num_full * limits.block_size)
+        extras = sequence.extras
+        hash_blocks(sequence.token_ids, limits.block_size, sequence.block_keys, num_full * limits.block_size, extras)
         stored: list[CachedBlock] = []
         for index in range(sequence.num_indexed_blocks, num_full):
             parent = sequence.block_keys[index - 1] if index else ROOT
-            tokens = sequence.token_ids[index * limits.block_size : (index + 1) * limits.block_size].tobytes()
-            entry = CachedBlock(sequence.block_ids[index], sequence.block_keys[index], parent, tokens)
+            first, end = index * limits.block_size, (index + 1) * limits.block_size
+            extra = () if extras is None else extras.of_block(sequence.token_ids, first, end)
+            tokens = sequence.token_ids[first:end].tobytes()
+            entry = CachedBlock(sequence.block_ids[index], sequence.block_keys[index], parent, tokens, extra)
             if self.pool.insert(entry):
                 stored.append(entry)
         sequence.num_indexed_blocks = num_full

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from engine.block_keys import KEY_BYTES
 from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
 from engine.process.outbox import BackloggedOutbox, Outbox
@@ -23,8 +25,9 @@ class BlockEvents:
         self._outbox = BackloggedOutbox(outbox.send_bytes)
         self._pool = pool
         self._block_size = block_size
-        bytes_per_block = 4 * block_size + KEY_BYTES + 16
-        self._max_blocks = max(1, (outbox.max_record_bytes - 256) // bytes_per_block)  # in one message
+        self._max_bytes = outbox.max_record_bytes - 256  # of the blocks in one message
+        self._block_bytes = 4 * block_size + KEY_BYTES + 16  # and what the key holds besides tokens
+        self._max_blocks = max(1, self._max_bytes // self._block_bytes)
         self._outbox.post(BlocksCleared())
 
     def stored(self, entries: list[CachedBlock]) -> None:
@@ -60,16 +63,21 @@ class BlockEvents:
 
     def _chains(self, entries: list[CachedBlock]) -> Iterator[BlocksStored]:
         """`entries` cut where one is not the parent of the next, and where a message would be too long."""
-        start = 0
+        start = num_bytes = 0
         for end in range(1, len(entries) + 1):
+            num_bytes += self._num_bytes(entries[end - 1])
             is_chained = end < len(entries) and entries[end].parent == entries[end - 1].key
-            if not is_chained or end - start == self._max_blocks:
+            if not is_chained or num_bytes + self._num_bytes(entries[end]) > self._max_bytes:
                 chain = entries[start:end]
-                start = end
+                start, num_bytes = end, 0
                 yield BlocksStored(
                     [entry.key for entry in chain],
                     chain[0].parent,
                     b"".join(entry.token_ids for entry in chain),
                     self._block_size,
                     [entry.block_id for entry in chain],
+                    [entry.extra for entry in chain] if any(entry.extra for entry in chain) else [],
                 )
+
+    def _num_bytes(self, entry: CachedBlock) -> int:
+        return self._block_bytes + (len(msgspec.msgpack.encode(entry.extra)) if entry.extra else 0)

@@ -18,6 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.messages.cache import ExtraKeys
+
 
 @dataclass(slots=True, frozen=True)
 class CachedBlock:
@@ -27,6 +29,7 @@ class CachedBlock:
     key: bytes
     parent: bytes
     token_ids: bytes  # int32 [block_size]
+    extra: ExtraKeys = ()  # what the key holds besides
 
 
 class BlockPool:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.messages import ClearWeights, LoadWeights, SlotStart, Step
+from engine.messages import ClearWeights, EncoderCall, LoadWeights, SlotStart, Step
 from engine.process.outbox import BackloggedOutbox
 from engine.scheduler.batch_state import BatchState
+from engine.scheduler.encoder_cache import CachedUnit, EncoderCache
+from engine.scheduler.encoder_work import EncoderWork
 from engine.scheduler.policy import Row
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence_media import NOT_SENT
 from shm.broadcast import BroadcastWriter
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -33,7 +37,10 @@ class StepInFlight:
 class Dispatcher:
     """The broadcast ring, what it had no room for, and the steps in flight."""
 
-    def __init__(self, writer: BroadcastWriter, epoch: int) -> None:
+    def __init__(self, writer: BroadcastWriter, epoch: int, encoder: EncoderWork | None = None) -> None:
+        """`encoder`: of a model that takes pictures."""
+        self._encoder = encoder
+        self._find = (EncoderCache(0) if encoder is None else encoder.cache).get
         self._next_step_id = (epoch << STEP_ID_BITS) + 1
         self._flight: deque[StepInFlight] = deque()
         self._outbox = BackloggedOutbox(writer.try_send)
@@ -51,11 +58,18 @@ class Dispatcher:
     def has_unsent(self) -> bool:
         return len(self._outbox) > 0
 
-    def dispatch(self, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0) -> StepInFlight:
-        """Grow the block tables, advance the sequences, and send the rows as a step of this epoch of the ranks' gang."""
+    def dispatch(
+        self, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0, layers: EncoderCall | None = None
+    ) -> StepInFlight:
+        """Grow the block tables, advance the sequences, and send the rows, behind these layers of the encoder, as a step of
+        this epoch of the ranks' gang."""
         rows.sort(key=_slot)
         flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
         step = build_step(flight.step_id, rows, batch, now_ns, gang_epoch)
+        read = add_units(step, rows, self._find) if batch.num_with_media else []
+        if self._encoder is not None:
+            step.encoder = layers
+            self._encoder.dispatched(flight.step_id, read, layers)
         self._next_step_id += 1
         self._flight.append(flight)
         self.send(step)
@@ -81,10 +95,15 @@ class Dispatcher:
             return None
         return self._flight.popleft()
 
+    def is_in_flight(self, step_id: int) -> bool:
+        return any(flight.step_id == step_id for flight in self._flight)
+
     def give_up_flight(self) -> int:
         """Forget the steps in flight; their results, should they still come, belong to nothing. How many there were."""
         num_lost = len(self._flight)
         self._flight.clear()
+        if self._encoder is not None:
+            self._encoder.rollback()
         self._outbox.clear()
         return num_lost
 
@@ -127,6 +146,38 @@ def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int, ga
         now_ns,
         gang_epoch,
     )
+
+
+def add_units(step: Step, rows: list[Row], find: Callable[[bytes], CachedUnit | None]) -> list[CachedUnit]:
+    """Tell the ranks which media and masks the prompts of a step have, and where the features lie that its rows read, which
+    `find` finds by hash. What they read."""
+    starts = {start.slot: start for start in step.starts}
+    slots, indexes, first_rows = (array("i") for _ in range(3))
+    read: dict[bytes, CachedUnit] = {}
+    for row in rows:
+        media, slot = row.sequence.media, row.sequence.slot
+        if media is None:
+            continue
+        start = starts.get(slot)
+        if start is not None:
+            media.sent_rows = array("i", [NOT_SENT]) * len(media.units)
+        for index in media.overlapping(row.start, row.start + row.num_tokens):
+            unit = find(media.units[index].unit_hash)
+            assert unit is not None, f"{row.sequence.request.request_id} reads unit {index}, which is not cached"
+            read[unit.unit_hash] = unit
+            if media.sent_rows[index] == unit.first_row:
+                continue
+            media.sent_rows[index] = unit.first_row
+            if start is None:
+                slots.append(slot)
+                indexes.append(index)
+                first_rows.append(unit.first_row)
+        if start is not None:
+            start.units, start.mask_bounds = row.sequence.request.units, row.sequence.request.mask_bounds
+            start.unit_rows = media.sent_rows.tobytes()
+            start.unit_hashes = tuple(unit.unit_hash for unit in media.units)
+    step.unit_slots, step.unit_indexes, step.unit_rows = slots.tobytes(), indexes.tobytes(), first_rows.tobytes()
+    return list(read.values())
 
 
 def _slot_start(sequence: Sequence) -> SlotStart:

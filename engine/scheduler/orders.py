@@ -1,4 +1,4 @@
-"""What operators ask of the scheduler: pause, resume, reload, clear, reset the prefix cache, abort.
+"""What operators ask of the scheduler: pause, resume, reload, clear, reset the caches, abort.
 
 Used by the scheduler process alone. An order is checked here, and answered at once or handed to `weight_updates.py`, which
 carries it out and answers when it is done.
@@ -15,6 +15,7 @@ from engine.messages import (
     Pause,
     ReloadWeights,
     Reply,
+    ResetEncoderCache,
     ResetPrefixCache,
     Resume,
     ReturnToWeights,
@@ -55,6 +56,9 @@ class Orders:
             case ResetPrefixCache():
                 self._updates.clear_prefix_cache()
                 return Reply(command_id, 200, "the prefix cache is empty")
+            case ResetEncoderCache():
+                self._updates.clear_encoder_cache()
+                return Reply(command_id, 200, "the encoder cache is empty")
             case Resume():
                 return self._resume(command_id)
             case Pause(mode, level):

@@ -12,17 +12,19 @@ budget of tokens and blocks.
   sequence is left one block to grow into: what was let in is not thrown out by the next step.
 - Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Samples whose reader is slow get nothing until it has caught up.
+- What lacks features of a picture or video waits in its place and holds up nobody (`encoder_work.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.block_keys import hash_blocks
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence_media import SequenceMedia
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +37,7 @@ class Limits:
     max_result_bytes: int  # of prompt log-probabilities, which must fit the record of a StepResult
     block_size: int
     has_prefix_cache: bool
+    mm_chunk_tokens: int = 0  # that a chunk of a prompt with media is meant to have; 0: max_tokens
 
 
 @dataclass(slots=True)
@@ -71,10 +74,12 @@ def schedule(
     pool: BlockPool,
     limits: Limits,
     num_leaving: int = 0,
+    is_readable: Callable[[bytes], bool] = bool,
 ) -> SchedulerOutput:
     """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
-    sequences no longer run but hold their slots and blocks until the steps in flight are back."""
-    scheduling = _Scheduling(pool, limits)
+    sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable` says whether the
+    step finds the features of the unit with a hash."""
+    scheduling = _Scheduling(pool, limits, is_readable)
     if scheduling.run(running, can_preempt=not num_leaving) and scheduling.num_tokens:
         scheduling.admit(waiting, leaders, len(running), limits.max_running - len(running) - num_leaving)
     return scheduling.output
@@ -100,14 +105,16 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
     """The cached blocks that the sequence starts with. At least its last token is always left to compute."""
     if not limits.has_prefix_cache or sequence.wants_prompt_logprobs:
         return []
-    hash_blocks(sequence.token_ids, limits.block_size, sequence.block_keys, len(sequence.token_ids))
-    return pool.match(sequence.block_keys[: (len(sequence.token_ids) - 1) // limits.block_size])
+    media, block_size = sequence.media, limits.block_size
+    hash_blocks(sequence.token_ids, block_size, sequence.block_keys, len(sequence.token_ids), sequence.extras)
+    block_ids = pool.match(sequence.block_keys[: (len(sequence.token_ids) - 1) // block_size])
+    return block_ids if media is None else block_ids[: media.num_hit_blocks(len(block_ids), block_size)]
 
 
 class _Scheduling:
     """A `SchedulerOutput` in the making, and what is left for it."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, is_readable: Callable[[bytes], bool]) -> None:
         self.output = SchedulerOutput()
         self.num_tokens = limits.max_tokens
         self._num_blocks = pool.num_free
@@ -115,6 +122,7 @@ class _Scheduling:
         self._num_result_bytes = limits.max_result_bytes
         self._pool = pool
         self._limits = limits
+        self._is_readable = is_readable
 
     def run(self, running: SequenceQueue, can_preempt: bool) -> bool:
         """Rows for what runs. False where blocks ran short."""
@@ -125,7 +133,7 @@ class _Scheduling:
                 break
             if sequence.reader.is_slow or not (sequence.is_started or self._can_start(sequence)):
                 continue
-            row = next_row(sequence, sequence.num_computed, self._budget(sequence))
+            row = next_row(sequence, sequence.num_computed, self._budget(sequence, sequence.num_computed))
             if row is None:
                 continue
             num_new_blocks = num_blocks_for(row.start + row.num_tokens, block_size) - len(sequence.block_ids)
@@ -152,10 +160,13 @@ class _Scheduling:
             block_ids = find_prefix(sequence, self._pool, self._limits)
             num_new_blocks = num_blocks_for(sequence.num_tokens, self._limits.block_size) - len(block_ids)
             num_taken = num_new_blocks + self._pool.num_unused(block_ids)
-            budget = self._budget(sequence)
+            num_computed = len(block_ids) * self._limits.block_size
+            if sequence.media is not None and self._lacks_features(sequence.media, num_computed):
+                continue
+            budget = self._budget(sequence, num_computed)
             if num_taken + num_running > self._num_blocks or not budget or not self._can_start(sequence):
                 return
-            row = next_row(sequence, len(block_ids) * self._limits.block_size, budget)
+            row = next_row(sequence, num_computed, budget)
             assert row is not None, "a waiting sequence always has something to compute"
             self._take(row)
             self._num_blocks -= num_taken
@@ -172,11 +183,23 @@ class _Scheduling:
             self._num_result_bytes -= row.num_tokens * row.sequence.num_result_bytes
         self.output.rows.append(row)
 
-    def _budget(self, sequence: Sequence) -> int:
-        """How many of the tokens left the sequence may have: the log-probabilities of its prompt must fit the result."""
-        if not sequence.wants_prompt_logprobs:
-            return self.num_tokens
-        return min(self.num_tokens, self._num_result_bytes // sequence.num_result_bytes)
+    def _budget(self, sequence: Sequence, start: int) -> int:
+        """How many of the tokens left the sequence may have from `start` on: the log-probabilities of its prompt must fit the
+        result, and a prompt with media is cut where it may be, before the first features that are missing."""
+        budget = self.num_tokens
+        if sequence.wants_prompt_logprobs:
+            budget = min(budget, self._num_result_bytes // sequence.num_result_bytes)
+        media = sequence.media
+        if media is None or start >= media.end or budget <= 0:
+            return budget
+        max_tokens = self._limits.max_tokens
+        target = self._limits.mm_chunk_tokens or max_tokens
+        end = media.chunk_end(start, len(sequence.token_ids), target, max_tokens, budget)
+        return media.readable_end(start, end, self._is_readable) - start
+
+    def _lacks_features(self, media: SequenceMedia, start: int) -> bool:
+        """Not even its next token can be computed: it waits in its place, and holds up nobody."""
+        return media.readable_end(start, start + 1, self._is_readable) == start
 
     def _can_start(self, sequence: Sequence) -> bool:
         """Its SlotStart still fits the step's record; the intake has seen to it that it fits one alone."""

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from engine.messages import Output, Request
+from engine.block_keys import BlockExtras
+from engine.messages import Output, Rejected, Request
+from engine.scheduler.sequence_media import SequenceMedia
 
 NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
@@ -47,6 +49,9 @@ class Reader(Protocol):
     def add(self, output: Output) -> None:
         """Take an output; never refused."""
 
+    def reject(self, rejected: Rejected) -> None:
+        """Take what ends a sequence that cannot be served; never refused."""
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -60,6 +65,7 @@ class Sequence:
     rank: tuple[int, int, int]  # place in line, priority, order of intake: lower runs first, the highest is preempted first
     num_sampling_bytes: int = 0  # its sampling parameters, encoded
     tokenizer_epoch: int = 0
+    media: SequenceMedia | None = None  # what its prompt has besides causal text
     state: SequenceState = SequenceState.WAITING
 
     num_computed: int = 0
@@ -79,6 +85,11 @@ class Sequence:
     num_scored_prompt_tokens: int = 0  # whose log-probabilities were delivered, now or in an earlier attempt
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
+
+    @property
+    def extras(self) -> BlockExtras | None:
+        """What its block keys hold besides token ids."""
+        return None if self.media is None else self.media.extras
 
     @property
     def num_tokens(self) -> int:

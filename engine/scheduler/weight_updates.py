@@ -33,6 +33,7 @@ from engine.scheduler.aborts import Aborts
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.dispatch import Dispatcher
+from engine.scheduler.encoder_work import EncoderWork
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.weight_state import WeightState, conflict
 
@@ -68,6 +69,7 @@ class WeightUpdates:
         ranks: Ranks,
         aborts: Aborts,
         block_events: BlockEvents,
+        encoder: EncoderWork | None = None,
     ) -> None:
         self._context = context
         self._weights = weights
@@ -76,6 +78,7 @@ class WeightUpdates:
         self._ranks = ranks
         self._aborts = aborts
         self._block_events = block_events
+        self._encoder = encoder
         self._change: Change | None = None
         self._return: tuple[str, WeightsRecord] | None = None  # an order that is to be taken back, once nothing else goes on
         self._num_repairs = 0
@@ -225,7 +228,7 @@ class WeightUpdates:
             self._fail(change, error.status, error.message)
             return
         if change.name != "pause":
-            self.clear_prefix_cache()
+            self._clear_caches()
         if record.state is WeightsState.CLEARED:
             message = "the weights are cleared"
         else:
@@ -258,6 +261,15 @@ class WeightUpdates:
 
     def details(self) -> Details:
         return {"state": self._weights.state.name, "weight_version": self._weights.version, "path": self._weights.path}
+
+    def _clear_caches(self) -> None:
+        """Nothing that other weights computed is served."""
+        self.clear_prefix_cache()
+        self.clear_encoder_cache()
+
+    def clear_encoder_cache(self) -> None:
+        if self._encoder is not None:
+            self._encoder.clear()
 
     def clear_prefix_cache(self) -> None:
         self._batch.pool.clear()
@@ -309,7 +321,7 @@ class WeightUpdates:
         except RequestError as error:  # the next scheduler comes to the same end
             self._context.log.error("%s", error.message)
             self._weights.settle(record)
-        self.clear_prefix_cache()
+        self._clear_caches()
 
     def _tell_unwritten(self, cause: str) -> None:
         """Why what the ranks hold cannot be written down; empty: it can. Before it is, no step is dispatched."""

@@ -25,6 +25,7 @@ from engine.messages import (
     Pause,
     ReloadWeights,
     Reply,
+    ResetEncoderCache,
     ResetPrefixCache,
     ReturnToWeights,
     WeightsState,
@@ -248,7 +249,7 @@ class ReplicaOrders:
 
 def changes_weights(order: Order) -> bool:
     """Or whether the engine generates."""
-    return not isinstance(order, (AbortRequest, ResetPrefixCache))
+    return not isinstance(order, (AbortRequest, ResetPrefixCache, ResetEncoderCache))
 
 
 def _answer_of(opened: _OpenOrder) -> Reply:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
-from engine.block_keys import ROOT, hash_block
+from engine.block_keys import BlockExtras, hash_blocks
 from engine.messages import Abort, Request, Submit, WeightsState
 from engine.parallel.routing import REASONS, ReplicaLoad, route
 from engine.process.context import ActorContext
@@ -157,17 +157,18 @@ class Replicas:
         """The key of the first block (or of what a shorter prompt has), and how many tokens each replica has cached."""
         size = self._config.block_size
         tokens = array("i", request.prompt_token_ids + request.resume_token_ids)
-        first_key = key = hash_block(ROOT, tokens[:size].tobytes())
+        extras = BlockExtras.of(request.units, request.media, request.mask_bounds)
+        keys: list[bytes] = []
+        hash_blocks(tokens, size, keys, size, extras)
         num_cached = [0] * len(self._replicas)
         has_prefixes = self._config.enable_prefix_caching and request.sampling.num_prompt_logprobs < 0
         holders = list(range(len(self._replicas))) if has_prefixes else []
         for end in range(size, len(tokens), size):  # at least the last token is left to compute
-            if end > size:
-                key = hash_block(key, tokens[end - size : end].tobytes())
-            fingerprint = fingerprint_of(key)
+            hash_blocks(tokens, size, keys, end, extras)
+            fingerprint = fingerprint_of(keys[-1])
             holders = [index for index in holders if self._replicas[index].has(fingerprint)]
             if not holders:
                 break
             for index in holders:
                 num_cached[index] = end
-        return first_key, num_cached
+        return keys[0], num_cached

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from engine.messages import Output, Request, SamplingParams
+from engine.messages import Output, Rejected, Request, SamplingParams
 from engine.scheduler.policy import Limits
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence
@@ -17,9 +17,13 @@ class ListReader:
 
     is_slow: bool = False
     outputs: list[Output] = field(default_factory=list)
+    rejected: Rejected | None = None
 
     def add(self, output: Output) -> None:
         self.outputs.append(output)
+
+    def reject(self, rejected: Rejected) -> None:
+        self.rejected = rejected
 
 
 def make_limits(max_tokens: int = 16, max_running: int = 4, block_size: int = 4, has_prefix_cache: bool = True) -> Limits:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from engine.block_keys import forward_spans
 from engine.config import EngineConfig
 from engine.messages import (
     Abort,
@@ -52,10 +53,12 @@ from engine.process.run_directory import Run, WeightsRecord, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import RingSizes
 from engine.scheduler.actor import SchedulerActor
+from engine.scheduler.dispatch import STEP_ID_BITS
 from shm.broadcast import BroadcastReader
 from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
+from tests.engine.scheduler.echo_media import EchoEncoder, EchoMedia, FeatureArena, expected_values, values_of
 from tests.waiting import WATCHDOG_S
 
 VOCAB_SIZE = 61
@@ -101,6 +104,18 @@ class Slot:
     token_ids: list[int]
     block_ids: list[int]
     start: SlotStart
+    unit_rows: list[int]
+    values: list[int] = field(default_factory=list)  # of a prompt with media
+    span_ends: dict[int, int] = field(default_factory=dict)  # of tokens that see keys ahead
+
+    def __post_init__(self) -> None:
+        start, bounds = self.start, ints(self.start.mask_bounds)
+        if start.units or bounds:
+            self.values = values_of(self.token_ids[: start.num_prompt_tokens], start.units, start.unit_hashes, bounds)
+            self.span_ends = {position: end for first, end in forward_spans(bounds) for position in range(first, end)}
+
+    def value(self, position: int) -> int:
+        return self.values[position] if position < len(self.values) else self.token_ids[position]
 
 
 class EchoRank:
@@ -121,6 +136,11 @@ class EchoRank:
         self.pending: list[bytes] = []
         self.refuses_loads = ""
         self.hangs_on_loads = False
+        self.encoder = EchoEncoder(simulation)
+        self._missed = (
+            0,
+            0,
+        )  # epoch and time: steps dispatched before go on from what was not run
         self._reader = BroadcastReader.attach(run_id, "scheduler", index, epoch)
         self._sender = MailboxSender.attach(run_id, "scheduler", f"worker{index}", epoch)
         self.epoch = epoch
@@ -169,7 +189,7 @@ class EchoRank:
             return StepResult(step.step_id, self.index, 0, b"", b"", b"", error="no weights")
         self.steps.append(step)
         for start in step.starts:
-            self.slots[start.slot] = Slot(ints(start.token_ids), ints(start.block_ids), start)
+            self.slots[start.slot] = Slot(ints(start.token_ids), ints(start.block_ids), start, ints(start.unit_rows))
         growth = zip(ints(step.block_slots), ints(step.block_indexes), ints(step.block_ids), strict=True)
         for slot, index, block_id in growth:
             table = self.slots[slot].block_ids
@@ -178,6 +198,19 @@ class EchoRank:
         rows = list(zip(ints(step.slots), ints(step.start), ints(step.num_tokens), step.is_sampling, strict=True))
         assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "rows are in slot order"
         assert sum(row[2] for row in rows) <= self.simulation.config.max_num_batched_tokens, "a step keeps the token budget"
+        for slot_index, index, row in zip(ints(step.unit_slots), ints(step.unit_indexes), ints(step.unit_rows), strict=True):
+            self.slots[slot_index].unit_rows[index] = row
+        encoded: list[bytes] = []
+        if not self.index and self.simulation.media:
+            epoch = step.step_id >> STEP_ID_BITS
+            if epoch == self._missed[0] and step.dispatch_ns <= self._missed[1]:
+                nothing = bytes(4 * len(rows))
+                return StepResult(step.step_id, 0, self.version, nothing, nothing, nothing)
+            encoded, missing = self.encoder.run(step.encoder, self.version) if step.encoder else ([], {})
+            missing = missing or self._missing(rows)
+            if missing:
+                self._missed = epoch, time.monotonic_ns()
+                return StepResult(step.step_id, 0, self.version, b"", b"", b"", missing=missing)
         token_ids, logprobs, tops, prompts = [], [], {}, {}
         for index, (slot_index, start_position, num_tokens, is_sampling) in enumerate(rows):
             slot = self.slots[slot_index]
@@ -208,7 +241,21 @@ class EchoRank:
             sum(row[2] for row in rows),
             step.dispatch_ns,
             time.monotonic_ns(),
+            encoded=encoded,
         )
+
+    def _missing(self, rows: list[tuple[int, int, int, int]]) -> dict[bytes, str]:
+        """Units whose features the rows read, and which are not where they should be."""
+        missing: dict[bytes, str] = {}
+        for slot_index, start, num_tokens, _ in rows:
+            slot, end = self.slots[slot_index], start + num_tokens
+            assert all(slot.span_ends.get(position, 0) <= end for position in range(start, end)), "what is seen is computed"
+            for unit, first_row, unit_hash in zip(slot.start.units, slot.unit_rows, slot.start.unit_hashes, strict=True):
+                if unit.start < end and start < unit.start + unit.num_tokens:
+                    assert first_row >= 0, "the scheduler says where the features are"
+                    cause = self.encoder.missing(unit_hash, first_row, unit.num_tokens, self.version)
+                    missing |= {unit_hash: cause} if cause else {}
+        return missing
 
     def _kv(self, slot: Slot, position: int) -> int:
         if position < 0:
@@ -223,7 +270,7 @@ class EchoRank:
         size = self.simulation.config.block_size
         values: list[float] = []
         for position in range(start, start + num_tokens):
-            kv = mix(self._kv(slot, position - 1), slot.token_ids[position], self.path)
+            kv = mix(self._kv(slot, position - 1), slot.value(position), self.path)
             self.simulation.arena[self.index, slot.block_ids[position // size], position % size] = kv
             if position + 1 < slot.start.num_prompt_tokens:
                 values.append(logprob(kv, slot.token_ids[position + 1]))
@@ -272,12 +319,17 @@ class Simulation:
         self.run = Run(config.run_id, directory)
         tokenizers = [f"tokenizer{index}" for index in range(config.tokenizer_processes)]
         workers = [f"worker{index}" for index in range(config.num_ranks)]
-        names = ["api0", "api1", *tokenizers, "scheduler", "cache", *workers]
+        media = [f"media{index}" for index in range(config.media_processes)]
+        names = ["api0", "api1", *media, *tokenizers, "scheduler", "cache", *workers]
         sizes = RingSizes(dict.fromkeys(names, ring_bytes), broadcast_bytes)
         self.segments = RunSegments(config.run_id, names, sizes, 0)
         for name in names:
             self.begin_epoch(name, 1)
         self.arena: dict[tuple[int, int, int], int] = {}  # rank, block, place in it -> KV
+        self.features = FeatureArena()
+        self.media = [EchoMedia(self, index) for index in range(config.media_processes)]
+        for name in media:
+            self.segments.counters.actor(name).set_state(State.READY)
         self.streams: dict[str, Stream] = {}
         self.replies: dict[str, Reply] = {}
         self.paths = {1: MODEL}  # of each version that a rank was ever told to load
@@ -345,9 +397,19 @@ class Simulation:
         self.begin_epoch(f"worker{index}", epoch)
         self.ranks[index] = EchoRank(self, index, epoch, weights, files)
 
+    def restart_media(self, index: int = 0) -> None:
+        """It dies; what it held is gone."""
+        self.media[index].close()
+        epoch = self.media[index].epoch + 1
+        self.begin_epoch(f"media{index}", epoch)
+        self.media[index] = EchoMedia(self, index, epoch)
+        self.segments.counters.actor(f"media{index}").set_state(State.READY)
+
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()
+        for media in self.media:
+            media.close()
         self.context.close()
         for end in (*self._mailboxes.values(), *self._senders.values()):
             end.close()
@@ -412,6 +474,7 @@ class Simulation:
     def turn(self, rank_records: int = 100) -> int:
         """Everybody once."""
         num_done = self.loop.turn() + sum(rank.turn(rank_records) for rank in self.ranks)
+        num_done += sum(media.turn() for media in self.media)
         return num_done + self.collect()
 
     def collect(self) -> int:
@@ -458,7 +521,7 @@ class Simulation:
         """These (none: all) streams ended with what an undisturbed run gives."""
         for stream in streams or self.streams.values():
             sampling = stream.request.sampling
-            expected = expected_tokens(ints(stream.request.prompt_token_ids), sampling, path)
+            expected = expected_tokens(expected_values(stream.request), sampling, path)
             assert stream.token_ids == expected, stream.request.request_id
             is_stopped = bool(expected) and expected[-1] in sampling.stop_token_ids and len(expected) > sampling.min_tokens
             assert stream.finish_reason == ("stop" if is_stopped else "length")
@@ -470,6 +533,11 @@ class Simulation:
         assert batch.pool.num_free == self.config.num_kv_blocks
         assert not batch.sequences
         assert not batch.leaders
+        assert batch.num_with_media == 0
+        if self.scheduler.encoder is not None:
+            assert self.scheduler.encoder.is_idle
+            assert all(unit.can_go for unit in self.scheduler.encoder.cache)
+            assert not any(media.held for media in self.media), "pixels are given back"
         assert (self.metric("num_requests_running"), self.metric("num_requests_waiting")) == (0, 0)
 
     def _take(self, message: Message) -> None:

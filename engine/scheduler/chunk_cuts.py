@@ -1,0 +1,71 @@
+"""Where a prompt with media is cut into chunks (behaviours.md, E5). Decisions only.
+
+A cut at position p ends one chunk and begins the next. Strictly inside a **span** [first, end) there is none: a unit (a
+picture, or a temporal grid row of a video), or tokens that see keys behind themselves. Spans come in lists, each in order and
+without overlap.
+
+Of the ways that need the fewest chunks, that one is taken whose largest chunk is smallest: a step's time is that of its tokens,
+and what shares the steps with a prompt waits for the longest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+Span = tuple[int, int]
+
+
+def last_cut(start: int, end: int, *lists: Sequence[Span]) -> int:
+    """The last legal cut in (start, end]; `start`: there is none."""
+    before = end + 1
+    while start < end < before:
+        before = end
+        for spans in lists:
+            index = bisect_left(spans, (end, 0)) - 1  # the last that begins before
+            if index >= 0 and end < spans[index][1]:
+                end = spans[index][0]
+    return max(start, end)
+
+
+def balanced_cut(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) -> int:
+    """Where the first chunk of [start, end) ends, of at most `max_tokens`; `start`: there is no way."""
+    num_chunks = _num_chunks(start, end, max_tokens, *lists)
+    if not num_chunks:
+        return start
+    least, most = -(-(end - start) // num_chunks), max_tokens
+    while least < most:
+        middle = (least + most) // 2
+        if 0 < _num_chunks(start, end, middle, *lists) <= num_chunks:
+            most = middle
+        else:
+            least = middle + 1
+    return last_cut(start, min(end, start + most), *lists)
+
+
+def uncut(start: int, spans: Sequence[Span], max_tokens: int) -> list[Span]:
+    """Of spans that may be cut where that must be: what begins after `start`, or goes on there, and fits a chunk whole."""
+    return [(max(start, first), end) for first, end in spans if end > start and end - max(start, first) <= max_tokens]
+
+
+def merged(spans: Sequence[Span]) -> list[Span]:
+    """Spans in order, those that overlap as one."""
+    found: list[Span] = []
+    for first, end in sorted(spans):
+        if found and first < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((first, end))
+    return found
+
+
+def _num_chunks(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) -> int:
+    """How many chunks there are where each is as long as it can be, which is the fewest; 0: there is no way."""
+    count = 0
+    while start < end:
+        cut = last_cut(start, min(end, start + max_tokens), *lists)
+        if cut == start:
+            return 0
+        start = cut
+        count += 1
+    return count

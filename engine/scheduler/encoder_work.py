@@ -1,0 +1,325 @@
+"""What the encoder does next: which units are needed, whose pixels are asked for, and which layers of which units a step runs.
+
+Used by the scheduler process alone. The units that running samples and those next in line need, in the samples' order, each
+once, are brought into the encoder cache by calls: one at a time, cut between layers, so that no step runs more of the encoder
+than what costs as much as its tokens may. Rows of a step are computed after its layers, and may read what these complete.
+
+Where the arena has no room for a unit that a sample cannot go on without, what nobody needs goes first, the least recently used
+in front, then what samples behind it need, the last one's in front: the first always gets on. Nobody holds rows: who needs a
+unit is looked up when a call begins, so that nothing is left of a sample that ends, however it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice, takewhile
+from operator import attrgetter
+
+from engine.messages import Encode, EncoderCall, Pixels, PixelsFailed
+from engine.process.context import ActorContext
+from engine.scheduler.batch_state import BatchState
+from engine.scheduler.encoder_cache import CachedUnit, EncoderCache, UnitState
+from engine.scheduler.pixels import PixelRequest, PixelRequests
+from engine.scheduler.policy import find_prefix
+from engine.scheduler.sequence import Sequence, SequenceState
+from engine.scheduler.sequence_media import PromptUnit
+
+MAX_LOOK_AHEAD = 8  # waiting samples with media whose units are encoded before they are admitted
+MAX_CALL_STEPS = 4  # that several units of one call take together: with more the first would wait for the last
+MAX_CALL_UNITS = 64
+MAX_LOSSES = 5  # of one unit, one behind the other, before its samples fail
+
+CALL_BYTES = 64 + 192 * MAX_CALL_UNITS  # of a call in a Step at most
+RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with why it is missing
+
+
+_rank = attrgetter("rank")
+
+
+@dataclass(slots=True)
+class Need:
+    """A unit that some sample has still to read."""
+
+    unit: PromptUnit
+    place: int  # among all that are needed
+    is_next: bool  # a sample cannot go on without it
+
+
+@dataclass(slots=True)
+class _Call:
+    """The call under way."""
+
+    message: EncoderCall
+    units: list[CachedUnit]
+    num_rows: int
+
+
+@dataclass(slots=True)
+class _StepPart:
+    """What a step in flight has to do with features."""
+
+    touched: list[CachedUnit]
+    completed: list[CachedUnit] = field(default_factory=list)
+    pixels: list[PixelRequest] = field(default_factory=list)  # that its layers are the first to read
+
+
+class EncoderWork:
+    """The cache, the call under way, and what steps in flight do with both."""
+
+    def __init__(self, context: ActorContext, batch: BatchState) -> None:
+        config = context.config
+        self.cache = EncoderCache(config.encoder_cache_size)
+        self._pixels = PixelRequests(context)
+        self._batch = batch
+        self._depth = config.encoder_depth
+        self._max_rows = config.max_num_batched_encoder_embeds
+        self._call: _Call | None = None
+        self._lent: list[PixelRequest] = []  # of the call under way, until its first layers are dispatched
+        self._parts: dict[int, _StepPart] = {}  # by step
+        self._losses: dict[bytes, int] = {}
+        self._is_stalled = False
+        self._is_without_room = False  # pixels lie ready, and no rows are free for any of them
+        self._num_calls = context.epoch << 32
+        names = ("calls", "units", "rows", "losses", "evictions")
+        self._cells = {name: context.counter(f"encoder_{name}_total") for name in names}
+        self._queries = context.counter("mm_cache_queries_total")
+        self._hits = context.counter("mm_cache_hits_total")
+        self._usage = context.counter("encoder_cache_usage_perc")
+        self._num_cached = context.counter("num_encoder_cache_units")
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._batch.num_with_media or self._call or self._parts or len(self._pixels))
+
+    @property
+    def deadline_ns(self) -> int:
+        return self._pixels.deadline_ns
+
+    def advance(self, now_ns: int) -> int:
+        """Ask for pixels of what is needed, give back and give up what is not. The number of messages sent."""
+        if not self.is_idle:
+            needs = self._needs()
+            if self._call is not None and not any(unit.unit_hash in needs for unit in self._call.units):
+                self._drop_call()
+            self._pixels.keep(needs)
+            self._losses = {unit_hash: count for unit_hash, count in self._losses.items() if unit_hash in needs}
+            if self._is_without_room:
+                missing = (unit_hash for unit_hash in needs if self.cache.get(unit_hash) is None)
+                self._pixels.make_way(next(missing, b""))
+            num_rows = 0
+            for need in needs.values():
+                num_rows += need.unit.num_rows
+                if num_rows > self.cache.num_rows:
+                    break
+                if self.cache.get(need.unit.unit_hash) is None:
+                    self._pixels.want(need.unit, now_ns)
+            self._show()
+        return self._pixels.flush()
+
+    # ------------------------------------------------------------------------------------------------------- steps
+
+    def next_layers(self) -> EncoderCall | None:
+        """What the next step runs of the encoder, which must then be dispatched. Begins a call where none is under way."""
+        if self.is_idle:
+            return None
+        if self._call is None:
+            self._begin_call()
+        call = self._call
+        if call is None:
+            return None
+        first = call.message.last_layer
+        num_left = self._depth - first
+        num_steps = -(-num_left // max(1, self._max_rows * self._depth // call.num_rows))
+        last = first + -(-num_left // num_steps)
+        call.message = EncoderCall(call.message.call_id, call.message.units, first, last)
+        if last == self._depth:
+            self._call = None
+            for unit in call.units:
+                unit.state = UnitState.DISPATCHED
+        return call.message
+
+    def dispatched(self, step_id: int, read: list[CachedUnit], message: EncoderCall | None) -> None:
+        """A step went into flight that runs these layers and reads these units."""
+        part = _StepPart(read)
+        if message is not None:
+            units = [unit for encode in message.units if (unit := self.cache.get(encode.unit_hash)) is not None]
+            part.touched = read + units
+            part.completed = units if message.last_layer == self._depth else []
+            if message.first_layer == 0:
+                part.pixels, self._lent = self._lent, []
+        if part.touched:
+            self.cache.use(part.touched)
+            self._parts[step_id] = part
+
+    def looked_for_rows(self, has_rows: bool, is_at_work: bool) -> None:
+        """Whether a sample gets on with the next step; `is_at_work`: or may, when what is under way is back."""
+        self._is_stalled = not has_rows and (self._is_stalled or not is_at_work)
+
+    def completed(self, step_id: int, encoded: Collection[bytes]) -> None:
+        """Its result is back."""
+        part = self._parts.pop(step_id, None)
+        if part is None:
+            return
+        self._end(part)
+        for unit in part.completed:
+            if unit.state is not UnitState.DISPATCHED:
+                continue
+            if unit.unit_hash in encoded:
+                unit.state = UnitState.CONFIRMED
+                self._losses.pop(unit.unit_hash, None)
+            else:
+                self.cache.forget(unit)
+
+    def rollback(self) -> None:
+        """The steps in flight are lost: what results have confirmed serves on, the rest starts at layer 0."""
+        for part in self._parts.values():
+            self._end(part)
+        self._parts.clear()
+        self._drop_call()
+        for unit in list(self.cache):
+            if unit.state is not UnitState.CONFIRMED:
+                self.cache.forget(unit)
+
+    def lost(self, missing: Mapping[bytes, str]) -> list[bytes]:
+        """A rank lacks features or pixels of these units; they are encoded again. Those of which that was tried too often."""
+        for unit_hash in missing:
+            unit = self.cache.get(unit_hash)
+            if unit is not None:
+                self.cache.forget(unit)
+            self._losses[unit_hash] = self._losses.get(unit_hash, 0) + 1
+        self._cells["losses"].add(len(missing))
+        hopeless = [unit_hash for unit_hash in missing if self._losses[unit_hash] >= MAX_LOSSES]
+        for unit_hash in hopeless:
+            del self._losses[unit_hash]
+        return hopeless
+
+    def clear(self) -> None:
+        """Forget all features: other weights are in use, or an operator says so."""
+        self._drop_call()
+        self.cache.clear()
+        self._show()
+
+    # ------------------------------------------------------------------------------------------------------ pixels
+
+    def pixels_came(self, pixels: Pixels) -> None:
+        self._pixels.came(pixels)
+
+    def pixels_failed(self, failed: PixelsFailed, now_ns: int) -> bytes:
+        """The unit that cannot be had; empty: another try follows."""
+        num_lent = len(self._lent) + sum(len(part.pixels) for part in self._parts.values())
+        return self._pixels.failed(failed, num_lent, now_ns)
+
+    def media_restarted(self, name: str, epoch: int) -> None:
+        self._pixels.media_restarted(name, epoch)
+
+    def readers_of(self, unit_hash: bytes) -> list[Sequence]:
+        """The samples that have still to read a unit."""
+        return [
+            sequence
+            for sequence in self._batch.sequences.values()
+            if sequence.media is not None
+            and any(unit.unit_hash == unit_hash for unit in sequence.media.needed(self._position(sequence)))
+        ]
+
+    # ------------------------------------------------------------------------------------------------------- needs
+
+    def _needs(self) -> dict[bytes, Need]:
+        """Every unit that is needed, in the samples' order and each prompt's."""
+        needs: dict[bytes, Need] = {}
+        for sequence in self._in_order():
+            media = sequence.media
+            if media is None or sequence.reader.is_slow:
+                continue
+            units = media.needed(self._position(sequence))
+            if not media.is_counted:
+                media.is_counted = True
+                self._queries.add(len(units))
+                self._hits.add(sum(unit.unit_hash in needs or self.cache.get(unit.unit_hash) is not None for unit in units))
+            is_next = True
+            for unit in units:
+                need = needs.setdefault(unit.unit_hash, Need(unit, len(needs), is_next))
+                need.is_next |= is_next
+                is_next = is_next and self.cache.is_readable(unit.unit_hash)
+        return needs
+
+    def _in_order(self) -> Iterator[Sequence]:
+        """All that runs, and what is next in line. While nothing gets on, what runs goes first, since it may hold the slots and
+        blocks that what waits needs."""
+        waiting = islice((sequence for sequence in self._batch.waiting if sequence.media is not None), MAX_LOOK_AHEAD)
+        return chain(self._batch.running, waiting) if self._is_stalled else heapq.merge(self._batch.running, waiting, key=_rank)
+
+    def _position(self, sequence: Sequence) -> int:
+        """Where the sequence goes on, or would if it were admitted now."""
+        if sequence.state is SequenceState.RUNNING:
+            return sequence.num_computed
+        return len(find_prefix(sequence, self._batch.pool, self._batch.limits)) * self._batch.limits.block_size
+
+    # ------------------------------------------------------------------------------------------------------- calls
+
+    def _begin_call(self) -> None:
+        """Of what is needed and not cached, as much as has its pixels, and room."""
+        needs = self._needs()
+        num_rows = 0
+        units: list[CachedUnit] = []
+        encodes: list[Encode] = []
+        self._is_without_room = False
+        for unit_hash, need in needs.items():
+            pixels = self._pixels.ready(unit_hash)
+            if pixels is None:
+                continue
+            is_full = num_rows + need.unit.num_rows > MAX_CALL_STEPS * self._max_rows or len(units) == MAX_CALL_UNITS
+            if units and is_full:
+                break
+            unit = self.cache.begin(unit_hash, need.unit.num_rows, self._victims(need, needs))
+            if unit is not None:
+                num_rows += unit.num_rows
+                units.append(unit)
+                encodes.append(_encode(need.unit, unit, pixels))
+                self._lent.append(self._pixels.take(unit_hash))
+            else:
+                self._is_without_room = not units
+                if need.is_next:  # what comes free is this one's
+                    break
+        if not units:
+            return
+        self._num_calls += 1
+        self._call = _Call(EncoderCall(self._num_calls, encodes, 0, 0), units, num_rows)
+        self._cells["calls"].add(1)
+        self._cells["units"].add(len(units))
+        self._cells["rows"].add(num_rows)
+
+    def _victims(self, need: Need, needs: dict[bytes, Need]) -> Iterator[CachedUnit]:
+        """What may go for a unit: first what nobody needs, then, where a sample waits for it, what those behind it need."""
+        unneeded = (unit for unit in self.cache.evictable() if unit.unit_hash not in needs)
+        if not need.is_next:
+            return unneeded
+        behind = takewhile(lambda other: other.place > need.place, reversed(needs.values()))
+        found = (self.cache.get(other.unit.unit_hash) for other in behind)
+        return chain(unneeded, (unit for unit in found if unit is not None and unit.can_go))
+
+    def _drop_call(self) -> None:
+        for request in self._lent:
+            self._pixels.give_back(request)
+        self._lent = []
+        if self._call is not None:
+            for unit in self._call.units:
+                self.cache.forget(unit)
+            self._call = None
+
+    def _end(self, part: _StepPart) -> None:
+        self.cache.unuse(part.touched)
+        for request in part.pixels:
+            self._pixels.give_back(request)
+
+    def _show(self) -> None:
+        self._usage.set(self.cache.num_used_rows / self.cache.num_rows)
+        self._num_cached.set(len(self.cache))
+        self._cells["evictions"].set(self.cache.num_evictions)
+
+
+def _encode(needed: PromptUnit, unit: CachedUnit, pixels: Pixels) -> Encode:
+    _, height, width = needed.item.grid_thw
+    is_features = needed.item.source.is_features
+    return Encode(unit.unit_hash, unit.first_row, unit.num_rows, height, width, pixels.media, pixels.handle, is_features)

@@ -1,0 +1,148 @@
+"""The way from the scheduler to the media processes: which units' pixels are asked for, which lie ready, and giving them back.
+
+Used by the scheduler process alone. A unit's pixels are asked of one of the media processes that are ready, chosen by its hash,
+so that what one of them still has is asked of it. They are held there until `give_back`; what a process held that died is asked
+for again, by then perhaps of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from engine.messages import Pixels, PixelsDone, PixelsFailed, WantPixels
+from engine.process.context import ActorContext
+from engine.process.outbox import BackloggedOutbox, earliest
+from engine.process.topology import MEDIA, actors_of
+from engine.scheduler.sequence_media import PromptUnit
+
+MAX_TRIES = 6  # of which each finds no room for pixels, or no bytes, with nothing else held
+RETRY_NS = 20_000_000  # before the second one, then twice as long each time
+UNAVAILABLE = 503
+
+
+@dataclass(slots=True)
+class PixelRequest:
+    """Pixels of a unit, asked for or ready."""
+
+    unit_hash: bytes
+    call_id: str
+    media: str
+    media_epoch: int
+    pixels: Pixels | None = None
+
+
+@dataclass(slots=True)
+class _Retry:
+    num_tries: int
+    at_ns: int
+
+
+class PixelRequests:
+    """What is asked for, by unit."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self._context = context
+        self._names = actors_of(MEDIA, context.peers())
+        self._outboxes = {name: BackloggedOutbox(context.outbox(name).send_bytes) for name in self._names}
+        self._requests: dict[bytes, PixelRequest] = {}
+        self._by_call: dict[str, PixelRequest] = {}
+        self._retries: dict[bytes, _Retry] = {}
+        self._num_calls = 0
+        self._next_ns = 0  # when to ask for what was not asked for at the last look; 0: everything was
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def deadline_ns(self) -> int:
+        """When to look again; 0: nothing waits."""
+        return earliest(self._next_ns, *(outbox.deadline_ns() for outbox in self._outboxes.values()))
+
+    def keep(self, wanted: Collection[bytes]) -> None:
+        """Give back, or stop waiting for, what nobody wants any more."""
+        for unit_hash in [unit_hash for unit_hash in self._requests if unit_hash not in wanted]:
+            self.give_back(self.take(unit_hash))
+        for unit_hash in [unit_hash for unit_hash in self._retries if unit_hash not in wanted]:
+            del self._retries[unit_hash]
+        self._next_ns = 0
+
+    def want(self, unit: PromptUnit, now_ns: int) -> None:
+        """Ask for the pixels, unless that is done or must wait."""
+        if unit.unit_hash in self._requests:
+            return
+        retry = self._retries.get(unit.unit_hash)
+        if retry is not None and retry.at_ns > now_ns:
+            self._next_ns = earliest(self._next_ns, retry.at_ns)
+            return
+        ready = [name for name in self._names if self._context.is_peer_ready(name)]
+        if not ready:
+            self._next_ns = earliest(self._next_ns, now_ns + RETRY_NS)
+            return
+        media = ready[int.from_bytes(unit.unit_hash[:4], "little") % len(ready)]
+        self._num_calls += 1
+        context = self._context
+        call_id = f"{context.name}.{context.epoch}.{self._num_calls}"
+        request = PixelRequest(unit.unit_hash, call_id, media, context.peer_epoch(media))
+        self._requests[unit.unit_hash] = self._by_call[call_id] = request
+        self._outboxes[media].post(WantPixels(call_id, context.name, context.epoch, unit.item, unit.index))
+
+    def ready(self, unit_hash: bytes) -> Pixels | None:
+        request = self._requests.get(unit_hash)
+        return None if request is None else request.pixels
+
+    def make_way(self, unit_hash: bytes) -> None:
+        """Give back what lies ready where these pixels are still waited for, perhaps for want of room."""
+        waiting = self._requests.get(unit_hash)
+        if waiting is None or waiting.pixels is not None:
+            return
+        for request in list(self._requests.values()):
+            if request.media == waiting.media and request.pixels is not None:
+                self.give_back(self.take(request.unit_hash))
+
+    def take(self, unit_hash: bytes) -> PixelRequest:
+        """The caller gives it back."""
+        request = self._requests.pop(unit_hash)
+        del self._by_call[request.call_id]
+        return request
+
+    def give_back(self, request: PixelRequest) -> None:
+        """Nobody reads the pixels any more, or waits for them: there may be room for others now."""
+        for retry in self._retries.values():
+            retry.at_ns = 0
+        if request.media_epoch == self._context.peer_epoch(request.media):
+            self._outboxes[request.media].post(PixelsDone(request.call_id))
+
+    def came(self, pixels: Pixels) -> None:
+        request = self._by_call.get(pixels.call_id)
+        if request is None:  # a new life of the media process found a question of before in its ring
+            self._outboxes[pixels.media].post(PixelsDone(pixels.call_id))
+            return
+        request.pixels = pixels
+        self._retries.pop(request.unit_hash, None)
+
+    def failed(self, failed: PixelsFailed, num_lent: int, now_ns: int) -> bytes:
+        """The unit that cannot be had; empty: it is asked for again. While other pixels are held, of which `num_lent` are in
+        use, a want of room says nothing."""
+        request = self._by_call.get(failed.call_id)
+        if request is None:
+            return b""
+        unit_hash = self.take(request.unit_hash).unit_hash
+        retry = self._retries.get(unit_hash, _Retry(0, 0))
+        is_alone = not self._requests and not num_lent
+        num_tries = retry.num_tries + is_alone
+        if failed.status != UNAVAILABLE or num_tries >= MAX_TRIES:
+            self._retries.pop(unit_hash, None)
+            return unit_hash
+        self._retries[unit_hash] = _Retry(num_tries, now_ns + (RETRY_NS << num_tries))
+        return b""
+
+    def media_restarted(self, name: str, epoch: int) -> None:
+        """What its predecessor held is gone."""
+        for request in list(self._requests.values()):
+            if request.media == name and request.media_epoch < epoch:
+                self.take(request.unit_hash)
+
+    def flush(self) -> int:
+        """Send what there is room for. The number of messages sent."""
+        return sum(outbox.flush() for outbox in self._outboxes.values())

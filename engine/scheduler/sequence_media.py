@@ -1,0 +1,115 @@
+"""What a prompt has besides causal text: units of pictures and video where they stand, and tokens that see keys ahead.
+
+Used by the scheduler process alone; made at the intake, and None of a sequence that is plain text. Decisions only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.block_keys import BlockExtras
+from engine.messages import MediaItem, Request
+from engine.scheduler.chunk_cuts import Span, balanced_cut, last_cut, merged, uncut
+
+NOT_SENT = -1
+UNIT_BYTES = 96  # of a unit in a SlotStart at most: eight whole numbers, its hash, its row
+BOUNDS_BYTES = 8  # of a prompt token there: its first and last key
+
+
+@dataclass(slots=True, frozen=True)
+class PromptUnit:
+    """A unit, of whose features the tokens [start, end) are rows."""
+
+    unit_hash: bytes
+    start: int
+    end: int
+    item: MediaItem
+    index: int  # of the unit in its item
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+
+class SequenceMedia:
+    """The units of one prompt, where it may be cut, and what the ranks know of it."""
+
+    __slots__ = ("_ends", "_soft", "_whole", "end", "extras", "is_counted", "num_start_bytes", "sent_rows", "units")
+
+    def __init__(self, units: list[PromptUnit], extras: BlockExtras, num_bounds: int, can_cut_units: bool) -> None:
+        spans = [(unit.start, unit.end) for unit in units]
+        self.units = units
+        self.extras = extras
+        self.num_start_bytes = UNIT_BYTES * len(units) + BOUNDS_BYTES * num_bounds
+        self.sent_rows = array("i")  # first row of each unit, as the rank that has the slot knows it
+        self.is_counted = False  # its look-ups are in the counters
+        self._ends = [end for _, end in spans]
+        self._soft: list[Span] = spans if can_cut_units else []
+        self._whole: list[Span] = merged(extras.forward_spans + ([] if can_cut_units else spans))
+        self.end = max([0, *self._ends[-1:], *(end for _, end in self._whole[-1:])])  # behind it all is text
+
+    @classmethod
+    def of(cls, request: Request, can_cut_units: bool) -> SequenceMedia | None:
+        extras = BlockExtras.of(request.units, request.media, request.mask_bounds)
+        if extras is None:
+            return None
+        units = [
+            PromptUnit(
+                request.media[unit.item].unit_hashes[unit.index],
+                unit.start,
+                unit.start + unit.num_tokens,
+                request.media[unit.item],
+                unit.index,
+            )
+            for unit in request.units
+        ]
+        return cls(units, extras, len(request.mask_bounds) // BOUNDS_BYTES, can_cut_units)
+
+    @property
+    def longest_whole(self) -> Span:
+        """The longest span that one chunk must take."""
+        return max(self._whole, key=lambda span: span[1] - span[0], default=(0, 0))
+
+    def overlapping(self, start: int, end: int) -> range:
+        """The units of which tokens [start, end) have some, as indexes."""
+        first = last = bisect_right(self._ends, start)
+        while last < len(self.units) and self.units[last].start < end:
+            last += 1
+        return range(first, last)
+
+    def needed(self, position: int) -> list[PromptUnit]:
+        """The units of which there are tokens from `position` on."""
+        return self.units[bisect_right(self._ends, position) :]
+
+    def readable_end(self, start: int, end: int, is_readable: Callable[[bytes], bool]) -> int:
+        """Where the first unit begins of tokens [start, end) whose features no step would find; at least `start`."""
+        for index in self.overlapping(start, end):
+            if not is_readable(self.units[index].unit_hash):
+                return max(start, self.units[index].start)
+        return end
+
+    def num_hit_blocks(self, num_blocks: int, block_size: int) -> int:
+        """How many of its first `num_blocks` blocks may be taken from the cache: a hit ends nowhere but where a chunk could."""
+        while num_blocks:
+            cut = last_cut(0, num_blocks * block_size, self._whole)
+            if cut == num_blocks * block_size:
+                break
+            num_blocks = cut // block_size
+        return num_blocks
+
+    def chunk_end(self, start: int, end: int, target: int, max_tokens: int, budget: int) -> int:
+        """Where the chunk of [start, end) ends that begins at `start`; `start`: there is none. `target`: how long chunks are
+        meant to be, `max_tokens`: how long one may be that takes a unit whole, `budget`: what the step has room for."""
+        soft = uncut(start, self._soft, max_tokens)
+        spans = [span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target]
+        long = min(spans, default=(end, end))
+        if long[0] <= start:
+            cut = long[1]
+        else:
+            cut = balanced_cut(start, min(end, long[0]), target, self._whole, soft)
+        if cut > start + budget:
+            cut = last_cut(start, start + budget, self._whole, uncut(start, soft, budget))
+        return cut

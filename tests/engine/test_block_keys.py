@@ -1,0 +1,67 @@
+"""Block keys of prompts with media and masks: equal exactly where what the KV depends on is equal (A10, B2)."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.block_keys import BlockExtras, forward_spans, hash_blocks
+from engine.messages import MediaItem
+from tests.engine.scheduler.echo_media import causal, picture, prompt_of, values_of
+
+BLOCK_SIZE = 4
+CAT, DOG = picture("cat", 5), picture("dog", 5)
+
+
+def described(parts: list[list[int] | MediaItem], sees: list[tuple[int, int, int]]) -> tuple[list[bytes], list[int]]:
+    """The keys of a prompt, and what each of its tokens counts as. `sees`: tokens with other first and last keys."""
+    prompt, fields = prompt_of(*parts)
+    bounds = causal(len(prompt)) if sees else []
+    for position, before, ahead in sees:
+        if position < len(prompt):
+            bounds[2 * position : 2 * position + 2] = max(0, position - before), min(len(prompt) - 1, position + ahead)
+    extras = BlockExtras.of(fields["units"], fields["media"], array("i", bounds).tobytes())
+    keys: list[bytes] = []
+    hash_blocks(array("i", prompt), BLOCK_SIZE, keys, len(prompt), extras)
+    hashes = [fields["media"][unit.item].unit_hashes[unit.index] for unit in fields["units"]]
+    return keys, values_of(prompt, fields["units"], hashes, bounds)
+
+
+PARTS = st.lists(st.sampled_from([[1], [2], [1, 2, 3], CAT, DOG, picture("clip", 2, 2)]), min_size=1, max_size=5)
+SEES = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14), st.integers(0, 6)), max_size=2)
+
+
+@settings(max_examples=300)
+@given(PARTS, PARTS, SEES, SEES, st.booleans())
+def test_keys_are_equal_where_all_they_stand_for_is(
+    first: list[list[int] | MediaItem],
+    second: list[list[int] | MediaItem],
+    first_sees: list[tuple[int, int, int]],
+    second_sees: list[tuple[int, int, int]],
+    is_same_mask: bool,
+) -> None:
+    keys, values = described([*first, *second], first_sees)
+    other_keys, other_values = described([*first, *reversed(second)], first_sees if is_same_mask else second_sees)
+    for index in range(min(len(keys), len(other_keys))):
+        end = (index + 1) * BLOCK_SIZE
+        assert (keys[index] == other_keys[index]) == (values[:end] == other_values[:end])
+
+
+def test_what_ends_where_a_block_begins_does_not_overlap_it() -> None:
+    prompt, fields = prompt_of([1, 2, 3], CAT, [7] * 4)
+    extras = BlockExtras.of(fields["units"], fields["media"], b"")
+    assert extras is not None
+    found = [extras.of_block(array("i", prompt), start, start + 4) for start in (0, 4, 8)]
+    assert found == [((CAT.unit_hashes[0], 0),), ((CAT.unit_hashes[0], 1),), ()]
+
+
+def test_plain_text_has_nothing_else() -> None:
+    assert BlockExtras.of((), [], b"") is None
+
+
+def test_spans() -> None:
+    bounds = causal(10)
+    bounds[3], bounds[5], bounds[13] = 3, 5, 7
+    assert forward_spans(bounds) == [(1, 6), (6, 8)]
