@@ -232,6 +232,7 @@ def test_nobody_waits_for_what_a_dead_peer_asked_for(bench: Bench) -> None:
     assert len(bench.heard("scheduler")) == 1
     row = bench.segments.counters.actor("scheduler")
     row.begin_epoch(2, 0)
+    bench.actor.on_peer("worker0", 2)  # to whom it never speaks
     bench.actor.on_peer("scheduler", 2)
     assert bench.heard("scheduler") == []
     assert bench.context.counter("pixel_slab_used_bytes").value == 0
