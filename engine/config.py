@@ -79,16 +79,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_cache_gb: float = 0.25  # GiB of pixels, of each media process
     encoder_cache_size: int = 0  # rows of each replica's encoder arena: tokens
     encoder_row_width: int = 0  # numbers of a row
-    encoder_depth: int = 0  # layers of the vision encoder
-    max_num_batched_encoder_embeds: int = 0  # rows of features for which a step may run all layers
-    disable_chunked_mm_input: bool = False  # no chunk ends inside a picture
-    mm_chunk_tokens: int = 0  # that chunks of prompts with media are meant to have; 0: max_num_batched_tokens
     max_image_pixels: int = 89_000_000
     max_media_bytes: int = 32 << 20  # of a picture; a video may have twice as many
     limit_mm_per_prompt: dict[str, int] = {}  # of each modality
     mm_processor_kwargs: dict[str, Any] = {}  # over what the checkpoint's processor files say
     media_io_kwargs: dict[str, Any] = {}  # by modality: how a file is read
     language_model_only: bool = False
+    encoder_depth: int = 0  # layers of the vision encoder
+    max_num_batched_encoder_embeds: int = 0  # rows of features for which a step may run all layers
+    disable_chunked_mm_input: bool = False  # no chunk ends inside a picture
+    mm_chunk_tokens: int = 0  # that chunks of prompts with media are meant to have; 0: max_num_batched_tokens
 
     # HTTP
     host: str

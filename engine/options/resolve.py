@@ -132,12 +132,12 @@ def resolve(
             values["max_num_seqs"],
             values["enable_expert_parallel"],
         ),
+        **resolve_encoder(values, model),
         **resolve_media(options, record),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
-        **resolve_encoder(values, model),
     )
     return config, record
 
