@@ -18,6 +18,7 @@ from api.body_budget import BodyBudget, BodyShare
 from api.client.client import EdgeClient
 from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
+from api.media.request import MediaRequests
 from api.model import ServedModel
 from api.schemas import requests
 from engine.errors import RequestError
@@ -42,6 +43,7 @@ class Services:
     control: ControlClient
     decoder: BodyDecoder
     bodies: BodyBudget
+    media: MediaRequests
 
 
 class Exchange:

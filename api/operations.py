@@ -83,7 +83,11 @@ OPERATIONS = (
     _model("/v1/models", "The served models", responses.ModelList),
     _model("/v1/models/{id}", "A served model", responses.Model, ("id",)),
     _work(
-        "/v1/completions", "Continue prompts", responses.Completion, ((requests.CompletionRequest,),), responses.CompletionChunk
+        "/v1/completions",
+        "Continue prompts",
+        responses.Completion,
+        ((requests.CompletionRequest, requests.CompletionMedia),),
+        responses.CompletionChunk,
     ),
     _work(
         "/v1/chat/completions",
@@ -96,7 +100,7 @@ OPERATIONS = (
         "/tokenize",
         "A text or a conversation as token ids",
         responses.Tokenization,
-        ((requests.TokenizeTextRequest,), (requests.TokenizeRequest, requests.Conversation)),
+        ((requests.TokenizeTextRequest, requests.CompletionMedia), (requests.TokenizeRequest, requests.Conversation)),
     ),
     _work("/detokenize", "Token ids as text", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),

@@ -24,10 +24,12 @@ from api.client.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
 from api.json_body import BodyDecoder, DecodingLimits
+from api.media.desk import MediaDesk
+from api.media.request import MediaRequests
 from api.model import ServedModel
 from engine.checkpoint.record import ModelRecord
 from engine.errors import StartError
-from engine.messages import AbortRequest, Command, Message, Reply
+from engine.messages import AbortRequest, Command, Message, Prepared, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, Actor, ActorLoop, end_start
 from engine.process.context import ActorContext
 from engine.process.control import ControlClient
@@ -45,6 +47,7 @@ class ApiActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
         self.client = EdgeClient(context)
+        self._desk = MediaDesk(context) if context.config.media_processes else None
         self._turns = ActorLoop(self)
         self._stop_ns = 0
 
@@ -57,8 +60,9 @@ class ApiActor(Actor):
             self.client,
             ServedModel.of(config, ModelRecord.of_run(self.context.run.model_path)),
             ControlClient(self.context.run),
-            BodyDecoder(DecodingLimits()),
+            BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
             BodyBudget(config.max_body_bytes),
+            MediaRequests(self.context, self._desk),
         )
         allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         self._sockets = [listening_socket(config.host, config.port)]
@@ -82,7 +86,11 @@ class ApiActor(Actor):
         )
 
     def on_message(self, sender: str, message: Message) -> None:
-        self.client.on_message(message)
+        if isinstance(message, Prepared):
+            assert self._desk is not None
+            self._desk.on_prepared(message)
+        else:
+            self.client.on_message(message)
 
     def on_command(self, command: Command) -> Reply | None:
         if not isinstance(command.order, AbortRequest):
@@ -93,6 +101,8 @@ class ApiActor(Actor):
 
     def on_peer(self, name: str, epoch: int) -> None:
         self.client.on_peer(name)
+        if self._desk is not None:
+            self._desk.on_peer(name)
 
     # ------------------------------------------------------------------------------------------------------------ life
 
@@ -115,6 +125,8 @@ class ApiActor(Actor):
                 self._turns.turn()
                 now_ns = time.monotonic_ns()
                 self.client.on_tick(now_ns)
+                if self._desk is not None:
+                    self._desk.flush()
                 if self.context.is_stopping:
                     self._end(now_ns)
                 else:

@@ -10,27 +10,35 @@ from starlette.responses import Response
 from api.client.submission import check_vocabulary, int32
 from api.errors import json_response
 from api.exchange import Exchange
+from api.media.parts import completion_parts
 from api.openai.chat import chat_prompt
 from api.openai.logprobs import token_text
 from api.schemas import requests
-from api.schemas.requests import DetokenizeRequest, TokenizeRequest, TokenizeTextRequest
+from api.schemas.requests import CompletionMedia, DetokenizeRequest, MediaOptions, TokenizeRequest, TokenizeTextRequest
 from api.schemas.responses import Detokenization, Tokenization
 from engine.messages import Prompt, TextPrompt
 
 
 async def tokenize(request: Request) -> Response:
-    """The route: a text (`prompt`) or a conversation (`messages`) as token ids."""
+    """The route: a text (`prompt`) or a conversation (`messages`) as token ids, those of pictures and video included."""
     exchange = Exchange.of(request)
     fields = await exchange.fields(request)
     prompt: Prompt
+    options: MediaOptions
     if "messages" in fields:
         body: TokenizeRequest = requests.convert(fields, TokenizeRequest)
-        prompt = chat_prompt(fields, exchange.services.client.max_record_bytes)
+        prompt, parts, options = chat_prompt(fields, exchange.services.client.max_record_bytes)
     else:
         body = text = requests.convert(fields, TokenizeTextRequest)
         prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)
+        options = behind = requests.convert(fields, CompletionMedia)
+        parts = completion_parts(behind)
     exchange.services.model.resolve(body.model)
-    tokenized = await exchange.services.client.tokenize(prompt, request.receive, bool(body.return_token_strs))
+    media = await exchange.services.media.gather(parts, request.receive, options)
+    try:
+        tokenized = await exchange.services.client.tokenize(prompt, request.receive, bool(body.return_token_strs), media.items)
+    finally:
+        media.release()
     token_ids = array("i", tokenized.token_ids).tolist()
     answer = Tokenization(count=len(token_ids), max_model_len=tokenized.max_model_len, tokens=token_ids)
     if body.return_token_strs:

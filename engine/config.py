@@ -85,6 +85,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: dict[str, Any] = {}  # over what the checkpoint's processor files say
     media_io_kwargs: dict[str, Any] = {}  # by modality: how a file is read
     language_model_only: bool = False
+    enable_mm_embeds: bool = True  # requests may bring features that they encoded themselves
+    media_download_parallel: int = 8  # links of a request
+    media_fetch_timeout_s: float = 10.0  # of a link; of a video's three times as long
+    allowed_media_domains: tuple[str, ...] = ()  # hosts of links; empty: all public ones
+    allowed_media_networks: tuple[str, ...] = ()  # that links may lead to, public or not
+    allowed_local_media_path: str = ""  # directory of `file:` links; empty: there are none
+    object_store_endpoint: str = ""  # URL, of s3: and bos: links; empty: the scheme's own
+    object_store_region: str = ""  # empty: the scheme's usual one
+    object_store_access_key: str = ""  # that signs them; empty: there are no such links
+    object_store_secret_key: str = ""
+    object_store_session_token: str = ""
     encoder_depth: int = 0  # layers of the vision encoder
     max_num_batched_encoder_embeds: int = 0  # rows of features for which a step may run all layers
     disable_chunked_mm_input: bool = False  # no chunk ends inside a picture

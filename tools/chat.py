@@ -19,9 +19,11 @@ import msgspec
 import orjson
 
 from engine.errors import OptionError, TokamakError
+from tools.attachments import attachment
 from tools.target import Target, add_target_arguments, error_text, find_target
 
 HELP = """/clear        forget the conversation
+/image FILE   show it (a video, too) with the next question
 /system TEXT  set the system prompt and forget the conversation
 /help         this
 /quit         leave; so does Ctrl+D
@@ -64,20 +66,27 @@ class Conversation:
         self._target = target
         self._parameters = parameters
         self._system = system
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, Any]] = []
+        self._attached: list[dict[str, Any]] = []
         self.num_tokens = 0  # of the last reply, as the server counts
         self.model = model or self._first_model()
 
     def clear(self, system: str | None = None) -> None:
         """Forget all turns; a new system prompt where one is given."""
         self._turns.clear()
+        self._attached.clear()
         if system is not None:
             self._system = system
+
+    def attach(self, path: str) -> None:
+        """A file to go with the next question, and to stay in the conversation."""
+        self._attached.append(attachment(path))
 
     def ask(self, text: str) -> Generator[str]:
         """The reply's text as it is generated. A turn that breaks off stays as far as it came; one without a word does not."""
         system = [{"role": "system", "content": self._system}] if self._system else []
-        question = {"role": "user", "content": text}
+        content = [*self._attached, {"type": "text", "text": text}] if self._attached else text
+        question = {"role": "user", "content": content}
         body = {
             "model": self.model,
             "messages": [*system, *self._turns, question],
@@ -94,6 +103,7 @@ class Conversation:
         finally:
             if pieces:
                 self._turns += [question, {"role": "assistant", "content": "".join(pieces)}]
+                self._attached.clear()
 
     def _first_model(self) -> str:
         with self._reply("GET", "/v1/models") as reply:
@@ -200,6 +210,12 @@ class Terminal:
         elif command == "/system":
             self._conversation.clear(rest.strip())
             self._note("system prompt set" if rest.strip() else "no system prompt")
+        elif command == "/image":
+            try:
+                self._conversation.attach(rest.strip())
+                self._note("goes with the next question")
+            except OptionError as error:
+                print(error, file=sys.stderr)
         else:
             self._note(HELP if command == "/help" else f"no command {command}\n{HELP}")
 
@@ -219,6 +235,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this and end; piped input is added to it")
     add_target_arguments(parser)
     parser.add_argument("--model", default="", help="default: the first of /v1/models")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="picture or video to ask about, one or more"
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="default: up to the model's limit")
     parser.add_argument("--temperature", type=float, metavar="T", help="default: the server's")
@@ -242,7 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not question and not sys.stdin.isatty():
             raise OptionError("there is no PROMPT and nothing was piped in")
         parameters = {name: value for name, value in given.items() if value is not None}
-        terminal = Terminal(Conversation(target, options.model, options.system, parameters))
+        conversation = Conversation(target, options.model, options.system, parameters)
+        for path in options.image:
+            conversation.attach(path)
+        terminal = Terminal(conversation)
         if question:
             terminal.answer(question)
         else:

@@ -21,7 +21,7 @@ from zlib import crc32
 from starlette.types import Receive
 
 from api.client.backlog import Backlog, Item
-from api.client.generation import ClientGone, Generation, OpenSample
+from api.client.generation import Generation, OpenSample, unless_gone
 from api.client.stats import SampleMeasures
 from engine.errors import RequestError
 from engine.messages import (
@@ -30,6 +30,7 @@ from engine.messages import (
     Deltas,
     Detokenize,
     Detokenized,
+    MediaItem,
     Message,
     Prompt,
     Rejected,
@@ -93,10 +94,11 @@ class EdgeClient:
         samples_per_prompt: int,
         is_streaming: bool,
         abort_connection: Callable[[], None],
+        let_go: Callable[[], None] = lambda: None,
     ) -> Generation:
         """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where too
-        many wait for a ring; nothing is open then. A request may be longer than a ring: it follows as room comes, in turn with
-        others."""
+        many wait for a ring; nothing is open then. `let_go`: of what the samples need, when they have ended. A request may be
+        longer than a ring: it follows as room comes, in turn with others."""
         if self._is_stopping:
             raise stopping()
         by_tokenizer: dict[str, list[Submit]] = {}
@@ -111,6 +113,7 @@ class EdgeClient:
             is_streaming=is_streaming,
             abort_connection=abort_connection,
             close=self.close,
+            let_go=let_go,
         )
         self._generations[key] = generation
         generation.num_unfinished = len(submits)
@@ -126,6 +129,7 @@ class EdgeClient:
     def close(self, generation: Generation) -> None:
         """Forget a request; its unfinished samples are aborted."""
         self._generations.pop(generation.key, None)
+        generation.let_go()
         if generation.is_finished:
             return
         for sample in generation.samples:
@@ -141,9 +145,11 @@ class EdgeClient:
             self._end_early([sample for sample in generation.samples if not sample.is_finished], "abort")
         return bool(generations)
 
-    async def tokenize(self, prompt: Prompt, receive: Receive, returns_tokens: bool = False) -> Tokenized:
+    async def tokenize(
+        self, prompt: Prompt, receive: Receive, returns_tokens: bool = False, media: Sequence[MediaItem] = ()
+    ) -> Tokenized:
         """`receive`: of the HTTP request, whose client may leave."""
-        answer = await self._call_for(Tokenize(self._new_call_id(), self._name, prompt, returns_tokens), receive)
+        answer = await self._call_for(Tokenize(self._new_call_id(), self._name, prompt, returns_tokens, list(media)), receive)
         assert isinstance(answer, Tokenized)
         return answer
 
@@ -298,6 +304,8 @@ class EdgeClient:
         sample.finish_reason = reason
         self._measures.on_finished(reason)
         sample.generation.num_unfinished -= 1
+        if sample.generation.is_finished:
+            sample.generation.let_go()
         del self._samples[sample.submit.request_id]
 
     def _new_call_id(self) -> str:
@@ -305,16 +313,7 @@ class EdgeClient:
 
     async def _call_for(self, message: Tokenize | Detokenize, receive: Receive) -> Tokenized | Detokenized:
         """`_call`, given up where the client leaves. Raises ClientGone."""
-        call = asyncio.ensure_future(self._call(message))
-        leaving = asyncio.ensure_future(_until_gone(receive))
-        try:
-            await asyncio.wait({call, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                raise ClientGone(f"call {message.call_id}: the client left")
-            return call.result()
-        finally:
-            leaving.cancel()
-            call.cancel()
+        return await unless_gone(self._call(message), receive)
 
     async def _call(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
         if self._is_stopping:
@@ -344,11 +343,6 @@ class EdgeClient:
                 self._num_cancelled_calls.add(1)
                 self._send(call.tokenizer, message.call_id, Abort(message.call_id, 0))
                 call.answer.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def stopping() -> RequestError:

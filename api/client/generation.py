@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
+from starlette.types import Receive
 
 from engine.errors import RequestError, TokamakError
 from engine.messages import DecodedLogprobs, Delta, Submit
@@ -18,8 +20,33 @@ STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
 
 
+T = TypeVar("T")
+
+
 class ClientGone(TokamakError):
     """The client closed its connection before its answer ended."""
+
+
+async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
+    """What `work` comes to, which ends with it; ClientGone where the client leaves before. `receive`: of the HTTP request,
+    whose body was read."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone("the client left")
+        return task.result()
+    finally:
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class OpenSample:
@@ -130,7 +157,9 @@ class Generation:
         is_streaming: bool,
         abort_connection: Callable[[], None],
         close: Callable[[Generation], None],
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
+        """`let_go`: of what its samples needed, once the last has ended; may be called again."""
         self.key = key  # unique in the run
         self.samples: list[OpenSample] = []
         self.samples_per_prompt = samples_per_prompt
@@ -140,6 +169,7 @@ class Generation:
         self._is_streaming = is_streaming
         self._abort_connection = abort_connection
         self._close = close
+        self.let_go = let_go
         self._changed = asyncio.Event()
         self._error: TokamakError | None = None
 

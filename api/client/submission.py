@@ -18,6 +18,7 @@ from starlette.requests import Request
 from api.access import priority_of
 from api.client.generation import Generation
 from api.exchange import ABORT_KEY, Exchange
+from api.media.desk import HeldMedia
 from api.model import ServedModel
 from api.schemas.requests import GenerationRequest, invalid
 from engine.errors import RequestError
@@ -112,13 +113,15 @@ def open_generation(
     sampling: SamplingParams,
     *,
     best_of: int,
+    media: HeldMedia,
+    mask_bounds: bytes = b"",
 ) -> Generation:
-    """Submit every sample of every prompt. Raises RequestError where the engine takes no more."""
+    """Submit every sample of every prompt; what `media` holds is let go of when all have ended, and where they cannot even
+    begin. Raises RequestError where the engine takes no more."""
     exchange = Exchange.of(request)
     config = exchange.services.context.config
-    return exchange.services.client.open(
-        exchange.key,
-        make_submits(
+    try:
+        submits = make_submits(
             exchange,
             body,
             prompts,
@@ -126,11 +129,20 @@ def open_generation(
             best_of,
             priority_of(request.headers, body.priority, config),
             pinned_replica(request.headers, config.data_parallel_size),
-        ),
-        samples_per_prompt=best_of,
-        is_streaming=bool(body.stream),
-        abort_connection=request.scope[ABORT_KEY],
-    )
+        )
+        for submit in submits:
+            submit.media, submit.mask_bounds = media.items, mask_bounds
+        return exchange.services.client.open(
+            exchange.key,
+            submits,
+            samples_per_prompt=best_of,
+            is_streaming=bool(body.stream),
+            abort_connection=request.scope[ABORT_KEY],
+            let_go=media.release,
+        )
+    except BaseException:
+        media.release()
+        raise
 
 
 def make_submits(

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from api.client.generation import Generation, OpenSample
 from api.client.submission import check_max_tokens, check_samples, check_stream, open_generation, sampling_params
 from api.exchange import Exchange, until_finished
+from api.media.parts import MediaPart, take_parts
 from api.model import ServedModel
 from api.openai.completions import likeliest
 from api.openai.logprobs import chat_logprobs, prompt_logprobs, whole_chat_logprobs
@@ -53,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     fields = await exchange.fields(request)
     body = requests.convert(fields, ChatRequest)
     head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
-    prompt = chat_prompt(fields, exchange.services.client.max_record_bytes)
+    prompt, parts, options = chat_prompt(fields, exchange.services.client.max_record_bytes)
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
     num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
@@ -64,7 +65,8 @@ async def create_chat_completion(request: Request) -> Response:
         num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
         num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
     )
-    generation = open_generation(request, body, [prompt], sampling, best_of=best_of)
+    media = await exchange.services.media.gather(parts, request.receive, options)
+    generation = open_generation(request, body, [prompt], sampling, best_of=best_of, media=media)
     if body.stream:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body))
@@ -72,8 +74,9 @@ async def create_chat_completion(request: Request) -> Response:
     return await _answer(head, body, generation, n)
 
 
-def chat_prompt(fields: dict[str, Any], max_bytes: int) -> ChatPrompt:
-    """The conversation of a body; the messages themselves go on as the client sent them, in at most `max_bytes`."""
+def chat_prompt(fields: dict[str, Any], max_bytes: int) -> tuple[ChatPrompt, list[MediaPart], Conversation]:
+    """The conversation of a body, and its pictures and video; the messages themselves go on as the client sent them, without
+    the latter's bytes, in at most `max_bytes`."""
     body = requests.convert(fields, Conversation)
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(
@@ -85,7 +88,8 @@ def chat_prompt(fields: dict[str, Any], max_bytes: int) -> ChatPrompt:
             raise RequestError(f"{param} is required", code="missing_required_parameter", param=param)
     tools = fields.get("tools") if body.tool_choice != "none" else None
     kwargs = body.chat_template_kwargs
-    return ChatPrompt(
+    parts = take_parts(fields["messages"])
+    prompt = ChatPrompt(
         messages=requests.dump_list(fields["messages"], "messages", max_bytes),
         tools=requests.dump_list(tools, "tools", max_bytes) if tools else b"",
         add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
@@ -93,6 +97,7 @@ def chat_prompt(fields: dict[str, Any], max_bytes: int) -> ChatPrompt:
         chat_template=body.chat_template or "",
         chat_template_kwargs=requests.dump(kwargs, "chat_template_kwargs") if kwargs else b"",
     )
+    return prompt, parts, body
 
 
 def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:

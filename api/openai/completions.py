@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Sequence
 from typing import cast
 
@@ -25,12 +26,14 @@ from api.client.submission import (
     sampling_params,
 )
 from api.exchange import Exchange, until_finished
+from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
 from api.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from api.openai.sse import ChunkWriter, EventStream
 from api.openai.usage import usage_of
 from api.openai.whole import WholeAnswer
-from api.schemas.requests import CompletionRequest, invalid
+from api.schemas import requests
+from api.schemas.requests import CompletionMedia, CompletionRequest, invalid
 from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, encoder
 from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
 
@@ -48,16 +51,23 @@ async def create_completion(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
     model = exchange.services.model
-    body = await exchange.parse(request, CompletionRequest)
+    fields = await exchange.fields(request)
+    body, behind = requests.convert(fields, CompletionRequest), requests.convert(fields, CompletionMedia)
+    await asyncio.sleep(0)  # what comes next may take as long
     head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body, model)
     check_stream(body)
     n, best_of = check_samples(body, len(prompts), model)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     check_max_tokens("max_tokens", max_tokens, body, model)
+    parts = completion_parts(behind)
+    mask_bounds = array("i", bounds_of(behind.attention_mask_offset or [])).tobytes()
+    if len(prompts) > 1 and (parts or mask_bounds):
+        raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
     echoes = [await _text_of(prompt, request) if body.echo else "" for prompt in prompts]
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
-    generation = open_generation(request, body, prompts, sampling, best_of=best_of)
+    media = await exchange.services.media.gather(parts, request.receive, behind)
+    generation = open_generation(request, body, prompts, sampling, best_of=best_of, media=media, mask_bounds=mask_bounds)
     builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, builders))

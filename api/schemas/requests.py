@@ -37,6 +37,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class MediaOptions(msgspec.Struct, kw_only=True):
+    """How pictures and video of a prompt are read, within the server's limits."""
+
+    mm_processor_kwargs: Annotated[dict[str, Any], Meta(description="Such as max_pixels; lower than the server's.")] | None = (
+        None
+    )
+    media_io_kwargs: Annotated[dict[str, Any], Meta(description="By modality: how files are read.")] | None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What `/v1/completions` and `/v1/chat/completions` have in common."""
 
@@ -75,6 +84,34 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
 
 
+GridSide = Annotated[int, Meta(ge=1, le=1 << 20)]
+Grid = Annotated[list[GridSide], Meta(min_length=3, max_length=3, description="Patches in time, height and width.")]
+MaskBound = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+
+
+class MultiModalData(msgspec.Struct, kw_only=True):
+    image: str | list[str] | None = None
+    video: str | list[str] | None = None
+
+
+class CompletionMedia(MediaOptions, kw_only=True):
+    """What stands behind the placeholders of a bare prompt, in their order, and what its tokens see: the other half of the
+    bodies of `/v1/completions` and `/tokenize`."""
+
+    multi_modal_data: Annotated[MultiModalData, Meta(description="Links, data: too, by kind.")] | None = None
+    image_feature_urls: Annotated[list[str], Meta(description="npy or safetensors, of encoded pictures.")] | None = None
+    image_grid_thws: list[Grid] | None = None
+    video_feature_urls: list[str] | None = None
+    video_grid_thws: list[Grid] | None = None
+    attention_mask_offset: (
+        Annotated[
+            list[MaskBound | Annotated[list[MaskBound], Meta(min_length=2, max_length=2)]],
+            Meta(description="Of each prompt token the last key that it sees, or the first and the last."),
+        ]
+        | None
+    ) = None
+
+
 class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: Annotated[
         str | Annotated[list[TokenId | str | TokenIds], Meta(min_length=1)],
@@ -86,10 +123,35 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     suffix: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None
 
 
+class MediaLink(msgspec.Struct, kw_only=True):
+    url: Annotated[str, Meta(description="http, https or data:; s3:, bos: and file: where the server is set up for them.")]
+    detail: str | None = None
+
+
+class ImageFeatures(msgspec.Struct, kw_only=True):
+    image_embeds: Annotated[str, Meta(description="Base64, or a link, of npy or safetensors.")]
+    image_grid_thw: Grid | None = None
+
+
+class VideoFeatures(msgspec.Struct, kw_only=True):
+    video_embeds: str
+    video_grid_thw: Grid | None = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
-    type: Annotated[Literal["text", "input_text", "output_text", "refusal"], Meta(description="This engine takes text only.")]
+    type: Annotated[
+        Literal["text", "input_text", "output_text", "refusal", "image_url", "video_url", "image_embeds", "video_embeds"],
+        Meta(description="Other than text: models that see."),
+    ]
     text: str | None = None
     refusal: str | None = None
+    image_url: MediaLink | str | None = None
+    video_url: MediaLink | str | None = None
+    image_embeds: ImageFeatures | str | None = None
+    video_embeds: VideoFeatures | str | None = None
+    image_grid_thw: Grid | None = None
+    video_grid_thw: Grid | None = None
+    uuid: Annotated[str, Meta(description="Taken, and nobody's name for anything.")] | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -120,7 +182,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Annotated[Literal["text"], Meta(description="Structured output is not supported.")]
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class Conversation(MediaOptions, kw_only=True):
     """How a conversation becomes a prompt: the other half of the bodies of `/v1/chat/completions` and `/tokenize`."""
 
     messages: Messages

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,6 +160,18 @@ def texts(metavar: str) -> Kind:
         return [single.parse(part.strip()) for part in value.split(",")]
 
     return Kind(metavar, parse, is_list=True)
+
+
+def networks() -> Kind:
+    """Several networks of addresses: the option repeated, or one text with commas."""
+
+    def parse(value: str) -> list[str]:
+        try:
+            return [str(ip_network(part.strip())) for part in value.split(",")]
+        except ValueError as error:
+            raise ValueError(f"expected a network such as 10.0.0.0/8 or fd00::/8: {error}") from None
+
+    return Kind("NETWORK", parse, is_list=True)
 
 
 def key_priorities() -> Kind:

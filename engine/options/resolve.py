@@ -133,7 +133,7 @@ def resolve(
             values["enable_expert_parallel"],
         ),
         **resolve_encoder(values, model),
-        **resolve_media(options, record),
+        **resolve_media(options, record, limit),
         run_id=run_id,
         run_dir=values["run_dir"] or str(runs_root() / run_id),
         **{key: values[key] for key in _SAME},

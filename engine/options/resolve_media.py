@@ -6,10 +6,16 @@ from typing import Any
 
 from engine.checkpoint.record import ModelRecord
 from engine.errors import OptionError
+from engine.media.settings import MediaSettings
 from engine.options.table import OptionValues
 
 DEFAULT_ENCODER_CACHE = 16384  # rows
 _SAME = (
+    "enable_mm_embeds",
+    "media_download_parallel",
+    "allowed_media_domains",
+    "allowed_media_networks",
+    "allowed_local_media_path",
     "max_image_pixels",
     "max_media_bytes",
     "media_memory",
@@ -21,10 +27,11 @@ _SAME = (
 _GIVEN = ("media_processes", "encoder_cache_size")  # what a text model has no use for
 
 
-def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
-    """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little of it."""
+def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int) -> dict[str, Any]:
+    """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little memory."""
     values = options.values
     fields = {key: values[key] for key in _SAME}
+    fields["media_fetch_timeout_s"] = values["media_fetch_timeout"]
     fields["limit_mm_per_prompt"] = {"image": 999, "video": 999} | values["limit_mm_per_prompt"]
     vision = record.config.vision
     if vision is None or values["language_model_only"]:
@@ -33,12 +40,24 @@ def resolve_media(options: OptionValues, record: ModelRecord) -> dict[str, Any]:
                 why = "--language-model-only was given" if vision else "the model takes text alone"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
         return fields
+    endpoint = values["object_store_endpoint"]
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// and a host")
+    fields |= {key: values[key] for key in values if key.startswith("object_store_")}
+    if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
+        values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
     fields["media_processes"] = values["media_processes"]
-    fields["encoder_cache_size"] = values["encoder_cache_size"] or DEFAULT_ENCODER_CACHE
+    settings = MediaSettings.of(record, values["mm_processor_kwargs"], values["media_io_kwargs"])
+    largest = min(settings.max_frame_pixels // vision.merged_pixels**2, max_model_len)
+    unit_bytes = 3 * largest * vision.merged_pixels**2 * (vision.frames_per_unit if vision.video_token_id >= 0 else 1)
+    fields["encoder_cache_size"] = values["encoder_cache_size"] or max(DEFAULT_ENCODER_CACHE, largest)
     fields["encoder_row_width"] = vision.feature_width
-    if values["media_memory"] < 2 * values["max_media_bytes"]:
-        raise OptionError(
-            f"--media-memory {values['media_memory']} does not hold a video of {2 * values['max_media_bytes']} bytes, twice "
-            "--max-media-bytes; give at least that"
-        )
+    for name, given, least, what in (
+        ("encoder-cache-size", fields["encoder_cache_size"], largest, "tokens of the largest picture"),
+        ("mm-processor-cache-gb", values["mm_processor_cache_gb"], unit_bytes / (1 << 30), "GiB of the largest unit's pixels"),
+        ("media-memory", values["media_memory"], 2 * values["max_media_bytes"], "bytes of a video, twice --max-media-bytes"),
+    ):
+        if given < least:
+            smaller = "give more, or less as max_pixels in --mm-processor-kwargs" if name != "media-memory" else "give more"
+            raise OptionError(f"--{name} {given:g} does not hold the {least:g} {what}; {smaller}")
     return fields

@@ -30,6 +30,7 @@ from engine.options.kinds import (
     gibibytes,
     host,
     key_priorities,
+    networks,
     num_bytes,
     path,
     power_of_two,
@@ -45,6 +46,12 @@ from engine.parallel.routing import Policy
 ENVIRONMENT_PREFIX = "TOKAMAK_"
 MAX_RANKS = 64
 MAX_SHOWN = 200  # letters of a wrong value
+FOREIGN_VARIABLES = {  # of other programs -> the option; ours wins
+    "AWS_ACCESS_KEY_ID": "object_store_access_key",
+    "AWS_SECRET_ACCESS_KEY": "object_store_secret_key",
+    "AWS_SESSION_TOKEN": "object_store_session_token",
+    "AWS_REGION": "object_store_region",
+}
 TOOL_VARIABLES = (
     "TOKAMAK_BUILD_ALL",
     "TOKAMAK_EXTRA",
@@ -230,6 +237,22 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             {},
             'how files are read, such as {"video": {"num_frames": 32}}',
         ),
+        Option("enable-mm-embeds", flag(), True, "take pictures and video that clients encoded into features themselves"),
+        Option("media-download-parallel", whole(1, 256), 8, "links of a request that are fetched at once; 1: one by one"),
+        Option("media-fetch-timeout", seconds(0.1), 10.0, "for what a link leads to; for a video three times as long"),
+        Option("allowed-media-domains", texts("HOST"), (), "host(s) that links may name; default: all public ones"),
+        Option(
+            "allowed-media-networks",
+            networks(),
+            (),
+            "private network(s) that links may lead to, such as 10.0.0.0/8; default: none",
+        ),
+        Option("allowed-local-media-path", path("DIR"), "", "directory beneath which file: links may lead; default: none do"),
+        Option("object-store-endpoint", text("URL"), "", "of s3: and bos: links; default: Amazon's, Baidu's"),
+        Option("object-store-region", text("NAME"), "", "its region; default: us-east-1, bj. AWS_REGION will do"),
+        Option("object-store-access-key", text("KEY"), "", "that signs such links. AWS_ACCESS_KEY_ID will do"),
+        Option("object-store-secret-key", text("KEY"), "", "AWS_SECRET_ACCESS_KEY will do, and shows in no list of processes"),
+        Option("object-store-session-token", text("TOKEN"), "", "of keys for a while. AWS_SESSION_TOKEN will do"),
         Option("max-image-pixels", whole(1, 1 << 31), 89_000_000, "largest picture or frame, before it is made smaller"),
         Option("max-media-bytes", num_bytes(1024), 32 << 20, "largest file of a picture; of a video twice as much"),
         Option("media-processes", whole(1, 64), 1, "processes that decode pictures and video"),
@@ -361,6 +384,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> None:
+    for variable, key in FOREIGN_VARIABLES.items():
+        if environment.get(variable):
+            _take(found, key, environment[variable], variable)
     for variable, value in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (*TOOL_VARIABLES, f"{ENVIRONMENT_PREFIX}CONFIG"):
             continue

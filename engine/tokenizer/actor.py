@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
+from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
@@ -40,6 +41,7 @@ from engine.tokenizer.api_channel import ApiChannel
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.lanes import Job, Lanes
 from engine.tokenizer.openings import Opening, Openings
+from engine.tokenizer.placement import Placement
 from engine.tokenizer.preparation import Answer, Preparation, Prepared, Refusal, is_light, refusal_of
 from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes
 from engine.tokenizer.replicas import UNKNOWN, Replicas
@@ -77,24 +79,7 @@ class TokenizerActor(Actor):
     def on_start(self) -> None:
         config = self.context.config
         record = ModelRecord.of_run(self.context.run.model_path)
-        model = record.config
-        self._vocabulary = vocabulary = vocabulary_for(record, config.load_format)
-        sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.of(record).chat_templates
-        templates = ChatTemplates(
-            sources,
-            vocabulary.special_tokens,
-            max_text_bytes(vocabulary, config.max_model_len),
-            trusts_requests=config.trust_request_chat_template,
-        )
-        encoder = PromptEncoder(vocabulary, templates, vocab_size=model.vocab_size, max_model_len=config.max_model_len)
-        rules = SamplingRules(
-            vocabulary,
-            vocab_size=model.vocab_size,
-            eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, *vocabulary.eos_token_ids))),
-            max_model_len=config.max_model_len,
-            max_positions=config.max_positions,
-        )
-        self._preparation = Preparation(vocabulary, encoder, rules, config.max_model_len)
+        self._preparation, self._vocabulary, templates = preparation_for(config, record)
         self._lanes = Lanes(self._preparation.answer, config.max_waiting, templates.has)
 
     def on_message(self, sender: str, message: Message) -> None:
@@ -398,6 +383,35 @@ class TokenizerActor(Actor):
                 request_id, attempt, api, refusal.status, refusal.message, refusal.code, refusal.param, refusal.retry_after_s
             )
         )
+
+
+def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparation, Vocabulary, ChatTemplates]:
+    """What the texts of requests to this model are prepared with."""
+    model = record.config
+    vocabulary = vocabulary_for(record, config.load_format)
+    sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.of(record).chat_templates
+    templates = ChatTemplates(
+        sources,
+        vocabulary.special_tokens,
+        max_text_bytes(vocabulary, config.max_model_len),
+        trusts_requests=config.trust_request_chat_template,
+        marks=vocabulary.marks,
+    )
+    encoder = PromptEncoder(
+        vocabulary,
+        templates,
+        vocab_size=model.vocab_size,
+        max_model_len=config.max_model_len,
+        placement=Placement(model.vision, vocabulary.pieces, vocabulary.marks) if model.vision else None,
+    )
+    rules = SamplingRules(
+        vocabulary,
+        vocab_size=model.vocab_size,
+        eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, *vocabulary.eos_token_ids))),
+        max_model_len=config.max_model_len,
+        max_positions=config.max_positions,
+    )
+    return Preparation(vocabulary, encoder, rules, config.max_model_len), vocabulary, templates
 
 
 def vocabulary_for(model: ModelRecord, load_format: str) -> Vocabulary:

@@ -62,6 +62,9 @@ class Opening:
             priority=submit.priority,
             arrival_ns=submit.arrival_ns,
             deadline_ns=submit.deadline_ns,
+            media=submit.media,
+            units=self.prompt.units,
+            mask_bounds=submit.mask_bounds,
         )
 
 

@@ -107,16 +107,29 @@ class Preparation:
 
     def _prompt(self, prompt: Prompt, submission: Submission) -> PreparedPrompt | Refusal:
         try:
-            token_ids = self._encoder.encode(prompt, submission.arrival_ns)
-            max_tokens = self._rules.max_tokens(submission.sampling.max_tokens, len(token_ids), param_of(prompt))
-            return PreparedPrompt(TokenizedPrompt(token_ids.tobytes(), max_tokens))
+            placed = self._encoder.encode(prompt, submission.media, submission.arrival_ns)
+            num_tokens = len(placed.token_ids)
+            max_tokens = self._rules.max_tokens(submission.sampling.max_tokens, num_tokens, param_of(prompt), placed.note)
+            _check_bounds(submission.mask_bounds, num_tokens)
+            return PreparedPrompt(TokenizedPrompt(placed.token_ids.tobytes(), max_tokens, placed.units))
         except BaseException as error:
             return refusal_of(error)
 
     def _tokenized(self, call: Tokenize) -> Tokenized:
-        token_ids = self._encoder.encode(call.prompt)
+        token_ids = self._encoder.encode(call.prompt, call.media, is_draft=True).token_ids
         tokens = [self._vocabulary.bytes_of(token_id) for token_id in token_ids] if call.returns_tokens else []
         return Tokenized(call.call_id, token_ids.tobytes(), self._max_model_len, tokens)
 
     def _ids(self, token_ids: bytes) -> array[int]:
         return self._encoder.checked(array("i", token_ids), "tokens")
+
+
+def _check_bounds(mask_bounds: bytes, num_tokens: int) -> None:
+    """The edge has checked each by itself; how long a prompt is becomes known here."""
+    num_bounds = len(mask_bounds) // 8
+    if num_bounds not in (0, num_tokens):
+        raise RequestError(
+            f"attention_mask_offset has {num_bounds} entries, the prompt has {num_tokens} tokens; send one for each",
+            code="invalid_value",
+            param="attention_mask_offset",
+        )

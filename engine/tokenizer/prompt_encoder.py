@@ -1,4 +1,4 @@
-"""From a prompt in any of its forms to token ids.
+"""From a prompt in any of its forms to token ids, with its pictures and video in place.
 
 Used by the tokenizer processes, one `PromptEncoder` each. Every user's mistake is a RequestError.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Sequence
 from datetime import datetime
 
 from engine.errors import RequestError
-from engine.messages import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from engine.messages import ChatPrompt, MediaItem, Prompt, TextPrompt, TokensPrompt
 from engine.tokenizer.chat.template import ChatTemplates
+from engine.tokenizer.placement import Placed, Placement
 from engine.tokenizer.vocabulary import Vocabulary
 
 MIN_TEXT_LIMIT_BYTES = 1 << 20
@@ -28,27 +30,50 @@ def param_of(prompt: Prompt) -> str:
 
 
 class PromptEncoder:
-    def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, *, vocab_size: int, max_model_len: int) -> None:
-        """`vocab_size` is the model's: ids below it have an embedding, whether or not the tokenizer knows them."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        templates: ChatTemplates,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        placement: Placement | None = None,
+    ) -> None:
+        """`vocab_size` is the model's: ids below it have an embedding, whether or not the tokenizer knows them. `placement`: of
+        a model that sees."""
         self._vocabulary = vocabulary
         self._templates = templates
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._placement = placement
         self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
 
-    def encode(self, prompt: Prompt, arrival_ns: int = 0) -> array[int]:
-        """The prompt's token ids (int32). `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template sees."""
-        return self.checked(self._token_ids(prompt, arrival_ns), param_of(prompt))
+    def encode(self, prompt: Prompt, media: Sequence[MediaItem] = (), arrival_ns: int = 0, is_draft: bool = False) -> Placed:
+        """The prompt's token ids (int32) and units. `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template
+        sees. `is_draft`: placeholders may still lack their items, where there are none at all."""
+        param = param_of(prompt)
+        token_ids = self.checked(self._token_ids(prompt, media, arrival_ns), param)
+        if self._placement is None or (is_draft and not media):
+            return Placed(token_ids)
+        return self._placement.place(
+            token_ids,
+            media,
+            param=param,
+            max_tokens=self._max_model_len,
+            encode=lambda text: self._vocabulary.encode(text, False),
+            is_labelled=not isinstance(prompt, TokensPrompt),
+            are_single=isinstance(prompt, ChatPrompt),
+        )
 
-    def _token_ids(self, prompt: Prompt, arrival_ns: int) -> array[int]:
+    def _token_ids(self, prompt: Prompt, media: Sequence[MediaItem], arrival_ns: int) -> array[int]:
         if isinstance(prompt, TokensPrompt):
             return array("i", prompt.token_ids)
         if isinstance(prompt, TextPrompt):
-            return self._encode_text(prompt.text, prompt.add_special_tokens, "prompt")
+            return self._encode_text(self._vocabulary.marked(prompt.text), media, prompt.add_special_tokens, "prompt")
         # special tokens belong to the template
-        return self._encode_text(self._templates.render(prompt, _wall_time(arrival_ns)), False, "messages")
+        return self._encode_text(self._templates.render(prompt, _wall_time(arrival_ns)), media, False, "messages")
 
-    def _encode_text(self, text: str, add_special_tokens: bool, param: str) -> array[int]:
+    def _encode_text(self, text: str, media: Sequence[MediaItem], add_special_tokens: bool, param: str) -> array[int]:
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
@@ -60,6 +85,8 @@ class PromptEncoder:
                 code="context_length_exceeded",
                 param=param,
             )
+        if self._placement is not None:
+            text = self._placement.labelled(text, media)
         return array("i", self._vocabulary.encode(text, add_special_tokens))
 
     def checked(self, token_ids: array[int], param: str) -> array[int]:

@@ -31,9 +31,10 @@ class SamplingRules:
         self._max_model_len = max_model_len
         self._max_positions = max_positions
 
-    def max_tokens(self, max_tokens: int, num_prompt_tokens: int, param: str) -> int:
-        """`max_tokens` as asked for, or what the model has room for. `param`: the field of the prompt."""
-        self._check_length(num_prompt_tokens, max_tokens, param)
+    def max_tokens(self, max_tokens: int, num_prompt_tokens: int, param: str, note: str = "") -> int:
+        """`max_tokens` as asked for, or what the model has room for. `param`: the field of the prompt; `note`: what it is made
+        of, for messages."""
+        self._check_length(num_prompt_tokens, max_tokens, param, note)
         return max_tokens if max_tokens >= 0 else max(1, self._max_positions - num_prompt_tokens)
 
     def resolve(self, sampling: SamplingParams, text: TextOptions) -> SamplingParams:
@@ -53,18 +54,18 @@ class SamplingRules:
             bad_words_token_ids=bad_words_token_ids,
         )
 
-    def _check_length(self, num_prompt_tokens: int, max_tokens: int, param: str) -> None:
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int, param: str, note: str) -> None:
         limit = self._max_model_len
         if num_prompt_tokens == 0:
             raise RequestError(f"the {param} has no tokens; send at least one", param=param)
         if num_prompt_tokens + (max_tokens != 0) > limit:
             room = "" if num_prompt_tokens > limit else ", which leaves no room for an answer"
-            raise _too_long(limit, f"the {param} has {num_prompt_tokens} tokens{room}. Shorten it", param)
+            raise _too_long(limit, f"the {param} has {num_prompt_tokens} tokens{note}{room}. Shorten it", param)
         if num_prompt_tokens + max_tokens > limit:
             raise _too_long(
                 limit,
-                f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}, {max_tokens} for "
-                f"the completion). Shorten the {param}, lower max_tokens to {limit - num_prompt_tokens}",
+                f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}{note}, "
+                f"{max_tokens} for the completion). Shorten the {param}, lower max_tokens to {limit - num_prompt_tokens}",
                 "max_tokens",
             )
 

@@ -8,12 +8,14 @@ that no token has are worth no bytes.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import orjson
 import tokenizers
 
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
@@ -28,12 +30,17 @@ Encode = Callable[[str, bool], list[int]]
 """(text, add the special tokens that belong around a prompt) -> token ids."""
 
 _MAX_TOKEN_ID = (1 << 24) - 1
+_OLDER_NAMES = {"<|image@placeholder|>": "image", "<|video@placeholder|>": "video"}  # in Baidu's templates
 _UNKNOWN_TEXT = " \u2047 "  # what sentencepiece shows for an unknown piece
 
 
 @dataclass(slots=True)
 class Vocabulary:
-    """`pieces[i]` is token i as the tokenizer writes it, None where the id is free."""
+    """`pieces[i]` is token i as the tokenizer writes it, None where the id is free.
+
+    Placeholders of pictures and video are known to `encode` by a mark alone, a random name that nobody can type: their own
+    names are ordinary text. Who trusts a text (a template, a bare prompt) puts the marks in with `marked`.
+    """
 
     pieces: Sequence[str | None]
     rule: PieceRule
@@ -41,6 +48,7 @@ class Vocabulary:
     special_ids: frozenset[int]
     special_tokens: dict[str, str]  # by role (bos_token, eos_token, ...), for chat templates
     verbatim_ids: frozenset[int] = frozenset()  # tokens whose piece is their text
+    marks: dict[str, str] = field(default_factory=dict)  # by the name of a placeholder
     token_bytes: list[bytes] = field(init=False)  # of each token where it follows another
     longest_token_bytes: int = field(init=False)
 
@@ -52,9 +60,11 @@ class Vocabulary:
     def of(cls, model: ModelRecord) -> Vocabulary:
         """The vocabulary of the checkpoint. Raises CheckpointError."""
         settings = TokenizerSettings.of(model)
+        vision = model.config.vision
+        kinds = {vision.video_token_id: "video", vision.image_token_id: "image"} if vision else {}
         for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece), strict=True):
             if name in model.files:
-                return read(Path(model.path) / name, model.files[name], settings)
+                return read(Path(model.path) / name, model.files[name], settings, kinds)
         raise CheckpointError(
             f"{model.path} has neither tokenizer.json nor tokenizer.model; copy it from where the model is from"
         )
@@ -78,6 +88,12 @@ class Vocabulary:
         eos_token = self.special_tokens.get("eos_token")
         return (self.pieces.index(eos_token),) if eos_token and eos_token in self.pieces else ()
 
+    def marked(self, text: str) -> str:
+        """`text` with the names of placeholders as `encode` knows them."""
+        for name, mark in self.marks.items():
+            text = text.replace(name, mark)
+        return text
+
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token in the midst of a text; any id may be asked."""
         return self.token_bytes[token_id] if 0 <= token_id < self.size else b""
@@ -93,22 +109,31 @@ class Vocabulary:
         return piece.encode() if token_id in self.verbatim_ids else self.rule(piece, is_first)
 
 
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
 class _TokenizerFile(msgspec.Struct):
     """What of tokenizer.json is read here; `tokenizers` reads the rest."""
 
     decoder: dict[str, Any] | None = None
+    added_tokens: list[_AddedToken] = []
 
 
-def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings) -> Vocabulary:
-    """`path`: for messages, as below."""
+def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings, kinds: dict[int, str]) -> Vocabulary:
+    """`path`: for messages, as below; `kinds`: of the placeholders, by their token ids."""
     try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(data)
-        decoder = msgspec.json.decode(data, type=_TokenizerFile).decoder
+        file = msgspec.json.decode(data, type=_TokenizerFile)
+        names = {token.content: token.id for token in file.added_tokens if token.id in kinds}
+        marks = {name: _mark() for name in names}
+        tokenizer = tokenizers.Tokenizer.from_buffer(_renamed(data, marks))
+        decoder = file.decoder
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    id_of_piece = tokenizer.get_vocab(with_added_tokens=True)
+    id_of_piece = tokenizer.get_vocab(with_added_tokens=True) | names
     pieces: list[str | None] = [None] * _size(path, id_of_piece.values())
     for piece, token_id in id_of_piece.items():
         pieces[token_id] = piece
@@ -125,10 +150,29 @@ def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings) -
         special_ids=frozenset(declared | {token_id for token_id, token in added.items() if token.special}),
         special_tokens=settings.special_tokens,
         verbatim_ids=frozenset(added) if is_byte_level(decoder) else frozenset(),
+        marks=_with_older_names(marks, {name: kinds[token_id] for name, token_id in names.items()}),
     )
 
 
-def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings) -> Vocabulary:
+def _mark() -> str:
+    return f"<|{secrets.token_hex(16)}|>"
+
+
+def _renamed(data: bytes, marks: dict[str, str]) -> bytes:
+    """A tokenizer.json in which the placeholders have their marks for names; of the whole file nothing else is that text."""
+    for name, mark in marks.items():
+        if (written := orjson.dumps(name)) not in data:
+            data = orjson.dumps(orjson.loads(data))  # it was written with escapes
+        data = data.replace(written, orjson.dumps(mark))
+    return data
+
+
+def _with_older_names(marks: dict[str, str], kind_of: dict[str, str]) -> dict[str, str]:
+    mark_of_kind = {kind_of[name]: mark for name, mark in marks.items()}
+    return marks | {name: mark_of_kind[kind] for name, kind in _OLDER_NAMES.items() if kind in mark_of_kind}
+
+
+def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings, kinds: dict[int, str]) -> Vocabulary:
     """Tokens that the checkpoint adds, and special ones, are cut out of a text first; sentencepiece encodes what is between."""
     from sentencepiece import SentencePieceProcessor  # most models do without it
 
@@ -145,19 +189,22 @@ def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings) ->
     declared = {id_of_piece[token] for token in _declared_special(settings) if token in id_of_piece}
     special_ids = frozenset(control_ids | declared | {token.token_id for token in settings.added_tokens if token.is_special})
     verbatim_ids = (special_ids | {token.token_id for token in settings.added_tokens}) - {processor.unk_id()}
+    names = {pieces[token_id] or "": token_id for token_id in kinds if token_id in verbatim_ids}
+    marks = {name: _mark() for name in names}
     around = [id_of_piece.get(settings.special_tokens.get(role, ""), -1) for role in ("bos_token", "eos_token")]
     return Vocabulary(
         pieces=pieces,
         rule=_sentencepiece_rule(processor),
         encode=_sentencepiece_encode(
             processor,
-            {piece: token_id for piece, token_id in id_of_piece.items() if token_id in verbatim_ids},
+            {marks.get(piece, piece): token_id for piece, token_id in id_of_piece.items() if token_id in verbatim_ids},
             before=around[:1] if settings.is_adding_bos and around[0] >= 0 else [],
             after=around[1:] if settings.is_adding_eos and around[1] >= 0 else [],
         ),
         special_ids=special_ids,
         special_tokens=settings.special_tokens,
         verbatim_ids=verbatim_ids,
+        marks=_with_older_names(marks, {name: kinds[token_id] for name, token_id in names.items()}),
     )
 
 

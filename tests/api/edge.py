@@ -24,9 +24,12 @@ from engine.messages import Command, Control, Order, Reply
 from engine.process.control import ControlServer
 from engine.process.run_directory import Manifest, Run, lock_run, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
-from engine.process.topology import SUPERVISOR, default_plan
+from engine.process.topology import MEDIA, SUPERVISOR, actors_of, default_plan
 from engine.supervisor.port import reserve_port
 from shm.counters import State
+from shm.extent_slab import ExtentSlab
+from shm.segment import MemoryFile
+from tests.api.media_peer import MediaPeer
 from tests.api.tokenizer_peer import TokenizerPeer
 from tests.configurations import engine_config
 from tests.paths import REPOSITORY
@@ -66,6 +69,11 @@ class Edge:
         self._others = [name for name in (SUPERVISOR, *(actor.name for actor in plan)) if name != CHILD]
         self.peers = [TokenizerPeer(run_id, f"tokenizer{index}") for index in range(self.config.tokenizer_processes)]
         self.peer = self.peers[0]
+        self.media_peers = [
+            MediaPeer(run_id, name, ExtentSlab(MemoryFile.from_fd(os.dup(memory.fd), memory.num_bytes)))
+            for name in actors_of(MEDIA, self._others)
+            for memory in self._segments.media_memory_of(CHILD).values()
+        ]
         self.orders: list[Order] = []
         self.events: list[Control] = []
         self.answer: Callable[[Order], Reply] = lambda order: Reply("", 200, "done")
@@ -78,7 +86,7 @@ class Edge:
     def __enter__(self) -> Edge:
         for name in self._others:
             self.begin(name, 1)
-        for peer in self.peers:
+        for peer in (*self.peers, *self.media_peers):
             peer.start(1)
         self._control = ControlServer(self.run)
         self._supervision = threading.Thread(target=self._supervise, name=SUPERVISOR)
@@ -93,7 +101,7 @@ class Edge:
             self._is_stopping = True
             self._supervision.join()
             self._control.close()
-            for peer in self.peers:
+            for peer in (*self.peers, *self.media_peers):
                 peer.stop()
             self._segments.close()
             unlink_segments(self.run.run_id)
@@ -104,9 +112,16 @@ class Edge:
         """Start api0 and wait until it serves."""
         self.counters.actor(CHILD).begin_epoch(epoch, time.monotonic_ns())
         arguments = ["--run-dir", self.config.run_dir, "--actor", CHILD, "--epoch", str(epoch), "--parent", str(os.getpid())]
+        media = self._segments.media_memory_of(CHILD)
+        if media:
+            arguments += ["--media-fds", ",".join(f"{name}={memory.fd}" for name, memory in media.items())]
         with self.run.log_path(CHILD).open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "engine.process.main", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
+                [sys.executable, "-W", "error", "-m", "engine.process.main", *arguments],
+                cwd=REPOSITORY,
+                stdout=log,
+                stderr=log,
+                pass_fds=[memory.fd for memory in media.values()],
             )
         wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), what="api0 ready")
         assert self.child.poll() is None, self.log
@@ -143,6 +158,14 @@ class Edge:
         epoch = self.counters.actor(self.peer.name).epoch + 1
         self.peer.start(epoch)
         self.begin(self.peer.name, epoch)
+
+    def restart_media(self) -> None:
+        """As `restart_tokenizer`."""
+        (peer,) = self.media_peers
+        peer.stop()
+        epoch = self.counters.actor(peer.name).epoch + 1
+        peer.start(epoch)
+        self.begin(peer.name, epoch)
 
     def _supervise(self) -> None:
         while not self._is_stopping:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from engine.errors import CheckpointError
 from engine.messages import Abort, AbortRequest, Command, Message, Pause, ReloadWeights, Reply
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.topology import SUPERVISOR
+from shm.counters import State
+from shm.death_notes import DeathNotes
 
 PING_INTERVAL_NS = 10_000_000
 
@@ -74,6 +78,21 @@ class CrashingActor(Actor):
 
     def step(self) -> int:
         raise RuntimeError("it broke")
+
+
+class VictimActor(Actor):
+    """Named `media0`, so that it has notes: takes a file in hands that kills it, until it has done so four times."""
+
+    FILE = b"f" * 32
+
+    def step(self) -> int:
+        if self.context.counters.actor(SUPERVISOR).state is not State.READY:
+            return 0
+        notes = DeathNotes.attach(self.context.run.run_id, self.context.name)
+        if notes.num_deaths(self.FILE) < 4:
+            notes.open(self.FILE)
+            signal.raise_signal(signal.SIGKILL)
+        return 0
 
 
 class SlowActor(Actor):

@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _usage(self, body: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-        prompt = body["prompt"] if "prompt" in body else " ".join(message["content"] for message in body["messages"])
+        prompt = body["prompt"] if "prompt" in body else " ".join(map(_text_of, body["messages"]))
         behaviour = self.server_state.behaviour
         num_prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split()) * behaviour.tokens_per_word
         return {
@@ -180,3 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)

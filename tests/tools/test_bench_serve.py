@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from tests.paths import REPOSITORY
@@ -68,6 +71,21 @@ def test_text_prompts_are_calibrated(tmp_path: Path, endpoint: str) -> None:
     assert result["num_prompt_tokens"] == 4 * 65
     assert result["num_output_tokens"] == 12
     assert len(streamed(server, "/v1/chat/completions" if endpoint == "chat" else "/v1/completions")) == 4
+
+
+def test_pictures_go_with_chats(tmp_path: Path) -> None:
+    options = ["--endpoint", "chat", "--num-prompts", "4", "--output-len", "2", "--seed", "7", "--image-size", "33x20"]
+    with openai_server() as server:
+        result = bench(server, tmp_path, *options, "--images-per-request", "2", "--distinct-images", "3")
+        bodies = streamed(server, "/v1/chat/completions")
+    assert result["num_output_tokens"] == 8
+    links = [[part["image_url"]["url"] for part in body["messages"][0]["content"][:-1]] for body in bodies]
+    assert [len(own) for own in links] == [2] * 4
+    assert len({link for own in links for link in own}) == 3
+    for link in links[0]:
+        with PIL.Image.open(io.BytesIO(base64.b64decode(link.partition(",")[2]))) as picture:
+            picture.load()
+            assert (picture.format, picture.size, picture.mode) == ("PNG", (33, 20), "RGB")
 
 
 @pytest.mark.parametrize("kind", ["ids", "text"])
@@ -177,6 +195,7 @@ def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
         (["--url", "localhost:8000"], "must look like http://"),
         (["--url", "http://localhost:99999"], "no usable port"),
         (["--endpoint", "chat", "--prompts", "ids"], "needs --endpoint completions"),
+        (["--images-per-request", "1"], "needs --endpoint chat"),
     ],
 )
 def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pty
 import select
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +127,45 @@ def test_nothing_listens() -> None:
     assert "nothing listens on http://127.0.0.1:1" in done.stderr
     assert chat("--url", "ftp://somewhere", "hello").returncode == 2
     assert "nothing was piped in" in chat().stderr
+
+
+PICTURE = b"\x89PNG\r\n\x1a\n..."
+
+
+def test_pictures_are_asked_about(tmp_path: Path) -> None:
+    file, clip = tmp_path / "a.png", tmp_path / "b.mp4"
+    file.write_bytes(PICTURE)
+    clip.write_bytes(b"\0\0\0\x18ftypmp42")
+    with openai_server() as server:
+        assert chat("--url", server.url, "--image", str(file), "--image", str(clip), "what?").returncode == 0
+        (body,) = server.bodies(CHAT)
+        picture, video, text = body["messages"][0]["content"]
+        assert picture["image_url"]["url"] == f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
+        assert video["video_url"]["url"].startswith("data:video/mp4;base64,")
+        assert text == {"type": "text", "text": "what?"}
+        for wrong, message in ((tmp_path / "none", "cannot be read"), (Path(__file__), "no picture and no video")):
+            done = chat("--url", server.url, "--image", str(wrong), "what?")
+            assert (done.returncode, message in done.stderr) == (2, True)
+
+
+def test_a_picture_stays_in_its_conversation(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(PICTURE)
+    with openai_server() as server, terminal_chat("--url", server.url) as terminal:
+        terminal.until("> ")
+        terminal.type("/image nowhere\n")
+        terminal.until("cannot be read")
+        terminal.until("> ")
+        terminal.type(f"/image {file}\n")
+        terminal.until("next question")
+        for question in ("one", "two"):
+            terminal.until("> ")
+            terminal.type(question + "\n")
+            terminal.until("tokens in")
+        first, second = server.bodies(CHAT)
+    assert [part["type"] for part in first["messages"][0]["content"]] == ["image_url", "text"]
+    assert second["messages"][0] == first["messages"][0]
+    assert second["messages"][-1] == {"role": "user", "content": "two"}
 
 
 def test_a_conversation_has_a_history() -> None:

@@ -8,6 +8,7 @@ many tokens a word costs and how many the server adds.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +76,11 @@ class PromptMaker:
         shared = rng.choices(WORDS, k=num_shared_words)
         return [" " + " ".join(shared + rng.choices(WORDS, k=num_words - num_shared_words)) for _ in range(count)]
 
-    def body(self, prompt: str | list[int]) -> dict[str, Any]:
-        """The part of a request that carries the prompt."""
+    def body(self, prompt: str | list[int], pictures: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """The part of a request that carries the prompt, and pictures before it."""
         if self.endpoint == "chat":
-            return {"messages": [{"role": "user", "content": prompt}]}
+            content = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt
+            return {"messages": [{"role": "user", "content": content}]}
         return {"prompt": prompt}
 
 

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.errors import OptionError, TokamakError
 from tools.bench.connection import Client
+from tools.bench.pictures import Pictures
 from tools.bench.prompts import PromptMaker, prepare
 from tools.bench.report import render, summarize
 from tools.bench.timeline import Timeline
@@ -112,10 +113,16 @@ async def send(client: Client, path: str, request: bytes) -> Timeline:
     return timeline
 
 
-def _request(options: argparse.Namespace, maker: PromptMaker, prompt: str | list[int], output_len: int) -> bytes:
+def _request(
+    options: argparse.Namespace,
+    maker: PromptMaker,
+    prompt: str | list[int],
+    output_len: int,
+    pictures: list[dict[str, Any]],
+) -> bytes:
     body: dict[str, Any] = {
         "model": options.model,
-        **maker.body(prompt),
+        **maker.body(prompt, pictures),
         "max_tokens": output_len,
         "temperature": options.temperature,
         "stream": True,
@@ -146,11 +153,16 @@ async def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         maker = await prepare(client, options.model, options.endpoint, options.prompts)
         count = options.num_prompts + options.warmup
         prompts = maker.prompts(count, options.input_len, options.shared_prefix_len, options.seed)
-        for prompt in prompts[options.num_prompts :]:
-            warm = await send(client, path, _request(options, maker, prompt, min(WARMUP_TOKENS, options.output_len)))
+        pictures = Pictures(options)
+        for index in range(options.num_prompts, count):
+            output_len = min(WARMUP_TOKENS, options.output_len)
+            warm = await send(client, path, _request(options, maker, prompts[index], output_len, pictures.of(index)))
             if warm.error:
                 raise TokamakError(f"the warm-up request failed: {warm.error}: {warm.detail}")
-        requests = [_request(options, maker, prompt, options.output_len) for prompt in prompts[: options.num_prompts]]
+        requests = [
+            _request(options, maker, prompts[index], options.output_len, pictures.of(index))
+            for index in range(options.num_prompts)
+        ]
         load = await _run_load(options, client, path, requests, console)
     finally:
         client.close()
@@ -188,6 +200,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.lower().partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= 16384 and 0 < int(height) <= 16384):
+        raise argparse.ArgumentTypeError(f"must be WIDTHxHEIGHT of at most 16384 each, such as 448x448, is {text}")
+    return int(width), int(height)
+
+
 def _rate(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -216,6 +235,11 @@ def _parser() -> argparse.ArgumentParser:
     arrivals.add_argument("--request-rate", type=_rate, metavar="R", help="Poisson arrivals, R a second, instead")
     load.add_argument("--input-len", type=_positive, default=256, metavar="N", help="prompt tokens; default: %(default)s")
     load.add_argument("--output-len", type=_positive, default=64, metavar="N", help="max_tokens; default: %(default)s")
+    load.add_argument(
+        "--images-per-request", type=_count, default=0, metavar="N", help="pictures beside the prompt; chats only"
+    )
+    load.add_argument("--image-size", type=_size, default=(448, 448), metavar="WxH", help="their pixels; default: 448x448")
+    load.add_argument("--distinct-images", type=_positive, metavar="N", help="different ones among all; default: all differ")
     load.add_argument("--shared-prefix-len", type=_count, default=0, metavar="N", help="of the prompt tokens, the same in all")
     load.add_argument("--prompts", choices=("auto", "ids", "text"), default="auto", help="default: ids where the server can")
     load.add_argument("--ignore-eos", action="store_true", help="generate --output-len tokens whatever the model says")
@@ -233,6 +257,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise OptionError(
             f"--shared-prefix-len {options.shared_prefix_len} is above --input-len {options.input_len}, of which it is a part"
         )
+    if options.images_per_request and options.endpoint != "chat":
+        raise OptionError("--images-per-request needs --endpoint chat")
     if options.endpoint == "chat" and options.prompts == "ids":
         raise OptionError("--prompts ids needs --endpoint completions; a chat takes text")
     if options.seed is None:

@@ -13,6 +13,7 @@ from engine.errors import RequestError
 
 Message = dict[str, Any]
 
+MEDIA_TYPES = ("image", "video")  # what the edge makes of a picture's part, whatever it was sent as
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type of part -> its field
 
 
@@ -30,6 +31,23 @@ def read_json(data: bytes, kind: Any, param: str) -> Any:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RequestError(f"{param} is not as it should be: {error}", param=param) from error
+
+
+def with_media_as(messages: list[Message], forms: dict[str, Message]) -> list[Message]:
+    """The parts of pictures and video in the form that a template shows, by their kind."""
+    shown = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [forms.get(part["type"], part) for part in content]
+        shown.append(message | {"content": content})
+    return shown
+
+
+def media_of(messages: list[Message]) -> list[str]:
+    """The kinds of the pictures and videos in them, in order."""
+    parts = (part for message in messages if not isinstance(message["content"], str) for part in message["content"])
+    return [part["type"] for part in parts if part["type"] in MEDIA_TYPES]
 
 
 def with_string_contents(messages: list[Message]) -> list[Message]:
@@ -69,15 +87,17 @@ def _content(content: Any, where: str) -> str | list[Message]:
         return content
     if not isinstance(content, list):
         raise _mistake(f"{where}.content is neither a string nor a list of parts")
-    return [_text_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    return [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
 
 
-def _text_part(part: Any, where: str) -> Message:
+def _part(part: Any, where: str) -> Message:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise _mistake(f'{where} is no content part; a text part is {{"type": "text", "text": "..."}}')
+    if kind in MEDIA_TYPES:
+        return {"type": kind}
     if kind not in _TEXT_TYPES:
         raise _mistake(f"{where} has the type {kind!r}; this model takes text parts only")
     text = part.get(_TEXT_TYPES[kind])

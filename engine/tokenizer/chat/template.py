@@ -6,27 +6,50 @@ bring along, renders a conversation is decided here, how it is kept within bound
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from engine.errors import CheckpointError, RequestError
 from engine.messages import ChatPrompt
-from engine.tokenizer.chat.messages import Message, read_json, read_messages, with_part_contents, with_string_contents
+from engine.tokenizer.chat.messages import (
+    MEDIA_TYPES,
+    Message,
+    media_of,
+    read_json,
+    read_messages,
+    with_media_as,
+    with_part_contents,
+    with_string_contents,
+)
 from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PROBE = "tokamak-probe"
+_MEDIA_FORMS: tuple[Callable[[str], Message], ...] = (  # as templates ask for them
+    lambda kind: {"type": kind},
+    lambda kind: {"type": f"{kind}_url", f"{kind}_url": {"url": ""}},
+    lambda kind: {"type": kind, kind: ""},
+)
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 
 
 class ChatTemplate:
-    """One template and the form of contents it shows: strings, lists of parts, or both (found out by trying)."""
+    """One template and the form of contents it shows: strings, lists of parts, or both; and of pictures (found out by
+    trying)."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, marks: Mapping[str, str] | None = None) -> None:
+        """`marks`: of the placeholders, by the names that the template has for them (`Vocabulary.marks`). They take the names'
+        place in the template itself, before anything that a client typed comes in."""
+        for name, mark in (marks or {}).items():
+            source = source.replace(name, mark)
         self._template = Template(source)
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = self._shows(_PROBE) or not self._takes_parts
+        marks_shown = tuple((marks or {}).values())
+        forms = {kind: self._form_of(kind, marks_shown) for kind in MEDIA_TYPES} if marks_shown and self._takes_parts else {}
+        self._media_forms = {kind: form for kind, form in forms.items() if form}
 
     @property
     def source(self) -> str:
@@ -34,33 +57,60 @@ class ChatTemplate:
 
     def render(self, messages: list[Message], variables: dict[str, Any], max_characters: int) -> str:
         """The prompt text of `messages` as `read_messages` gives them."""
+        for kind in media_of(messages):
+            if kind not in self._media_forms:
+                raise RequestError(
+                    f"the chat template shows no {kind} parts; send text, or start with another --chat-template",
+                    code="unsupported_media",
+                    param="messages",
+                )
+        messages = with_media_as(messages, self._media_forms)
         if not self._takes_parts:
             messages = with_string_contents(messages)
         elif not self._takes_strings:
             messages = with_part_contents(messages)
         return self._template.render({"messages": messages, **variables}, max_characters)
 
+    def _form_of(self, kind: str, marks: tuple[str, ...]) -> Message | None:
+        """The form of a part of which the template makes one placeholder; None: it shows no such parts."""
+        for form in _MEDIA_FORMS:
+            text = self._trial([form(kind)])
+            if sum(map(text.count, set(marks))) == 1:
+                return form(kind)
+        return None
+
     def _shows(self, content: Any) -> bool:
         """Whether `content` appears as text, not as the notation of a list."""
+        text = self._trial(content)
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+    def _trial(self, content: Any) -> str:
+        """What becomes of a content; nothing where the template does not take it."""
         try:
-            text = self._template.render({"messages": [{"role": "user", "content": content}]}, max_characters=1 << 20)
+            return self._template.render({"messages": [{"role": "user", "content": content}]}, max_characters=1 << 20)
         except (TemplateBoundError, MemoryError):
             raise
-        except Exception:  # whatever a template raises: it does not take this
-            return False
-        return _PROBE in text and "'type'" not in text and '"type"' not in text
+        except Exception:  # whatever a template raises
+            return ""
 
 
 class ChatTemplates:
     """The templates of a model by name ("default", and perhaps "tool_use"), and its special tokens as their variables."""
 
     def __init__(
-        self, sources: dict[str, str], special_tokens: dict[str, str], max_characters: int, *, trusts_requests: bool
+        self,
+        sources: dict[str, str],
+        special_tokens: dict[str, str],
+        max_characters: int,
+        *,
+        trusts_requests: bool,
+        marks: Mapping[str, str] | None = None,
     ) -> None:
-        """`max_characters`: of a rendered prompt; `trusts_requests`: whether requests may bring templates of their own. Raises
-        CheckpointError where a template does not compile."""
-        self._templates = {name: _compiled(name, source) for name, source in sources.items()}
-        self._special_tokens = special_tokens
+        """`max_characters`: of a rendered prompt; `trusts_requests`: whether requests may bring templates of their own;
+        `marks`: as of `ChatTemplate`. Raises CheckpointError where a template does not compile."""
+        self._marks = marks or {}
+        self._templates = {name: _compiled(name, source, self._marks) for name, source in sources.items()}
+        self._special_tokens = {role: self._marks.get(token, token) for role, token in special_tokens.items()}
         self._max_characters = max_characters
         self._trusts_requests = trusts_requests
 
@@ -94,7 +144,7 @@ class ChatTemplates:
                     "--trust-request-chat-template",
                     param="chat_template",
                 )
-            return ChatTemplate(requested).render(messages, variables, self._max_characters)
+            return ChatTemplate(requested, self._marks).render(messages, variables, self._max_characters)
         return self._choose(requested, has_tools).render(messages, variables, self._max_characters)
 
     def _choose(self, requested: str, has_tools: bool) -> ChatTemplate:
@@ -125,9 +175,9 @@ class ChatTemplates:
         return {**self._special_tokens, **fixed, **more}
 
 
-def _compiled(name: str, source: str) -> ChatTemplate:
+def _compiled(name: str, source: str, marks: Mapping[str, str]) -> ChatTemplate:
     try:
-        return ChatTemplate(source)
+        return ChatTemplate(source, marks)
     except Exception as error:  # jinja2's own errors, and Python's on deep nesting
         raise CheckpointError(f"the model's chat template {name!r} does not compile: {error}") from error
 
@@ -141,7 +191,7 @@ def _with_tag(messages: list[Message], prompt: ChatPrompt) -> list[Message]:
         )
     content = messages[-1]["content"]
     if isinstance(content, list):
-        if not content:
+        if not content or "text" not in content[-1]:
             raise RequestError("the final message has no text to continue", param="messages")
         tagged: Any = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _CONTINUE_TAG}]
     else:

@@ -126,6 +126,17 @@ def test_too_many_deaths_end_the_engine(tmp_path: Path) -> None:
         assert engine.run_directories() == []
 
 
+def test_a_file_that_kills_its_decoder_ends_no_engine(tmp_path: Path) -> None:
+    """Four deaths, of which none counts for the limit of two."""
+    with EchoEngine(tmp_path, "echo0=EchoActor,media0=VictimActor", restart_limit=2) as engine:
+        engine.wait_ready()
+        assert engine.wait_for_epoch("media0", 5).restarts == 4
+        engine.kill("media0")
+        engine.wait_for_epoch("media0", 6)
+        engine.kill("media0")
+        assert engine.wait_exit() == 1
+
+
 def test_a_child_that_cannot_start_ends_the_start_with_its_cause(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, "echo0=EchoActor,failing0=FailingActor,stubborn0=StubbornActor") as engine:
         assert engine.wait_exit() == 1

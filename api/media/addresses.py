@@ -1,0 +1,63 @@
+"""Which hosts a link of a client may lead to: a server that fetches for strangers must not reach what only it can reach.
+
+Used by `download.py` in the api process. A name is resolved once; every address that it has is checked; and the connection goes
+to one of these very addresses, so that a second answer of the name service changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+_INNER_NETWORKS = tuple(
+    map(
+        ip_network,
+        (
+            "0.0.0.0/8",
+            "100.64.0.0/10",  # carrier-grade NAT
+            "192.0.0.0/24",
+            "192.88.99.0/24",  # 6to4 relays
+            "240.0.0.0/4",
+            "::/96",  # IPv4 in IPv6, in four ways
+            "::ffff:0:0/96",
+            "64:ff9b::/96",
+            "64:ff9b:1::/48",
+            "2001::/32",  # Teredo
+            "2002::/16",  # 6to4
+            "fc00::/7",
+            "fec0::/10",
+        ),
+    )
+)
+
+Address = IPv4Address | IPv6Address
+
+
+class ForbiddenAddressError(Exception):
+    """A host has an address that is not for clients. Says nothing of the address, which the client may not know."""
+
+
+class Addresses:
+    """`allowed`: networks that are reached in spite of the rules (`--allowed-media-networks`)."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self._allowed = [ip_network(network) for network in allowed]
+
+    def may_reach(self, address: Address) -> bool:
+        if any(address in network for network in self._allowed):
+            return True
+        is_inner = any(address in network for network in _INNER_NETWORKS)
+        return address.is_global and not (is_inner or address.is_multicast or address.is_reserved)
+
+    async def resolve(self, host: str, port: int, is_trusted: bool) -> list[str]:
+        """All addresses of a host, best first. ForbiddenAddressError where one is not for clients, unless the host is trusted;
+        OSError where it has none."""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not addresses:
+            raise OSError(f"{host} has no address")
+        if not is_trusted and not all(self.may_reach(ip_address(address.partition("%")[0])) for address in addresses):
+            raise ForbiddenAddressError
+        return addresses

@@ -1,0 +1,138 @@
+"""The bytes of pictures and video while their requests are open, and what the media processes say of them.
+
+Lives in the event loop of the api process, one for all requests. It is the producer of this process's media slab: what lies
+there stays until its request ends, so that whoever loses pixels can make them again. Which media process a call went to is
+known here alone; when that comes back with a new epoch, the call goes there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from dataclasses import dataclass
+from zlib import crc32
+
+from engine.errors import RequestError
+from engine.messages import MediaItem, MediaSource, Prepare, Prepared
+from engine.process.context import ActorContext
+from engine.process.topology import MEDIA
+from shm.slab import SlabHandle
+
+PREPARE_TIMEOUT_S = 60.0
+RETRY_AFTER_S = 1
+
+
+@dataclass(slots=True)
+class _Call:
+    message: Prepare
+    media: str
+    answer: asyncio.Future[Prepared]
+
+
+class MediaDesk:
+    def __init__(self, context: ActorContext) -> None:
+        self._name = context.name
+        self._epoch = context.epoch
+        self._slab = context.own_slab()
+        self._outboxes = {
+            f"{MEDIA}{index}": context.outbox(f"{MEDIA}{index}") for index in range(context.config.media_processes)
+        }
+        self._backlogs = {media: deque[str]() for media in self._outboxes}  # call ids that a full ring refused
+        self._calls: dict[str, _Call] = {}
+        self._call_ids = itertools.count()
+        self._num_held_bytes = context.counter("media_held_bytes")
+
+    def hold(self) -> HeldMedia:
+        """For one request."""
+        return HeldMedia(self)
+
+    def allocate(self, num_bytes: int) -> SlabHandle:
+        """Room in the slab. RequestError (429) where there is none now."""
+        handle = self._slab.allocate(num_bytes)
+        if handle is None:
+            raise RequestError(
+                f"the files of open requests take {self._slab.num_used_bytes} of {self._slab.capacity_bytes} bytes, no "
+                f"room for {num_bytes} more; try again, or start with a larger --media-memory",
+                status=429,
+                code="media_memory_full",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._num_held_bytes.set(self._slab.num_used_bytes)
+        return handle
+
+    def writable(self, handle: SlabHandle) -> memoryview:
+        return self._slab.writable(handle)
+
+    def release(self, handles: list[SlabHandle]) -> None:
+        for handle in handles:
+            self._slab.release(handle)
+        self._num_held_bytes.set(self._slab.num_used_bytes)
+
+    async def prepare(self, source: MediaSource) -> MediaItem:
+        """What the bytes of an item are. RequestError where they are nothing that the model can look at."""
+        call_id = f"{self._name}.{self._epoch}.{next(self._call_ids)}"
+        names = list(self._outboxes)
+        media = names[crc32(call_id.encode()) % len(names)]
+        message = Prepare(call_id, self._name, self._epoch, source)
+        call = self._calls[call_id] = _Call(message, media, asyncio.get_running_loop().create_future())
+        self._backlogs[media].append(call_id)
+        self.flush()
+        try:
+            prepared = await asyncio.wait_for(asyncio.shield(call.answer), PREPARE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise RequestError(
+                f"{media} has not answered for {PREPARE_TIMEOUT_S:.0f} s", status=503, code="unavailable", retry_after_s=1
+            ) from None
+        finally:
+            del self._calls[call_id]
+            call.answer.cancel()
+        if prepared.item is None:
+            raise RequestError(
+                prepared.message,
+                status=prepared.status,
+                code=prepared.code,
+                retry_after_s=RETRY_AFTER_S if prepared.status in (429, 503) else 0,
+            )
+        return prepared.item
+
+    # -------------------------------------------------------------------------------------------------- for the actor
+
+    def on_prepared(self, message: Prepared) -> None:
+        call = self._calls.get(message.call_id)
+        if call is not None and not call.answer.done():
+            call.answer.set_result(message)
+
+    def on_peer(self, name: str) -> None:
+        """A media process came back with a new epoch, and knows of nothing."""
+        if name in self._backlogs:
+            self._backlogs[name] = deque(call_id for call_id, call in self._calls.items() if call.media == name)
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the rings take."""
+        for media, backlog in self._backlogs.items():
+            while backlog and (backlog[0] not in self._calls or self._outboxes[media].send(self._calls[backlog[0]].message)):
+                backlog.popleft()
+
+
+class HeldMedia:
+    """What one request holds of the slab, and the facts of its items."""
+
+    def __init__(self, desk: MediaDesk | None = None) -> None:
+        self.items: list[MediaItem] = []
+        self._desk = desk
+        self._handles: list[SlabHandle] = []
+
+    def allocate(self, num_bytes: int) -> tuple[SlabHandle, memoryview]:
+        """Room until `release`, to be filled at once."""
+        assert self._desk is not None
+        handle = self._desk.allocate(num_bytes)
+        self._handles.append(handle)
+        return handle, self._desk.writable(handle)
+
+    def release(self) -> None:
+        """Let go of all. Harmless a second time."""
+        if self._desk is not None and self._handles:
+            self._desk.release(self._handles)
+            self._handles = []

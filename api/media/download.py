@@ -1,0 +1,281 @@
+"""Fetching what links of clients lead to: in parallel, in order, and never where a stranger must not lead a server.
+
+Used by `request.py` in the api process. `Fetcher.fetch` gets one link; `download` gets many, and stops at the first that fails.
+Who may be reached is in `addresses.py`. No message tells an address, or more of a link than its client sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from api.media.addresses import Addresses, ForbiddenAddressError
+from api.media.object_store import SCHEMES, ObjectStore, presigned
+from engine.config import EngineConfig
+from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    import httpx2
+
+MAX_REDIRECTS = 3
+MAX_TRIES = 2
+MAX_ADDRESSES = 3  # of a host, until one can be reached
+MAX_CONNECTIONS = 256
+MAX_LINK_CHARACTERS = 8192
+VIDEO_FACTOR = 3  # a video may take so many times as long
+_USER_AGENT = "tokamak"
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (502, 503, 504)  # worth another try
+_PORTS = {"http": 80, "https": 443}
+
+L = TypeVar("L")
+T = TypeVar("T")
+
+
+async def download(
+    links: Sequence[L] | str, fetch: Callable[[L], Awaitable[T]], max_workers: int = 8
+) -> AsyncGenerator[T | RequestError, None]:
+    """What `fetch` makes of each link, in their order, `max_workers` at a time. The first failure is the last that comes: what
+    has not begun never does, what is under way is cancelled. So it is where the caller stops early, and closes the iterator."""
+    waiting = deque[L]([links] if isinstance(links, str) else links)  # type: ignore[list-item]
+    under_way = deque[asyncio.Future[T]]()
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < max(1, max_workers):
+                under_way.append(asyncio.ensure_future(fetch(waiting.popleft())))
+            try:
+                yield await under_way[0]
+            except RequestError as error:
+                yield error
+                return
+            under_way.popleft()
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A link taken apart by nobody but us."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str  # path and query
+    is_trusted: bool = False  # of the operator's own store
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def text(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+
+class Fetcher:
+    """One api process's way out."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._addresses = Addresses(config.allowed_media_networks)
+        self._domains = frozenset(domain.lower().rstrip(".") for domain in config.allowed_media_domains)
+        self._local_path = config.allowed_local_media_path
+        self._store = ObjectStore.of(config)
+        self._timeout_s = config.media_fetch_timeout_s
+        self._transport: httpx2.AsyncHTTPTransport | None = None
+
+    async def fetch(self, link: str, max_bytes: int, *, is_video: bool = False) -> bytearray:
+        """What a link leads to. RequestError, without `param`, where that is nothing or too much."""
+        timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
+        scheme = link[:16].partition(":")[0].lower()
+        if scheme == "file":
+            return await asyncio.to_thread(self._read_file, link, max_bytes)
+        if scheme in SCHEMES:
+            parsed = self._signed(link, scheme)
+        else:
+            parsed = _parsed(link)
+        try:
+            return await asyncio.wait_for(self._follow(parsed, max_bytes), timeout_s)
+        except asyncio.TimeoutError:
+            raise failed(f"did not answer in full within {timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    # -------------------------------------------------------------------------------------------------------------- http
+
+    async def _follow(self, link: _Link, max_bytes: int) -> bytearray:
+        for _ in range(MAX_REDIRECTS + 1):
+            found = await self._try(link, max_bytes)
+            if not isinstance(found, str):
+                return found
+            link = _parsed(urljoin(link.text, found))
+        raise invalid_link(f"redirects more than {MAX_REDIRECTS} times")
+
+    async def _try(self, link: _Link, max_bytes: int) -> bytearray | str:
+        """The content, or where it is instead; tried again where that may help."""
+        if self._domains and link.host not in self._domains and not link.is_trusted:
+            raise invalid_link(f"leads to {link.host}, which is not among --allowed-media-domains")
+        try:
+            addresses = await self._addresses.resolve(link.host, link.port, link.is_trusted)
+        except ForbiddenAddressError:
+            raise invalid_link(f"leads to {link.host}, which is no public host; see --allowed-media-networks") from None
+        except (OSError, UnicodeError):
+            raise failed(f"leads to {link.host}, which has no address") from None
+        for number in range(MAX_TRIES):
+            try:
+                return await self._get(link, addresses, max_bytes)
+            except _Passing as error:
+                if number + 1 == MAX_TRIES:
+                    raise failed(str(error)) from None
+        raise AssertionError
+
+    async def _get(self, link: _Link, addresses: list[str], max_bytes: int) -> bytearray | str:
+        import httpx2  # imports much, which a server that fetches nothing does not need
+
+        if self._transport is None:
+            limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
+            self._transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
+        for number, address in enumerate(addresses[:MAX_ADDRESSES], 1):
+            try:
+                return await self._get_from(self._transport, link, address, max_bytes)
+            except httpx2.ConnectError:
+                if number == min(len(addresses), MAX_ADDRESSES):
+                    raise _Passing("cannot be reached") from None
+            except httpx2.HTTPError as error:
+                raise _Passing(f"broke off ({type(error).__name__})") from None
+        raise AssertionError
+
+    async def _get_from(
+        self, transport: httpx2.AsyncHTTPTransport, link: _Link, address: str, max_bytes: int
+    ) -> bytearray | str:
+        import httpx2
+
+        host = f"[{address}]" if ":" in address else address
+        timeout = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout_s)
+        request = httpx2.Request(
+            "GET",
+            f"{link.scheme}://{host}:{link.port}{link.target}",
+            headers={"host": link.authority, "accept": "*/*", "accept-encoding": "identity", "user-agent": _USER_AGENT},
+            extensions={"timeout": timeout, "sni_hostname": link.host},
+        )
+        response = await transport.handle_async_request(request)
+        try:
+            if response.status_code in _REDIRECTS and "location" in response.headers:
+                return response.headers["location"]
+            if response.status_code in _PASSING:
+                raise _Passing(f"answered with status {response.status_code}")
+            if response.status_code != 200:
+                raise failed(f"answered with status {response.status_code}")
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                raise failed("is compressed for its way, which was not asked for")
+            return await _content(response, max_bytes)
+        finally:
+            await response.aclose()
+
+    # ------------------------------------------------------------------------------------------------------ stores, files
+
+    def _signed(self, link: str, scheme: str) -> _Link:
+        bucket, _, key = link[len(scheme) + 1 :].removeprefix("//").partition("/")
+        if not bucket or not key or _has_forbidden(link):
+            raise invalid_link(f"should be {scheme}://BUCKET/KEY")
+        if not (self._store.access_key and self._store.secret_key):
+            raise invalid_link(f"needs keys for {scheme}:, which this server was started without")
+        signed = _parsed(presigned(self._store, scheme, bucket, unquote(key), datetime.now(timezone.utc)), most=1 << 16)
+        return _Link(signed.scheme, signed.host, signed.port, signed.target, is_trusted=bool(self._store.endpoint))
+
+    def _read_file(self, link: str, max_bytes: int) -> bytearray:
+        """A regular file beneath the allowed directory, whatever links lead where, also while it is looked at."""
+        if not self._local_path:
+            raise invalid_link("is a file:, and this server was started without --allowed-local-media-path")
+        host, slash, path = link[len("file:") :].removeprefix("//").partition("/")
+        path = unquote(slash + path)
+        root = os.path.realpath(self._local_path)
+        if host not in ("", "localhost") or "\0" in path or not _is_beneath(path := os.path.realpath(path), root):
+            raise invalid_link("is not beneath --allowed-local-media-path")
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise invalid_link(f"cannot be opened: {error.strerror}") from None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _is_beneath(os.readlink(f"/proc/self/fd/{descriptor}"), root):
+                raise invalid_link("is no regular file beneath --allowed-local-media-path")
+            content = bytearray()
+            while len(content) <= max_bytes and (piece := os.read(descriptor, min(1 << 20, max_bytes + 1 - len(content)))):
+                content += piece
+        finally:
+            os.close(descriptor)
+        if len(content) > max_bytes:
+            raise too_large(status.st_size, max_bytes)
+        return content
+
+
+class _Passing(Exception):
+    """A failure that another try may not meet."""
+
+
+async def _content(response: httpx2.Response, max_bytes: int) -> bytearray:
+    length = response.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise too_large(int(length[:20]), max_bytes)
+    content = bytearray()
+    async for piece in response.aiter_raw():
+        content += piece
+        if len(content) > max_bytes:
+            raise too_large(None, max_bytes)
+    return content
+
+
+def _parsed(text: str, most: int = MAX_LINK_CHARACTERS) -> _Link:
+    """A link over http. RequestError: it is none, or one that programs read differently."""
+    if len(text) > most or _has_forbidden(text):
+        raise invalid_link(f"has a backslash, a space or a control character, or more than {most} characters")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        host = (parts.hostname or "").rstrip(".")
+        host = host if host.isascii() else host.encode("idna").decode()
+    except ValueError:  # an open bracket, a port that is no number, a name that IDNA does not have
+        raise invalid_link("is no valid URL") from None
+    if parts.scheme not in _PORTS:
+        raise invalid_link(f"has the scheme {parts.scheme[:16]!r}; http, https, data, s3, bos and, where allowed, file will do")
+    if not host or "@" in parts.netloc or "%" in host or port == 0:
+        raise invalid_link("has no host, or a user's name before it")
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=-._~")
+    query = f"?{quote(parts.query, safe='/%:@!$&()*+,;=-._~?')}" if parts.query else ""
+    return _Link(parts.scheme, host.lower(), port or _PORTS[parts.scheme], path + query)
+
+
+def _has_forbidden(text: str) -> bool:
+    return "\\" in text or any(letter <= " " or letter == "\x7f" for letter in text)
+
+
+def _is_beneath(path: str, root: str) -> bool:
+    return os.path.commonpath((path, root)) == root
+
+
+def invalid_link(why: str) -> RequestError:
+    return RequestError(f"the link {why}", code="invalid_image_url")
+
+
+def failed(why: str) -> RequestError:
+    return RequestError(f"the link could not be fetched: it {why}", code="failed_to_download_image")
+
+
+def too_large(num_bytes: int | None, max_bytes: int) -> RequestError:
+    size = f"{num_bytes} bytes" if num_bytes is not None else "more"
+    return RequestError(
+        f"the file has {size}, the limit is {max_bytes}; send a smaller one, or start with a larger --max-media-bytes",
+        code="image_file_too_large",
+    )

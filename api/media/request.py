@@ -1,0 +1,196 @@
+"""The media of one HTTP request: fetched or decoded into the media slab, and made known to be something.
+
+Runs in the event loop of the api process, which it never holds for long: base64 is decoded in pieces, with a turn of the loop
+after each. Limits come before the work that they are to prevent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import time
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
+
+from starlette.types import Receive
+
+from api.client.generation import unless_gone
+from api.media.desk import HeldMedia, MediaDesk
+from api.media.download import Fetcher, download, too_large
+from api.media.parts import MediaPart, check_parts
+from api.schemas.requests import MediaOptions, dump
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.messages import MediaItem, MediaSource
+from engine.process.context import ActorContext
+from shm.slab import SlabHandle
+
+PIECE_CHARACTERS = 1 << 20  # of base64, decoded in one turn of the loop
+MAX_FRAMES = 10_000  # of a video that comes as pictures
+_SCHEMES = ("http:", "https:", "data:", "s3:", "bos:", "file:")
+_FRAMES = "data:video/jpeg;base64,"
+
+
+class MediaRequests:
+    """What the handlers of one api process share. `desk` is None where the model takes text alone."""
+
+    def __init__(self, context: ActorContext, desk: MediaDesk | None) -> None:
+        self._config = context.config
+        self._name = context.name
+        self._desk = desk
+        self._fetcher = Fetcher(context.config)
+        self._num_fetches = context.counter("media_fetches_total")
+        self._num_failed = context.counter("media_fetches_failed_total")
+        self._fetch_seconds = context.histogram("media_fetch_seconds")
+
+    async def gather(self, parts: list[MediaPart], receive: Receive, options: MediaOptions) -> HeldMedia:
+        """The items of a request's parts, in their order, held until somebody calls `release`. `receive`: of a client that may
+        leave meanwhile. RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
+        config = self._config
+        check_parts(parts, self._desk is not None, config.enable_mm_embeds, config.limit_mm_per_prompt)
+        if self._desk is None or not parts:
+            return HeldMedia()
+        given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}
+        settings = {name: value for name, value in given.items() if value}
+        encoded = dump(settings, "mm_processor_kwargs") if settings else b""
+        work = _Gathering(config, self._name, self._desk, self._fetch, encoded)
+        try:
+            await unless_gone(work.gather(parts), receive)
+        except BaseException:
+            work.held.release()
+            raise
+        return work.held
+
+    async def _fetch(self, part: MediaPart, max_bytes: int) -> bytearray:
+        begun_ns = time.monotonic_ns()
+        self._num_fetches.add(1)
+        try:
+            return await self._fetcher.fetch(part.content, max_bytes, is_video=part.kind == "video")
+        except RequestError:
+            self._num_failed.add(1)
+            raise
+        finally:
+            self._fetch_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)
+
+
+Fetch = Callable[[MediaPart, int], Awaitable[bytearray]]
+
+
+class _Gathering:
+    """Of one request."""
+
+    def __init__(self, config: EngineConfig, name: str, desk: MediaDesk, fetch: Fetch, settings: bytes) -> None:
+        self.held = desk.hold()
+        self._config = config
+        self._name = name
+        self._desk = desk
+        self._fetch = fetch
+        self._settings = settings
+        self._overload = asyncio.get_running_loop().create_future()
+
+    async def gather(self, parts: list[MediaPart]) -> None:
+        """RequestError: of the first part in order that is refused; where there is no room for one, nothing is waited for."""
+        work = asyncio.ensure_future(self._gather(parts))
+        try:
+            await asyncio.wait({work, self._overload}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise self._overload.result()
+            work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+
+    async def _gather(self, parts: list[MediaPart]) -> None:
+        """Parts that are the same are one item: a link is fetched once."""
+        distinct = {part.identity: part for part in reversed(parts)}
+        found: list[MediaItem] = []
+        results = download(list(distinct.values()), self._item, self._config.media_download_parallel)
+        try:
+            async for result in results:
+                if isinstance(result, RequestError):
+                    raise result
+                found.append(result)
+        finally:
+            await results.aclose()
+        items = dict(zip(distinct, found, strict=True))
+        self.held.items = [items[part.identity] for part in parts]
+
+    async def _item(self, part: MediaPart) -> MediaItem:
+        try:
+            handles = await self._bytes(part)
+            if not all(handle.num_bytes for handle in handles):
+                code = (
+                    "invalid_features" if part.is_features else "image_parse_error" if part.kind == "image" else "invalid_video"
+                )
+                raise RequestError("the file is empty", code=code)
+            source = MediaSource(self._name, handles, part.kind, part.is_features, part.grid_thw, self._settings)
+            return await self._desk.prepare(source)
+        except RequestError as error:
+            placed = RequestError(
+                f"{part.path}: {error.message}",
+                status=error.status,
+                code=error.code,
+                param=part.path,
+                retry_after_s=error.retry_after_s,
+            )
+            if error.status != 400 and not self._overload.done():
+                self._overload.set_result(placed)
+            raise placed from None
+
+    async def _bytes(self, part: MediaPart) -> tuple[SlabHandle, ...]:
+        content = part.content
+        max_bytes = self._config.max_media_bytes * (2 if part.kind == "video" or part.is_features else 1)
+        if part.kind == "video" and not part.is_features and content[: len(_FRAMES)].lower() == _FRAMES:
+            return await self._frames(content[len(_FRAMES) :], max_bytes)
+        if content[:5].lower() == "data:":
+            head, comma, payload = content.partition(",")
+            if not comma or not head.lower().endswith(";base64"):
+                raise _no_base64("a data: link has the form data:TYPE;base64,DATA")
+            return (await self._decoded(payload, max_bytes),)
+        if part.is_features and not content[:6].lower().startswith(_SCHEMES):
+            return (await self._decoded(content, max_bytes),)
+        fetched = await self._fetch(part, max_bytes)
+        handle, memory = self.held.allocate(len(fetched))
+        memory[:] = fetched
+        return (handle,)
+
+    async def _frames(self, payload: str, max_bytes: int) -> tuple[SlabHandle, ...]:
+        num_frames = payload.count(",") + 1
+        if num_frames > MAX_FRAMES:
+            raise RequestError(f"the video has {num_frames} frames, the limit is {MAX_FRAMES}", code="invalid_video")
+        if _num_decoded(payload) > max_bytes:
+            raise too_large(_num_decoded(payload), max_bytes)
+        return tuple([await self._decoded(frame, max_bytes) for frame in payload.split(",")])
+
+    async def _decoded(self, text: str, max_bytes: int) -> SlabHandle:
+        """Base64 into the slab, piece by piece."""
+        if "%" in text:
+            text = unquote(text)
+        text = text.rstrip("=")
+        num_bytes = _num_decoded(text)
+        if num_bytes > max_bytes:
+            raise too_large(num_bytes, max_bytes)
+        if len(text) % 4 == 1:
+            raise _no_base64(f"{len(text)} letters are the base64 of nothing")
+        handle, memory = self.held.allocate(num_bytes)
+        place = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            try:
+                decoded = binascii.a2b_base64(piece + "=" * (-len(piece) % 4))
+            except (binascii.Error, ValueError) as error:
+                raise _no_base64(str(error)) from None
+            if len(decoded) != _num_decoded(piece):  # letters that base64 does not have are passed over
+                raise _no_base64("it has letters that base64 does not have")
+            memory[place : place + len(decoded)] = decoded
+            place += len(decoded)
+            await asyncio.sleep(0)
+        return handle
+
+
+def _num_decoded(text: str) -> int:
+    return len(text) * 3 // 4
+
+
+def _no_base64(why: str) -> RequestError:
+    return RequestError(f"no valid base64: {why}", code="invalid_base64_image")

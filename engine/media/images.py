@@ -1,0 +1,178 @@
+"""Pictures: what a file is without looking at its pixels, and its pixels as the model is to see them.
+
+Bit for bit what transformers 5.23's Pillow processors make of a file: turned as its EXIF orientation says, transparency on
+white, the first frame of several, then one resize. Six formats by content; whatever a file calls itself counts for nothing.
+Sides are read and limited before memory is taken for pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from engine.media.refusal import decoding, parse_error, refuse
+from engine.media.settings import PictureSettings
+from engine.media.sizes import MAX_RATIO, is_too_long
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Pixels = NDArray[np.uint8]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_STARTS = (
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+)
+_ORIENTATION = 0x0112
+_TURNED = range(5, 9)  # orientations that exchange the sides
+_MAX_CHUNKS = 100_000
+
+Image.MAX_IMAGE_PIXELS = None  # our own limit says more, and is asked before Pillow's
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with a file is for its client
+
+
+def format_of(data: bytes | bytearray) -> str:
+    """By content. RequestError: it is none of those that are taken, or nothing."""
+    if not data:
+        raise parse_error("image", "the file is empty")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    found = next((name for start, name in _STARTS if data.startswith(start)), "")
+    if not found:
+        raise refuse(
+            f"the file is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: it begins with {bytes(data[:8]).hex(' ')}; convert it",
+            "unsupported_image_media_type",
+        )
+    return found
+
+
+def sides_of(data: bytes | bytearray, max_pixels: int) -> tuple[int, int]:
+    """Height and width as the picture is to be seen, by its header. RequestError: it is too large, too long, or damaged."""
+    with decoding("image"):
+        if format_of(data) == "WEBP":
+            _check_sides(*_webp_sides(data), max_pixels)  # Pillow takes the memory when it opens one
+        image = _open(data, max_pixels)
+        height, width = image.height, image.width
+        is_turned = image.format != "TIFF" and _orientation_of(image, data) in _TURNED  # Pillow turns a TIFF's sides itself
+        return (width, height) if is_turned else (height, width)
+
+
+def pixels_of(data: bytes | bytearray, settings: PictureSettings, max_pixels: int) -> Pixels:
+    """uint8 [height, width, 3] in the size that `settings` bring it to. RequestError as of `sides_of`."""
+    with decoding("image"):
+        image = upright(data, max_pixels)
+        return resized(image, settings.size_of(image.height, image.width), settings.resample)
+
+
+def upright(data: bytes | bytearray, max_pixels: int) -> Image.Image:
+    """In red, green and blue, and the right way up."""
+    if format_of(data) == "WEBP":
+        _check_sides(*_webp_sides(data), max_pixels)
+    image: Image.Image = _open(data, max_pixels)
+    with _silence() if image.format == "TIFF" else nullcontext():
+        ImageOps.exif_transpose(image, in_place=True)
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Pixels:
+    """uint8 [height, width, 3] of a picture in red, green and blue."""
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), resample=Image.Resampling(resample))
+    return np.asarray(image)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """libtiff tells stderr, which is the log, what is wrong with a stranger's file."""
+    sys.stderr.flush()
+    log, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(log, 2)
+        os.close(log)
+        os.close(nowhere)
+
+
+def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:
+    try:
+        image = Image.open(BytesIO(data), formats=[format_of(data)])
+    except UnidentifiedImageError:
+        raise parse_error("image", "its header is damaged") from None
+    _check_sides(image.height, image.width, max_pixels)
+    return image
+
+
+def _check_sides(height: int, width: int, max_pixels: int) -> None:
+    if height < 1 or width < 1:
+        raise parse_error("image", f"its sides are {width} x {height}")
+    if height * width > max_pixels:
+        raise refuse(
+            f"the picture has {width} x {height} = {width * height} pixels, the limit is {max_pixels} (--max-image-pixels); "
+            "make it smaller",
+            "image_too_large",
+        )
+    if is_too_long(height, width):
+        raise refuse(
+            f"the picture's sides are {width} x {height}, the longer may be {MAX_RATIO} times the shorter; cut it",
+            "invalid_image",
+        )
+
+
+def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:
+    """As `ImageOps.exif_transpose` finds it. A PNG may have it behind its pixels; it is decoded only then."""
+    if image.format == "PNG" and not _has_late_words(data):
+        exif: Any = Image.Image.getexif(image)
+    else:
+        exif = image.getexif()
+    found = exif.get(_ORIENTATION, 1)
+    return found if isinstance(found, int) else 1
+
+
+def _has_late_words(data: bytes | bytearray) -> bool:
+    """Whether a PNG has chunks that may speak of its orientation behind the first with pixels."""
+    position, has_pixels = 8, False
+    for _ in range(_MAX_CHUNKS):
+        header = data[position : position + 8]
+        if len(header) < 8:
+            return False
+        name = bytes(header[4:])
+        if has_pixels and name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+            return True
+        has_pixels = has_pixels or name == b"IDAT"
+        position += 12 + int.from_bytes(header[:4], "big")
+    return True
+
+
+def _webp_sides(data: bytes | bytearray) -> tuple[int, int]:
+    """Height and width by the first chunk's header."""
+    kind = bytes(data[12:16])
+    if kind == b"VP8X" and len(data) >= 30:
+        return 1 + int.from_bytes(data[27:30], "little"), 1 + int.from_bytes(data[24:27], "little")
+    if kind == b"VP8L" and len(data) >= 25:
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    if kind == b"VP8 " and len(data) >= 30:
+        return int.from_bytes(data[28:30], "little") & 0x3FFF, int.from_bytes(data[26:28], "little") & 0x3FFF
+    raise parse_error("image", "it ends before its sides")

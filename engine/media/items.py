@@ -1,0 +1,184 @@
+"""What is known of an item without its pixels, and the pixels of its units: from bytes to answers, without processes.
+
+A picture is one unit. A video's unit is what the encoder computes by itself, some frames; where the last one lacks frames, its
+last is repeated. Features that a client encoded are cut into units as if they had been encoded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.checkpoint.vision_config import VisionConfig
+from engine.media import features, images, video
+from engine.media.frames import choose_frames
+from engine.media.identity import item_hash, unit_hash
+from engine.media.refusal import refuse
+from engine.media.settings import MediaSettings
+from engine.messages import MediaItem, MediaSource
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Parts = list[bytearray]
+
+
+class MediaItems:
+    """Of one model. `max_rows`: of the encoder arena; `max_bytes`: of the pixel slab; `beat` is called while something takes
+    long. RequestError from any method: the item is wrong."""
+
+    def __init__(
+        self,
+        vision: VisionConfig,
+        settings: MediaSettings,
+        files: dict[str, bytes],
+        max_pixels: int,
+        max_rows: int,
+        max_bytes: int,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._vision = vision
+        self._settings = settings
+        self._files = files
+        self._max_pixels = max_pixels
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._beat = beat
+        # What was used last, by the hash of its first unit: its next unit is asked for next.
+        self._clip: tuple[bytes, video.Clip] | None = None
+        self._rows: tuple[bytes, NDArray[np.float32]] | None = None
+
+    def settings_of(self, source: MediaSource) -> MediaSettings:
+        """With what the request asks for."""
+        return self._settings.for_request(source.settings)
+
+    def name_of(self, source: MediaSource, parts: Parts, settings: MediaSettings) -> bytes:
+        """The item's hash: of all that shapes its features."""
+        facts: tuple[object, ...] = (source.kind, "features", source.grid_thw)
+        if not source.is_features:
+            facts = (source.kind, settings.picture if source.kind == "image" else settings.clip)
+        return item_hash(facts, parts)
+
+    def look(self, source: MediaSource, parts: Parts, settings: MediaSettings, name: bytes) -> MediaItem:
+        """Facts about an item of these bytes, whose hash is `name`."""
+        if source.kind == "video" and self._vision.video_token_id < 0:
+            raise refuse("the model takes pictures and no video; send frames as pictures", "unsupported_media")
+        if source.is_features:
+            return self._look_at_features(source, parts, settings, name)
+        if source.kind == "image":
+            height, width = settings.picture.size_of(*images.sides_of(parts[0], self._max_pixels))
+            return self._item(source, name, self._grid_of(1, height, width))
+        clip = self._opened(unit_hash(name, 0), parts, settings)
+        chosen = self._chosen(clip, settings)
+        clip.check_gaps(chosen)
+        height, width = settings.clip.frame_size(clip.height, clip.width, len(chosen))
+        fps = clip.fps if clip.is_pictures else len(chosen) / clip.num_frames * clip.fps
+        times = [index / clip.fps for index in self._padded(chosen)]
+        return self._item(
+            source, name, self._grid_of(len(times) // self._vision.temporal_patch_size, height, width), times, fps
+        )
+
+    def unit_bytes(self, item: MediaItem) -> int:
+        """Of the pixels or features of each unit."""
+        return self._unit_bytes(item.source, item.grid_thw)
+
+    def pixels(self, item: MediaItem, index: int, parts: Parts) -> np.ndarray[Any, np.dtype[Any]]:
+        """Of a unit: uint8 [frames, height, width, 3], or of features float32 [rows, width]."""
+        if item.source.is_features:
+            rows = item.tokens_per_unit
+            if self._rows is None or self._rows[0] != item.unit_hashes[0]:
+                found = features.read_features(parts[0], rows * len(item.unit_hashes), self._vision.feature_width)
+                self._rows = item.unit_hashes[0], found
+            return self._rows[1][index * rows : (index + 1) * rows]
+        settings = self.settings_of(item.source)
+        if item.kind == "image":
+            return images.pixels_of(parts[0], settings.picture, self._max_pixels)[None]
+        clip = self._opened(item.unit_hashes[0], parts, settings)
+        count = self._vision.frames_per_unit
+        chosen = self._padded(self._chosen(clip, settings))[index * count : (index + 1) * count]
+        size = item.grid_thw[1] * self._vision.patch_size, item.grid_thw[2] * self._vision.patch_size
+        return video.pixels_of(clip, chosen, size, settings.clip, self._files.get(settings.clip.font, b""))
+
+    def has_open(self, item: MediaItem) -> bool:
+        """Whether pixels of its units can be made without its bytes."""
+        return any(kept is not None and kept[0] == item.unit_hashes[0] for kept in (self._clip, self._rows))
+
+    def close(self) -> None:
+        """Let go of the video that is open."""
+        if self._clip is not None:
+            self._clip[1].close()
+            self._clip = None
+
+    def _look_at_features(self, source: MediaSource, parts: Parts, settings: MediaSettings, name: bytes) -> MediaItem:
+        """Of a video that somebody else cut into frames, these are taken to be as far apart as the settings say."""
+        vision = self._vision
+        grid = features.checked_grid(source.kind, source.grid_thw, vision)
+        if len(parts) != 1:
+            raise refuse(f"the features come in {len(parts)} files, expected one", features.CODE)
+        fps = settings.clip.frames.fps
+        times = [index / fps for index in range(grid[0] * vision.temporal_patch_size)] if source.kind == "video" else []
+        item = self._item(source, name, grid, times, fps)
+        features.read_features(parts[0], len(item.unit_hashes) * item.tokens_per_unit, vision.feature_width)
+        return item
+
+    def _item(
+        self,
+        source: MediaSource,
+        name: bytes,
+        grid: tuple[int, int, int],
+        times: list[float] | None = None,
+        fps: float = 0.0,
+    ) -> MediaItem:
+        """`times`: of all frames of a video; `fps`: how many of them a second has. RequestError: its units are too large."""
+        vision, count = self._vision, self._vision.frames_per_unit
+        num_tokens = vision.num_tokens_of(grid[1], grid[2])
+        num_bytes = self._unit_bytes(source, grid)
+        if num_tokens > self._max_rows or num_bytes > self._max_bytes:
+            raise refuse(
+                f"the item's units have {num_tokens} tokens and {num_bytes} bytes of pixels, the limits are {self._max_rows} "
+                f"(--encoder-cache-size) and {self._max_bytes} (--mm-processor-cache-gb); ask for less in mm_processor_kwargs",
+                "image_too_large",
+            )
+        units = range(len(times) // count if times else 1)
+        return MediaItem(
+            source,
+            source.kind,
+            grid,
+            tuple(unit_hash(name, index) for index in units),
+            num_tokens,
+            tuple((times[unit * count] + times[unit * count + count - 1]) / 2 for unit in units) if times else (),
+            vision.temporal_patch_size / fps if times else 0.0,
+        )
+
+    def _grid_of(self, num_rows: int, height: int, width: int) -> tuple[int, int, int]:
+        return num_rows, height // self._vision.patch_size, width // self._vision.patch_size
+
+    def _unit_bytes(self, source: MediaSource, grid: tuple[int, int, int]) -> int:
+        vision = self._vision
+        if source.is_features:
+            return 4 * vision.feature_width * vision.num_tokens_of(grid[1], grid[2])
+        return 3 * grid[1] * grid[2] * vision.patch_size**2 * (vision.frames_per_unit if source.kind == "video" else 1)
+
+    def _opened(self, first_hash: bytes, parts: Parts, settings: MediaSettings) -> video.Clip:
+        """A video that stays open until another is asked for."""
+        if self._clip is None or self._clip[0] != first_hash:
+            self.close()
+            self._clip = (first_hash, video.Clip(list(parts), settings.clip.frames.fps, self._max_pixels, self._beat))
+        return self._clip[1]
+
+    def _chosen(self, clip: video.Clip, settings: MediaSettings) -> list[int]:
+        """Indices of the frames that count. Pictures that come as frames were chosen by their sender."""
+        choice = settings.clip.frames
+        if clip.is_pictures:
+            if clip.num_frames > choice.max_frames:
+                raise refuse(
+                    f"the video has {clip.num_frames} frames, the limit is {choice.max_frames}; send fewer", "invalid_video"
+                )
+            return list(range(clip.num_frames))
+        return choose_frames(settings.clip.kind, choice, clip.num_frames, clip.fps, settings.clip.frames_per_row)
+
+    def _padded(self, chosen: list[int]) -> list[int]:
+        """As many as make whole units."""
+        return chosen + [chosen[-1]] * (-len(chosen) % self._vision.frames_per_unit)

@@ -1,0 +1,270 @@
+"""How pictures and video become patches: from the checkpoint's processor files, the server's options, and the request.
+
+Pure. Read by the launcher (how large can a unit be?) and by the media processes. A checkpoint of today has one file with a
+part for each processor, an older one a file for each, or one for pictures that holds for video too; sizes stand in `size`, or
+in `min_pixels` and `max_pixels` as of old. What is not there is as in transformers 5.23. The server's options may ask for
+anything, a request for less than the server allows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from engine.checkpoint.record import VIDEO_PROCESSOR, ModelRecord
+from engine.checkpoint.vision_config import IMAGE_PROCESSOR, PROCESSOR, VisionConfig
+from engine.errors import CheckpointError, OptionError, RequestError
+from engine.media.frames import FrameChoice
+from engine.media.refusal import refuse
+from engine.media.sizes import Rule, shared_size, usual_size, widened_size
+
+_PIXELS = {  # least and most of a picture, and of a video's frame (qwen3_vl: of all its frames), by architecture
+    "qwen2_5_vl": ((56 * 56, 28 * 28 * 1280), (128 * 28 * 28, 28 * 28 * 768)),
+    "qwen3_vl": ((56 * 56, 28 * 28 * 1280), (128 * 32 * 32, 32 * 32 * 768)),
+    "ernie4_5_vl_moe": ((56 * 56, 28 * 28 * 6177), (299 * 28 * 28, 1196 * 28 * 28)),
+    "paddleocr_vl": ((384 * 384, 1536 * 1536), (384 * 384, 1536 * 1536)),
+}
+_FRAMES = {"ernie4_5_vl_moe": (16, 180)}  # least and most
+_MAX_VIDEO_TOKENS = {"qwen2_5_vl": 128_000, "qwen3_vl": 768}
+_FPS = 2.0
+_BICUBIC = 3
+_MOST = 1 << 40
+_PIXEL_KEYS = ("min_pixels", "max_pixels", "size")
+_FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
+_KEYS = (*_PIXEL_KEYS, *_FRAME_KEYS)
+_GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for one kind alone
+
+
+class PictureSettings(msgspec.Struct, frozen=True):
+    """Of a picture. It names no default: whatever shapes pixels is here, and so in their identity."""
+
+    kind: str  # the architecture
+    factor: int  # sides become multiples of it
+    min_pixels: int
+    max_pixels: int
+    resample: int
+    is_resizing: bool
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that a picture is brought to."""
+        rule = widened_size if self.kind == "paddleocr_vl" else usual_size
+        return self._sized(rule, height, width, self.max_pixels, 1)
+
+    def _sized(self, rule: Rule, height: int, width: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+        if self.is_resizing:
+            return rule(height, width, self.factor, self.min_pixels, max_pixels, num_frames)
+        if height % self.factor or width % self.factor:
+            raise refuse(
+                f"the model takes sides of multiples of {self.factor} pixels, these are {width} x {height}; make them so",
+                "invalid_image",
+            )
+        return height, width
+
+
+class ClipSettings(PictureSettings, frozen=True):
+    """Of a video."""
+
+    frames: FrameChoice
+    frames_per_row: int
+    max_video_tokens: int  # 0: unlimited
+    font: str  # with which each frame has its time drawn on it; empty: it has not
+
+    def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        """Height and width that each of so many frames is brought to."""
+        max_pixels = self.max_pixels
+        if self.kind == "qwen3_vl":
+            if self.max_video_tokens:
+                share = min(self.max_video_tokens * self.factor**2, max_pixels // num_frames)
+                max_pixels = max(share, int(self.min_pixels * 1.05)) * num_frames
+            return self._sized(shared_size, height, width, max_pixels, max(2, num_frames))
+        if self.max_video_tokens:
+            total = int(self.max_video_tokens * self.factor**2 * 0.9)
+            max_pixels = max(min(max_pixels, total * self.frames_per_row // num_frames), int(self.min_pixels * 1.05))
+        return self._sized(usual_size, height, width, max_pixels, num_frames)
+
+
+class MediaSettings(msgspec.Struct, frozen=True):
+    """Of both."""
+
+    picture: PictureSettings
+    clip: ClipSettings
+
+    @staticmethod
+    def of(record: ModelRecord, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
+        """Of a vision model and the server's options. CheckpointError, OptionError: one of them is wrong."""
+        vision = record.config.vision
+        assert vision is not None
+        picture_file, clip_file = processor_files(record.files)
+        try:
+            picture = _picture_settings(vision, picture_file)
+            clip = _clip_settings(vision, clip_file, record.files)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{record.path}: the processor files are wrong: {error}") from None
+        try:
+            return MediaSettings(picture, clip).changed(processor_kwargs, io_kwargs)
+        except RequestError as error:
+            raise OptionError(f"--mm-processor-kwargs, --media-io-kwargs: {error.message}") from None
+
+    def for_request(self, settings: bytes) -> MediaSettings:
+        """With what a request asks for (see MediaSource). RequestError: it asks for more than the server allows."""
+        if not settings:
+            return self
+        given = json.loads(settings)
+        changed = self.changed(given.get("mm_processor_kwargs") or {}, given.get("media_io_kwargs") or {})
+        asked, allowed = changed.clip.frames, self.clip.frames
+        for name, value, limit in (
+            ("max_pixels of pictures", changed.picture.max_pixels, self.picture.max_pixels),
+            ("max_pixels of video", changed.clip.max_pixels, self.clip.max_pixels),
+            ("fps", asked.fps, allowed.fps),
+            ("min_frames", asked.min_frames, allowed.min_frames),
+            ("max_frames", asked.max_frames, allowed.max_frames),
+            ("num_frames", asked.num_frames, allowed.most),
+        ):
+            if value > limit:
+                raise refuse(f"{name} {value:g} is more than the server's {limit:g}; ask for less", "invalid_value")
+        if asked.most <= allowed.most:
+            return changed
+        fewer = msgspec.structs.replace(asked, max_frames=allowed.most, min_frames=min(asked.min_frames, allowed.most))
+        return MediaSettings(changed.picture, msgspec.structs.replace(changed.clip, frames=fewer))
+
+    def changed(self, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
+        """With other values. RequestError: there is no such setting, or it cannot have that value."""
+        given = {"image": dict(processor_kwargs), "video": dict(processor_kwargs)}
+        for kind in given:
+            for name, values in ((f"{kind}s_kwargs", processor_kwargs), (kind, io_kwargs)):
+                given[kind] |= _asked(lambda values, name=name: _object(name, values.get(name)), values)
+        unknown = {*io_kwargs} - {*given} | {*given["image"], *given["video"]} - {*_KEYS, *_GROUPS}
+        if unknown:
+            raise refuse(f"there is no setting {', '.join(sorted(unknown))}; there are {', '.join(_KEYS)}", "invalid_value")
+        picture = msgspec.structs.replace(self.picture, **_changed_pixels(self.picture, given["image"]))
+        frames = msgspec.structs.replace(self.clip.frames, **_changed_frames(given["video"]))
+        clip = msgspec.structs.replace(self.clip, frames=frames, **_changed_pixels(self.clip, given["video"]))
+        return MediaSettings(picture, clip)
+
+    @property
+    def max_frame_pixels(self) -> int:
+        """Of the largest picture or frame; qwen3_vl's limit for video is that of two frames together, at least."""
+        least_frames = 2 if self.clip.kind == "qwen3_vl" else 1
+        return max(self.picture.max_pixels, self.clip.max_pixels // least_frames, self.picture.factor**2)
+
+
+def processor_files(files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said of pictures, and of video. CheckpointError: a file is no JSON object."""
+
+    def read(name: str) -> dict[str, Any]:
+        try:
+            content = json.loads(files.get(name, b"{}"))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{name} is no JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{name} holds a {type(content).__name__}, expected an object")
+        return content
+
+    both, picture, clip = read(PROCESSOR), read(IMAGE_PROCESSOR), read(VIDEO_PROCESSOR)
+    return both.get("image_processor") or picture, both.get("video_processor") or clip or picture
+
+
+def _picture_settings(vision: VisionConfig, file: Mapping[str, Any]) -> PictureSettings:
+    return PictureSettings(**_common(vision, file, 0))
+
+
+def _clip_settings(vision: VisionConfig, file: Mapping[str, Any], files: Mapping[str, bytes]) -> ClipSettings:
+    least, most = _FRAMES.get(vision.kind, (4, 768))
+    frames = FrameChoice(
+        _positive("fps", file.get("fps") or _FPS, float),
+        _positive("min_frames", file.get("min_frames") or least, int),
+        _positive("max_frames", file.get("max_frames") or most, int),
+        _positive("num_frames", file.get("num_frames") or 0, int, least=0),
+    )
+    tokens = _positive("max_video_tokens", file.get("max_video_tokens") or _MAX_VIDEO_TOKENS.get(vision.kind, 1), int)
+    font = str(file.get("font") or next((name for name in files if name.endswith((".ttf", ".otf"))), ""))
+    is_drawing = vision.kind == "ernie4_5_vl_moe" and file.get("draw_on_frames", True) and font in files
+    return ClipSettings(
+        **_common(vision, file, 1),
+        frames=frames,
+        frames_per_row=vision.temporal_patch_size,
+        max_video_tokens=tokens if file.get("cap_pixels_per_frame") else 0,
+        font=font if is_drawing else "",
+    )
+
+
+def _common(vision: VisionConfig, file: Mapping[str, Any], which: int) -> dict[str, Any]:
+    for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.spatial_merge_size)):
+        if file.get(name, expected) != expected:
+            raise ValueError(f"{name} {file[name]} is not the model's {expected}")
+    least, most = _PIXELS[vision.kind][which]
+    return {
+        "kind": vision.kind,
+        "factor": vision.merged_pixels,
+        "resample": _positive("resample", file.get("resample", _BICUBIC), int, least=0),
+        "is_resizing": bool(file.get("do_resize", True)),
+        **({"min_pixels": least, "max_pixels": most} | _pixels(file)),
+    }
+
+
+def _pixels(given: Mapping[str, Any]) -> dict[str, int]:
+    """Limits among some settings; the older names win, as they do in transformers."""
+    size = _object("size", given.get("size"))
+    found: dict[str, int] = {}
+    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        values = [value for value in (given.get(name), size.get(edge), size.get(name)) if value is not None]
+        if values:
+            found[name] = _positive(name, values[0], int)
+    return found
+
+
+def _changed_pixels(settings: PictureSettings, given: Mapping[str, Any]) -> dict[str, int]:
+    found = _asked(_pixels, given)
+    least, most = found.get("min_pixels", settings.min_pixels), found.get("max_pixels", settings.max_pixels)
+    if "max_pixels" in found and "min_pixels" not in found:
+        least = found["min_pixels"] = min(least, most)
+    if not least <= most:
+        raise refuse(f"min_pixels {least} is more than max_pixels {most}; give a smaller one", "invalid_value")
+    return found
+
+
+def _changed_frames(given: Mapping[str, Any]) -> dict[str, Any]:
+    def read(given: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {} if given.get("do_sample_frames", True) else {"num_frames": -1}
+        for name in _FRAME_KEYS[:4]:
+            if given.get(name) is not None:
+                least = -1 if name == "num_frames" else 1
+                found[name] = _positive(name, given[name], float if name == "fps" else int, least)
+        if "max_frames" in found and "min_frames" not in found:
+            found["min_frames"] = 1
+        if "fps" in found and "num_frames" not in found:
+            found["num_frames"] = 0
+        return found
+
+    return _asked(read, given)
+
+
+def _asked(read: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = read(given)
+    except (TypeError, ValueError) as error:
+        raise refuse(str(error), "invalid_value") from None
+    return found
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} {value!r} should be an object")
+    return value
+
+
+def _positive(name: str, value: Any, kind: type, least: float = 1) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is float:
+        if not is_number or value <= 0:
+            raise ValueError(f"{name} {value!r} should be a positive number")
+        return float(value)
+    if not is_number or int(value) != value or not least <= value <= _MOST:
+        raise ValueError(f"{name} {value!r} should be a whole number from {least} to {_MOST}")
+    return int(value)

@@ -1,0 +1,61 @@
+"""How large a picture or a video's frames are made before they are cut into patches: pure functions.
+
+Every architecture rounds both sides to whole merged patches and keeps the number of pixels within two limits, each with rules
+of its own for what is very small; in video qwen3_vl counts the pixels of all frames together. As in transformers 5.23, of
+whose processors each function names one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+MAX_RATIO = 200  # of the longer to the shorter side
+
+# height, width, factor (sides become multiples of it), least and most pixels, number of frames -> height, width
+Rule = Callable[[int, int, int, int, int, int], tuple[int, int]]
+
+
+def is_too_long(height: int, width: int) -> bool:
+    """Whether no architecture takes a picture of such sides."""
+    return max(height, width) > MAX_RATIO * min(height, width)
+
+
+def usual_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+    """Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Ernie4_5_VLMoeImageProcessor: pixels of each frame by itself."""
+    return _fitted(height, width, factor, min_pixels, max_pixels, 1, 1)
+
+
+def widened_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+    """PaddleOCRVLImageProcessor: a side that is shorter than `factor` is made that long first."""
+    if height < factor:
+        height, width = factor, round(width * factor / height)
+    if width < factor:
+        height, width = round(height * factor / width), factor
+    return _fitted(height, width, factor, min_pixels, max_pixels, 1, 1)
+
+
+def shared_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+    """Qwen3VLVideoProcessor: pixels of all frames together, of which there are at least two."""
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    return _fitted(height, width, factor, min_pixels, max_pixels, num_frames, round(num_frames / 2) * 2)
+
+
+def _fitted(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int, rounded_frames: int
+) -> tuple[int, int]:
+    rounded = round(height / factor) * factor, round(width / factor) * factor
+    num_pixels = rounded_frames * rounded[0] * rounded[1]
+    if num_pixels > max_pixels:
+        shrink = math.sqrt(num_frames * height * width / max_pixels)
+        return _at_least(factor, math.floor(height / shrink / factor)), _at_least(factor, math.floor(width / shrink / factor))
+    if num_pixels < min_pixels:
+        grow = math.sqrt(min_pixels / (num_frames * height * width))
+        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return rounded
+
+
+def _at_least(factor: int, count: int) -> int:
+    return max(1, count) * factor

@@ -1,0 +1,245 @@
+"""Where pictures and video stand in a prompt: placeholders become as many tokens as their items take, and units with positions.
+
+Used by the tokenizer processes (`prompt_encoder.py`). Pure. An item is one **span** of tokens, or, where frames have their
+times in the text, a span for each frame:
+
+    <|vision_start|> <|image_pad|> <|vision_end|>                      a picture: its token is repeated
+    <|vision_start|> <|video_pad|> <|vision_end|>                      a video: likewise, or
+    <0.5 seconds><|vision_start|>..<|vision_end|><1.5 seconds><|vision_start|>..<|vision_end|>    frame by frame
+
+Items bind in order to runs of their kind's token. A run of one token is expanded; one of just the span's length stays.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.checkpoint.vision_config import VisionConfig
+from engine.errors import RequestError
+from engine.messages import MediaItem, MediaUnit
+
+_TIMED_FRAMES = ("qwen3_vl",)  # a video's frames have their times in the text
+_TIMED_POSITIONS = ("qwen2_5_vl",)  # in their positions, in seconds; elsewhere these count rows
+_MAX_NOTED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A prompt with its media in place; units in its order."""
+
+    token_ids: array[int]
+    units: tuple[MediaUnit, ...] = ()
+    num_item_tokens: tuple[int, ...] = ()  # of each item
+
+    @property
+    def note(self) -> str:
+        """What of the prompt its items take, for messages."""
+        return _note(self.num_item_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    item: int
+    label: str  # text before its start token
+    first_unit: int
+    num_units: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    token_id: int
+    start: int
+    length: int
+
+
+class Placement:
+    """Of one model."""
+
+    def __init__(self, vision: VisionConfig, pieces: Sequence[str | None], marks: Mapping[str, str]) -> None:
+        """`pieces` and `marks`: of the vocabulary."""
+        self._vision = vision
+        self._token_of_kind = {"image": vision.image_token_id, "video": vision.video_token_id}
+        self._token_ids = [token_id for token_id in self._token_of_kind.values() if token_id >= 0]
+
+        def piece(token_id: int) -> str:
+            return (pieces[token_id] if 0 <= token_id < len(pieces) else None) or ""
+
+        self._start, self._end = piece(vision.start_token_id), piece(vision.end_token_id)
+        self._mark = marks.get(piece(vision.video_token_id), "") if vision.kind in _TIMED_FRAMES else ""
+        start, mark, end = map(re.escape, (self._start, self._mark, self._end))
+        self._video_run = re.compile(f"(?:{start})?(?:{mark})+(?:{end})?")
+
+    def labelled(self, text: str, items: Sequence[MediaItem]) -> str:
+        """A text in which a video of several spans has a placeholder for each of them, times and all. Placeholders that stood
+        so already, and those that have no item, stay as they are."""
+        videos = deque(index for index, item in enumerate(items) if item.kind == "video")
+        if not self._mark or not videos:
+            return text
+        passing: list[Span] = []  # of a video that stands there span by span: those that come
+
+        def label(match: re.Match[str]) -> str:
+            if passing:
+                passing.pop()
+                return match[0]
+            if not videos:
+                return match[0]
+            index = videos.popleft()
+            spans = self.spans(index, items[index])
+            if match[0].count(self._mark) > 1:
+                passing.extend(spans[1:])
+                return match[0]
+            return "".join(f"{span.label}{self._start}{self._mark}{self._end}" for span in spans)
+
+        return self._video_run.sub(label, text)
+
+    def place(
+        self,
+        token_ids: array[int],
+        items: Sequence[MediaItem],
+        *,
+        param: str,
+        max_tokens: int,
+        encode: Callable[[str], Sequence[int]],
+        is_labelled: bool = False,
+        are_single: bool = False,
+    ) -> Placed:
+        """`param`: the prompt's field. `is_labelled`: every span has its own placeholder; else a single token may stand for all
+        frames of a video, and `encode` is asked for their labels. `are_single`: every token is a placeholder of its own, as
+        templates write them. RequestError where runs and items do not match, or the items have more than `max_tokens`."""
+        num_item_tokens = tuple(len(item.unit_hashes) * item.tokens_per_unit for item in items)
+        _check_total(num_item_tokens, max_tokens, param)
+        placed = array("i")
+        units: list[MediaUnit] = []
+        start_id, end_id = self._vision.start_token_id, self._vision.end_token_id
+        num_taken = 0
+        for run, spans, has_labels in self._bound(list(self._runs(token_ids, are_single)), items, param, is_labelled):
+            start, end = run.start, run.start + run.length
+            if has_labels:  # each frame gets a start and an end of its own
+                start -= start > num_taken and token_ids[start - 1] == start_id
+                end += end < len(token_ids) and token_ids[end] == end_id
+            placed.extend(token_ids[num_taken:start])
+            for span in spans:
+                placed.extend((*encode(span.label), start_id) if has_labels else ())
+                units.extend(self._units(span, items[span.item], len(placed)))
+                placed.extend(array("i", [run.token_id]) * span.num_tokens)
+                placed.extend((end_id,) if has_labels else ())
+            num_taken = end
+        placed.extend(token_ids[num_taken:])
+        return Placed(placed, tuple(units), num_item_tokens)
+
+    def spans(self, index: int, item: MediaItem) -> list[Span]:
+        """Of item `index`."""
+        num_units = len(item.unit_hashes)
+        if item.kind != "video" or self._vision.kind not in _TIMED_FRAMES:
+            return [Span(index, "", 0, num_units, num_units * item.tokens_per_unit)]
+        times = item.timestamps or [unit * item.seconds_per_row for unit in range(num_units)]
+        return [Span(index, f"<{seconds:.1f} seconds>", unit, 1, item.tokens_per_unit) for unit, seconds in enumerate(times)]
+
+    # ----------------------------------------------------------------------------------------------------------- inside
+
+    def _bound(
+        self, runs: list[_Run], items: Sequence[MediaItem], param: str, is_labelled: bool
+    ) -> Iterator[tuple[_Run, list[Span], bool]]:
+        """Each run with what it stands for, and whether that gets its labels here."""
+        waiting = {token_id: deque[Span]() for token_id in self._token_ids}
+        num_runs = dict.fromkeys(self._token_ids, 0)
+        num_items = dict.fromkeys(self._token_ids, 0)
+        for index, item in enumerate(items):
+            waiting[self._token_of_kind[item.kind]].extend(self.spans(index, item))
+            num_items[self._token_of_kind[item.kind]] += 1
+        for run in runs:
+            num_runs[run.token_id] += 1
+        num_spans = {token_id: len(spans) for token_id, spans in waiting.items()}
+        for run in runs:
+            spans = waiting[run.token_id]
+            if not spans:
+                break
+            bound = [spans.popleft()]
+            if run.length not in (1, bound[0].num_tokens):
+                raise RequestError(
+                    f"the {param} has a run of {run.length} placeholder tokens at {run.start}, where media item "
+                    f"{bound[0].item + 1} takes {bound[0].num_tokens}; send one token, or just as many",
+                    code="invalid_value",
+                    param=param,
+                )
+            are_there = bound[0].num_tokens == 1 and num_runs[run.token_id] == num_spans[run.token_id] > num_items[run.token_id]
+            has_labels = not is_labelled and run.length == 1 and bound[0].label != "" and bound[0].first_unit == 0
+            if has_labels and not are_there:
+                while spans and spans[0].item == bound[0].item:
+                    bound.append(spans.popleft())
+                yield run, bound, True
+            else:
+                yield run, bound, False
+            num_runs[run.token_id] += len(bound) - 1
+        if num_runs != num_spans:
+            raise self._wrong_count(runs, items, param)
+
+    def _units(self, span: Span, item: MediaItem, start: int) -> Iterator[MediaUnit]:
+        merge = self._vision.spatial_merge_size
+        height, width = item.grid_thw[1] // merge, item.grid_thw[2] // merge
+        for number in range(span.num_units):
+            yield MediaUnit(
+                span.item,
+                span.first_unit + number,
+                start + number * item.tokens_per_unit,
+                item.tokens_per_unit,
+                height,
+                width,
+                self._time_of(number, item),
+                number > 0,
+            )
+
+    def _time_of(self, number: int, item: MediaItem) -> int:
+        """The position in time of a row of a span; in float32, as models were trained."""
+        if item.kind == "video" and self._vision.kind in _TIMED_POSITIONS:
+            seconds = np.float32(number) * np.float32(item.seconds_per_row)
+            return int(seconds * np.float32(self._vision.tokens_per_second))
+        return number
+
+    def _runs(self, token_ids: array[int], are_single: bool) -> Iterator[_Run]:
+        start = end = 0
+        for place in np.flatnonzero(np.isin(np.asarray(token_ids, np.int32), self._token_ids)).tolist():
+            if place != end or token_ids[place] != token_ids[start] or are_single:
+                if end > start:
+                    yield _Run(token_ids[start], start, end - start)
+                start = place
+            end = place + 1
+        if end > start:
+            yield _Run(token_ids[start], start, end - start)
+
+    def _wrong_count(self, runs: list[_Run], items: Sequence[MediaItem], param: str) -> RequestError:
+        numbers = [
+            (sum(run.token_id == token_id for run in runs), kind, sum(item.kind == kind for item in items))
+            for kind, token_id in self._token_of_kind.items()
+        ]
+        texts = [f"{num_runs} {kind} placeholders for {num_items} {kind} items" for num_runs, kind, num_items in numbers]
+        return RequestError(
+            f"the {param} has {' and '.join(texts)}; send one placeholder for each item", code="invalid_value", param=param
+        )
+
+
+def _check_total(num_item_tokens: tuple[int, ...], max_tokens: int, param: str) -> None:
+    """Before memory is taken for it."""
+    total = sum(num_item_tokens)
+    if total > max_tokens:
+        raise RequestError(
+            f"This model's maximum context length is {max_tokens} tokens. However, the {param} has {total} tokens and more"
+            f"{_note(num_item_tokens)}. Send fewer or smaller items, or start with a larger --max-model-len.",
+            code="context_length_exceeded",
+            param=param,
+        )
+
+
+def _note(num_item_tokens: tuple[int, ...]) -> str:
+    if not num_item_tokens:
+        return ""
+    shown = ", ".join(f"item {index}: {num}" for index, num in enumerate(num_item_tokens[:_MAX_NOTED], 1))
+    more = f", and {len(num_item_tokens) - _MAX_NOTED} more" if len(num_item_tokens) > _MAX_NOTED else ""
+    return f" ({sum(num_item_tokens)} of them media; {shown}{more})"

@@ -1,0 +1,332 @@
+"""Pictures and video in HTTP requests: which items they are, where their bytes lie and for how long, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from engine.messages import MediaItem, Tokenize
+from tests.api.edge import Edge
+from tests.api.media.file_server import CONTENT, FileServer
+from tests.paths import GOLDEN
+from tests.waiting import wait_until
+
+LIMIT = 64 << 10
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    options: dict[str, Any] = {
+        "model": str(GOLDEN / "qwen2_5_vl"),
+        "max_model_len": 1024,
+        "num_kv_blocks": 64,
+        "media_processes": 1,
+        "encoder_cache_size": 64,
+        "encoder_row_width": 64,
+        "max_media_bytes": LIMIT,
+        "media_memory": 8 * LIMIT,
+        "mm_processor_cache_gb": 0.01,
+        "limit_mm_per_prompt": {"image": 5, "video": 1},
+        "allowed_media_networks": ("127.0.0.0/8",),
+        "media_fetch_timeout_s": 5.0,
+    }
+    with Edge(tmp_path_factory.mktemp("seeing"), **options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[FileServer]:
+    with FileServer().running() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held_in_the_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "seeing" in request.fixturenames:
+        edge: Edge = request.getfixturevalue("seeing")
+        wait_until(lambda: edge.count("media_held_bytes") == 0, what="the media slab empty")
+
+
+def data(content: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def image(link: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": link}}
+
+
+def asking(*parts: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
+
+
+def media_of(edge: Edge, answer: httpx.Response) -> list[MediaItem]:
+    """What the tokenizer got of an answered request."""
+    assert answer.status_code == 200, answer.text
+    (submit,) = edge.peer.submits(answer.headers["x-request-id"])
+    return submit.media
+
+
+def contents_of(edge: Edge, items: list[MediaItem]) -> list[tuple[bytes, ...]]:
+    found = {message.source.parts: content for message, content in zip(*_received(edge), strict=True)}
+    return [found[item.source.parts] for item in items]
+
+
+def _received(edge: Edge) -> tuple[list[Any], list[tuple[bytes, ...]]]:
+    (peer,) = edge.media_peers
+    return peer.received, peer.contents
+
+
+def refusal(edge: Edge, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    answer = edge.post(path, body)
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+# -------------------------------------------------------------------------------------------------------------------- items
+
+
+def test_a_conversation_brings_its_items_in_order(seeing: Edge, files: FileServer) -> None:
+    linked, given, clip = f"{files.url}/file/a", data(b"picture " * 5000), data(b"clip", "video/mp4")
+    body = asking(
+        "What?", image(linked), image(given), "and", {"type": "video_url", "video_url": clip, "uuid": "x"}, image(linked)
+    )
+    num_heard = files.num_heard("/file/a")
+    answer = seeing.post(CHAT, body)
+    media = media_of(seeing, answer)
+    assert [item.kind for item in media] == ["image", "image", "video", "image"]
+    assert contents_of(seeing, media) == [(CONTENT,), (b"picture " * 5000,), (b"clip",), (CONTENT,)]
+    assert media[0] == media[3]
+    assert files.num_heard("/file/a") == num_heard + 1, "a link is fetched once a request"
+    (submit,) = seeing.peer.submits(answer.headers["x-request-id"])
+    content = json.loads(submit.prompt.messages)[0]["content"]  # type: ignore[union-attr]
+    kinds = [{"type": kind} for kind in ("image", "image", "video", "image")]
+    assert [part for part in content if part["type"] != "text"] == kinds, "no bytes, no links"
+
+
+def test_a_bare_prompt_brings_its_items_by_kind(seeing: Edge, files: FileServer) -> None:
+    body = {
+        "prompt": [1, 3, 5, 4, 2],
+        "multi_modal_data": {"image": [data(b"a"), f"{files.url}/file/x"], "video": data(b"v", "video/mp4")},
+        "image_feature_urls": [f"{files.url}/file/features"],
+        "image_grid_thws": [[1, 2, 4]],
+        "mm_processor_kwargs": {"max_pixels": 3136},
+    }
+    media = media_of(seeing, seeing.post(COMPLETION, body))
+    assert [(item.kind, item.source.is_features, item.source.grid_thw) for item in media] == [
+        ("image", False, None),
+        ("image", False, None),
+        ("image", True, (1, 2, 4)),
+        ("video", False, None),
+    ]
+    assert contents_of(seeing, media) == [(b"a",), (CONTENT,), (CONTENT,), (b"v",)]
+    assert {item.source.settings for item in media} == {b'{"mm_processor_kwargs":{"max_pixels":3136}}'}
+
+
+def test_features_come_by_link_or_as_base64_with_their_grid(seeing: Edge, files: FileServer) -> None:
+    encoded = base64.b64encode(b"rows").decode()
+    nested = {"type": "image_embeds", "image_embeds": {"image_embeds": encoded, "image_grid_thw": [1, 4, 2]}}
+    flat = {"type": "video_embeds", "video_embeds": f"{files.url}/file/f", "video_grid_thw": [2, 4, 4]}
+    media = media_of(seeing, seeing.post(CHAT, asking(nested, flat)))
+    assert [(item.kind, item.source.is_features, item.source.grid_thw) for item in media] == [
+        ("image", True, (1, 4, 2)),
+        ("video", True, (2, 4, 4)),
+    ]
+    assert contents_of(seeing, media) == [(b"rows",), (CONTENT,)]
+    error = refusal(seeing, CHAT, asking({"type": "image_embeds", "image_embeds": encoded}))
+    assert (error["code"], error["param"]) == ("invalid_features", "messages[0].content[0]")
+
+
+def test_a_video_may_come_as_pictures(seeing: Edge) -> None:
+    frames = ",".join(base64.b64encode(frame).decode() for frame in (b"one", b"two", b"three"))
+    (item,) = media_of(
+        seeing, seeing.post(CHAT, asking({"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}))
+    )
+    assert contents_of(seeing, [item]) == [(b"one", b"two", b"three")]
+
+
+def test_tokenize_brings_items_too(seeing: Edge) -> None:
+    assert seeing.post("/tokenize", {"prompt": "x", "multi_modal_data": {"image": data(b"a")}}).status_code == 200
+    assert seeing.post("/tokenize", asking(image(data(b"b")))).status_code == 200
+    calls = [message for message in seeing.peer.received if isinstance(message, Tokenize)][-2:]
+    assert [contents_of(seeing, call.media) for call in calls] == [[(b"a",)], [(b"b",)]]
+
+
+def test_mask_offsets_become_bounds(seeing: Edge) -> None:
+    answer = seeing.post(COMPLETION, {"prompt": [7, 8, 9, 9], "attention_mask_offset": [0, 3, [1, 3], [2, 3]]})
+    (submit,) = seeing.peer.submits(answer.headers["x-request-id"])
+    assert list(memoryview(submit.mask_bounds).cast("i")) == [0, 0, 0, 3, 1, 3, 2, 3]
+    for wrong, place in (([0, 0], 1), ([0, 2], 1), ([[1, 1], 1], 0), ([0, [1, 0]], 1)):
+        error = refusal(seeing, COMPLETION, {"prompt": [7, 8], "attention_mask_offset": wrong})
+        assert error["param"] == f"attention_mask_offset[{place}]"
+
+
+def test_the_openai_client_sends_pictures(seeing: Edge) -> None:
+    with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client:
+        parts: Any = [{"type": "text", "text": "?"}, image(data(b"p"))]
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": parts}],
+            max_tokens=5,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        assert sum(len(chunk.choices) for chunk in stream) >= 1
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [image(data(b"bad"))]}])  # type: ignore[list-item,misc]
+        assert (caught.value.code, caught.value.param) == ("image_parse_error", "messages[0].content[0]")
+
+
+# ----------------------------------------------------------------------------------------------------------------- refusals
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    "ftp://a/b": ("invalid_image_url", "scheme"),
+    "http://10.0.0.1/x": ("invalid_image_url", "public"),
+    "file:///etc/passwd": ("invalid_image_url", "--allowed-local-media-path"),
+    "s3://bucket/key": ("invalid_image_url", "keys"),
+    "{files}/status/404": ("failed_to_download_image", "404"),
+    "{files}/endless": ("image_file_too_large", str(LIMIT)),
+    "data:image/png;base64,!!!!": ("invalid_base64_image", "base64"),
+    "data:image/png;base64,AAAAA": ("invalid_base64_image", "base64"),
+    "data:image/png;base64,AA==AAAA": ("invalid_base64_image", "base64"),
+    "data:image/png,abc": ("invalid_base64_image", "base64"),
+    "data:image/png;base64," + "A" * (2 * LIMIT): ("image_file_too_large", str(LIMIT)),
+    "data:image/png;base64,": ("image_parse_error", "empty"),
+    data(b"bad"): ("image_parse_error", "no picture"),
+}
+
+
+@pytest.mark.parametrize("link", MISTAKES, ids=lambda link: link[:30])
+def test_a_mistake_names_its_part(seeing: Edge, files: FileServer, link: str) -> None:
+    code, fragment = MISTAKES[link]
+    error = refusal(seeing, CHAT, asking("a", image(data(b"fine")), "b", image(link.format(files=files.url))))
+    assert (error["code"], error["param"]) == (code, "messages[0].content[3]")
+    assert fragment in error["message"]
+    assert len(error["message"]) < 400
+    error = refusal(seeing, COMPLETION, {"prompt": "x", "multi_modal_data": {"image": [link.format(files=files.url)]}})
+    assert (error["code"], error["param"]) == (code, "multi_modal_data.image[0]")
+
+
+def test_too_many_items_are_refused_before_anything_is_fetched(seeing: Edge, files: FileServer) -> None:
+    num_heard, num_prepared = len(files.heard), len(seeing.media_peers[0].received)
+    error = refusal(seeing, CHAT, asking(*[image(f"{files.url}/file/{index}") for index in range(6)]))
+    assert (error["code"], error["param"]) == ("too_many_items", "messages[0].content[5]")
+    assert "6 image items, the limit is 5" in error["message"]
+    assert refusal(seeing, CHAT, asking(*[image(data(b"!"))] * 10_000))["code"] == "too_many_items"
+    assert (len(files.heard), len(seeing.media_peers[0].received)) == (num_heard, num_prepared)
+
+
+def test_grids_and_features_come_in_pairs(seeing: Edge) -> None:
+    body = {"prompt": "x", "image_feature_urls": ["http://127.0.0.1/x"], "image_grid_thws": []}
+    error = refusal(seeing, COMPLETION, body)
+    assert (error["code"], error["param"]) == ("invalid_features", "image_grid_thws")
+    assert "1 entries" in error["message"]
+
+
+def test_media_belong_to_one_prompt(seeing: Edge) -> None:
+    body = {"prompt": ["a", "b"], "multi_modal_data": {"image": data(b"x")}}
+    assert refusal(seeing, COMPLETION, body)["param"] == "prompt"
+
+
+def test_a_model_of_text_takes_no_pictures(edge: Edge) -> None:
+    error = refusal(edge, CHAT, asking("a", image(data(b"x"))))
+    assert (error["code"], error["param"]) == ("unsupported_media", "messages[0].content[1]")
+    error = refusal(edge, COMPLETION, {"prompt": "x", "multi_modal_data": {"video": data(b"x")}})
+    assert (error["code"], error["param"]) == ("unsupported_media", "multi_modal_data.video[0]")
+
+
+# ------------------------------------------------------------------------------------------------------ how long it is held
+
+
+def test_bytes_are_held_until_the_answer_ends(seeing: Edge) -> None:
+    """However it ends: to its end, streamed or not, refused, given up by its client, or out of time."""
+    picture = image(data(b"x" * 1000))
+    with seeing.paced(2):
+        with httpx.stream("POST", seeing.url + CHAT, json=asking(picture, stream=True, n=2)) as stream:
+            chunks = stream.iter_bytes()
+            next(chunks)
+            assert seeing.count("media_held_bytes") > 0
+        wait_until(lambda: seeing.count("media_held_bytes") == 0, what="let go of with the client")
+        threads = [
+            threading.Thread(target=seeing.post, args=(CHAT, asking(picture, timeout=0.1))),
+            threading.Thread(
+                target=seeing.post, args=(CHAT, asking(picture, max_tokens=3)), kwargs={"headers": {"x-request-id": "gone"}}
+            ),
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(seeing.peer.submits("gone")) == 1, what="both under way")
+        assert seeing.order("abort", {"request_id": "gone"}).status_code == 200
+        for thread in threads:
+            thread.join()
+    assert seeing.count("media_held_bytes") == 0
+    assert refusal(seeing, COMPLETION, {"prompt": "!reject 400", "multi_modal_data": {"image": data(b"x")}})
+    assert seeing.count("media_held_bytes") == 0
+
+
+def test_the_facts_outlive_a_tokenizer(seeing: Edge) -> None:
+    with seeing.paced(2), httpx.stream("POST", seeing.url + CHAT, json=asking(image(data(b"x")), stream=True)) as stream:
+        chunks = stream.iter_bytes()
+        next(chunks)
+        seeing.restart_tokenizer()
+        seeing.peer.credits = None
+        for _ in chunks:
+            pass
+        first, second = seeing.peer.submits(stream.headers["x-request-id"])
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert first.media == second.media
+
+
+@contextlib.contextmanager
+def unanswered(edge: Edge, body: Any, num_calls: int) -> Iterator[list[httpx.Response]]:
+    """A request whose items nobody looks at; its answer, after the block."""
+    (peer,) = edge.media_peers
+    peer.is_answering = False
+    num_before = len(peer.received)
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(edge.post(CHAT, body)))
+    thread.start()
+    try:
+        wait_until(lambda: len(peer.received) == num_before + num_calls, what="the items asked for")
+        yield answers
+    finally:
+        peer.is_answering = True
+        thread.join()
+
+
+def test_a_media_process_that_comes_back_is_asked_again(seeing: Edge) -> None:
+    with unanswered(seeing, asking(image(data(b"a")), image(data(b"b"))), 2) as answers:
+        assert not answers
+        seeing.media_peers[0].is_answering = True
+        seeing.restart_media()
+    assert contents_of(seeing, media_of(seeing, answers[0])) == [(b"a",), (b"b",)]
+
+
+def test_a_full_slab_is_429(seeing: Edge) -> None:
+    large = [image(data(bytes([index]) * LIMIT)) for index in range(5)]
+    with unanswered(seeing, asking(*large), 5) as answers:
+        answer = seeing.post(CHAT, asking(*large))
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["code"] == "media_memory_full"
+        seeing.media_peers[0].is_answering = True
+        seeing.restart_media()
+    assert len(media_of(seeing, answers[0])) == 5
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing(seeing: Edge, files: FileServer) -> None:
+    body = json.dumps(asking(image(data(b"held")), image(f"{files.url}/gate/slow"))).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+    with seeing.connection(head + body):
+        wait_until(lambda: files.num_heard("/gate/slow") == 1, what="the link asked for")
+    wait_until(lambda: files.num_at_once == 0 or seeing.count("media_held_bytes") == 0, what="let go of")

@@ -1,0 +1,99 @@
+"""Pictures: pixels as transformers' Pillow processors give them, and what is refused before memory is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from io import BytesIO
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.errors import RequestError
+from engine.media.images import pixels_of, sides_of, upright
+from engine.media.settings import PictureSettings
+from tests.engine.media.visions import PIXELS, VISION, settings_of
+
+MODELS = {"old": "qwen2_5_vl", "bilinear": "qwen2_5_vl", "paddleocr_vl": "qwen2_5_vl"}  # whose settings are changed below
+MOST = 89_000_000
+
+
+def picture_settings(processor: str) -> PictureSettings:
+    settings = settings_of(MODELS.get(processor, processor), PIXELS[processor]["settings"]).picture
+    return msgspec.structs.replace(settings, kind=processor if processor in ("paddleocr_vl",) else settings.kind)
+
+
+def png(width: int, height: int) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("processor", PIXELS)
+def test_pixels_equal_those_of_transformers(processor: str) -> None:
+    settings = picture_settings(processor)
+    for name, expected in PIXELS[processor]["files"].items():
+        data = (VISION / name).read_bytes()
+        pixels = pixels_of(data, settings, MOST)
+        assert pixels.shape == (expected["height"], expected["width"], 3), name
+        assert hashlib.blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=16).hexdigest() == expected["digest"], name
+
+
+@pytest.mark.parametrize("name", PIXELS["old"]["files"])
+def test_the_header_tells_the_sides_that_the_pixels_will_have(name: str) -> None:
+    data = (VISION / name).read_bytes()
+    image = upright(data, MOST)
+    assert sides_of(data, MOST) == (image.height, image.width)
+
+
+def test_a_picture_that_is_too_large_is_refused_before_memory_is_taken_for_it() -> None:
+    header = bytearray(png(8, 8))
+    header[16:24] = (65_500).to_bytes(4, "big") + (65_400).to_bytes(4, "big")
+    header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
+    for data in (header, b"RIFF\x1e\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\xff\x3f\0\xff\x3f\0"):
+        for look in (sides_of, upright):
+            with pytest.raises(RequestError, match=r"the limit is 89000000 \(--max-image-pixels\)") as caught:
+                look(data, MOST)
+            assert caught.value.code == "image_too_large"
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "message"),
+    [
+        (b"", "image_parse_error", "the file is empty"),
+        (b"hello, world", "unsupported_image_media_type", "no PNG, JPEG, WEBP, GIF, BMP or TIFF: it begins with 68 65 6c"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported_image_media_type", "convert it"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported_image_media_type", "convert it"),
+        (b"P6 2 2 255 123412341234", "unsupported_image_media_type", "convert it"),
+        (png(9, 9)[:30], "image_parse_error", "cannot be decoded"),
+        (b"\xff\xd8\xff\xe0", "image_parse_error", "cannot be decoded"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image_parse_error", "it ends before its sides"),
+        (png(300, 1), "invalid_image", "sides are 300 x 1, the longer may be 200 times the shorter"),
+    ],
+)
+def test_what_is_no_picture_is_refused(data: bytes, code: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        sides_of(data, MOST)
+    assert (caught.value.status, caught.value.code) == (400, code)
+
+
+def test_a_picture_cut_short_is_refused_when_its_pixels_are_made() -> None:
+    data = (VISION / "large.jpg").read_bytes()
+    assert sides_of(data[: len(data) // 2], MOST) == (500, 640)
+    with pytest.raises(RequestError, match="truncated") as caught:
+        upright_checked(data[: len(data) // 2])
+    assert caught.value.code == "image_parse_error"
+
+
+def upright_checked(data: bytes) -> object:
+    return pixels_of(data, picture_settings("old"), MOST)
+
+
+def test_pictures_that_are_no_multiple_are_refused_where_nothing_is_resized() -> None:
+    settings = settings_of("qwen2_5_vl", {"do_resize": False}).picture
+    assert pixels_of(png(56, 28), settings, MOST).shape == (28, 56, 3)
+    with pytest.raises(RequestError, match="multiples of 28 pixels, these are 57 x 28") as caught:
+        pixels_of(png(57, 28), settings, MOST)
+    assert caught.value.code == "invalid_image"

@@ -1,0 +1,291 @@
+"""The media process on real rings and slabs: facts of files, pixels that are pulled, deaths of everybody around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.media.actor import MAX_WAITING, MediaActor
+from engine.messages import (
+    MediaItem,
+    MediaSource,
+    Message,
+    Pixels,
+    PixelsDone,
+    PixelsFailed,
+    Prepare,
+    Prepared,
+    WantPixels,
+    decode,
+    encode,
+)
+from engine.process.actor import ActorLoop
+from engine.process.context import ActorContext
+from engine.process.run_directory import Run
+from engine.process.segments import MediaMemory, RunSegments, unlink_segments
+from engine.process.topology import RingSizes
+from shm.death_notes import DeathNotes
+from shm.mailbox import Mailbox, MailboxSender
+from tests.engine.media.visions import PIXELS, VISION, record_of
+from tests.engine.scheduler.simulation import small_config
+from tests.paths import REPOSITORY
+
+NAMES = ("api0", "media0", "scheduler")
+PLAIN = (VISION / "plain.png").read_bytes()
+SETTINGS = json.dumps({"mm_processor_kwargs": {"max_pixels": 50176}}).encode()
+
+
+class Bench:
+    """The actor, and the ends of its peers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = small_config(
+            directory,
+            media_processes=1,
+            media_memory=1 << 22,
+            mm_processor_cache_gb=1 / 1024,
+            encoder_cache_size=4096,
+            encoder_row_width=64,
+        )
+        run_id = self.config.run_id
+        self.run = Run(run_id, directory)
+        self.run.write(self.run.model_path, record_of("qwen2_5_vl").encode())
+        sizes = RingSizes(dict.fromkeys(NAMES, 1 << 16), 1 << 16)
+        self.segments = RunSegments(run_id, NAMES, sizes, 0, media=MediaMemory.of(self.config))
+        self.inboxes = {name: Mailbox.attach(run_id, name, 1) for name in ("api0", "scheduler")}
+        self.senders = {name: MailboxSender.attach(run_id, "media0", name, 1) for name in ("api0", "scheduler")}
+        self.api = self.context_of("api0")
+        self.files = self.api.own_slab()
+        self.epoch = 0
+        self.start()
+
+    def context_of(self, name: str, epoch: int = 1) -> ActorContext:
+        passed = {source: memory.fd for source, memory in self.segments.media_memory_of(name).items()}
+        return ActorContext(self.run, self.config, name, epoch, media_fds=passed)
+
+    def start(self) -> None:
+        self.epoch += 1
+        self.context = self.context_of("media0", self.epoch)
+        self.actor = MediaActor(self.context)
+        self.actor.on_start()
+        self.loop = ActorLoop(self.actor)
+
+    def stop(self) -> None:
+        self.actor.on_stop()
+        self.context.close()
+
+    def close(self) -> None:
+        self.stop()
+        self.api.close()
+        for ring in (*self.inboxes.values(), *self.senders.values()):
+            ring.close()
+        self.segments.close()
+        unlink_segments(self.config.run_id)
+
+    def tell(self, sender: str, *messages: Message) -> None:
+        for message in messages:
+            assert self.senders[sender].try_send(encode(message))
+
+    def settle(self) -> None:
+        while self.loop.turn():
+            pass
+
+    def heard(self, name: str) -> list[Message]:
+        self.settle()
+        return [decode(payload) for _, payload in self.inboxes[name].receive(100)]
+
+    def source(self, *parts: bytes, kind: str = "image", settings: bytes = SETTINGS) -> MediaSource:
+        handles = [self.files.put(part) for part in parts]
+        return MediaSource("api0", tuple(handle for handle in handles if handle), kind, settings=settings)
+
+    def prepared(self, source: MediaSource) -> Prepared:
+        self.tell("api0", Prepare("p", "api0", 1, source))
+        (answer,) = self.heard("api0")
+        assert isinstance(answer, Prepared)
+        return answer
+
+    def item(self, *parts: bytes, kind: str = "image", settings: bytes = SETTINGS) -> MediaItem:
+        answer = self.prepared(self.source(*parts, kind=kind, settings=settings))
+        assert answer.item is not None, answer.message
+        return answer.item
+
+    def wanted(self, call_id: str, item: MediaItem, index: int = 0) -> None:
+        self.tell("scheduler", WantPixels(call_id, "scheduler", 1, item, index))
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr("engine.media.actor.limit_memory", lambda num_bytes: None)  # of the tests' own process
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory))
+        yield bench
+        bench.close()
+
+
+def test_a_picture_is_looked_at_and_its_pixels_are_pulled(bench: Bench) -> None:
+    item = bench.item((VISION / "large.jpg").read_bytes())
+    expected = PIXELS["qwen2_5_vl"]["files"]["large.jpg"]
+    assert item.grid_thw == (1, expected["height"] // 14, expected["width"] // 14)
+    assert item.tokens_per_unit == item.grid_thw[1] * item.grid_thw[2] // 4
+    assert (len(item.unit_hashes), item.timestamps, item.kind) == (1, (), "image")
+    bench.wanted("a", item)
+    (pixels,) = bench.heard("scheduler")
+    assert isinstance(pixels, Pixels)
+    assert (pixels.call_id, pixels.media) == ("a", "media0")
+    made = np.frombuffer(bench.context_of("media0").pixel_slab("media0").read(pixels.handle), np.uint8)
+    assert made.size == expected["height"] * expected["width"] * 3
+    bench.tell("scheduler", PixelsDone("a"))
+    bench.settle()
+    assert bench.context.counter("pixel_slab_used_bytes").value == 0
+    assert bench.context.counter("media_units_total").value == 1
+
+
+def test_every_byte_and_setting_is_part_of_the_name(bench: Bench) -> None:
+    names = [
+        bench.item(PLAIN).unit_hashes,
+        bench.item((VISION / "plain.bmp").read_bytes()).unit_hashes,  # the same samples
+        bench.item(PLAIN, settings=b"").unit_hashes,
+        bench.item(PLAIN + b"\0").unit_hashes,
+        bench.item(PLAIN, PLAIN, kind="video").unit_hashes,
+    ]
+    assert len({unit for units in names for unit in units}) == len(names)
+    assert bench.item(PLAIN).unit_hashes == names[0]
+    assert bench.item(PLAIN, settings=b'{"mm_processor_kwargs":{"size":{"longest_edge":50176}}}').unit_hashes == names[0]
+
+
+def test_what_is_wrong_is_answered_and_nothing_else_suffers(bench: Bench) -> None:
+    answer = bench.prepared(bench.source(b"%PDF-1.7 no picture"))
+    assert (answer.item, answer.status, answer.code) == (None, 400, "unsupported_image_media_type")
+    answer = bench.prepared(bench.source(PLAIN, settings=b'{"mm_processor_kwargs": {"max_pixels": 10000000}}'))
+    assert (answer.status, answer.code) == (400, "invalid_value")
+    large = (VISION / "large.jpg").read_bytes()
+    bench.wanted("cut", bench.item(large[: len(large) // 2]))
+    bench.wanted("whole", bench.item(large))
+    failed, pixels = bench.heard("scheduler")
+    assert isinstance(failed, PixelsFailed)
+    assert (failed.call_id, failed.status, failed.code) == ("cut", 400, "image_parse_error")
+    assert isinstance(pixels, Pixels)
+    assert bench.context.counter("media_items_total", outcome="refused").value == 2
+
+
+def test_a_file_that_its_owner_let_go_of(bench: Bench) -> None:
+    source = bench.source(PLAIN)
+    item = bench.item(PLAIN)
+    for handle in (*source.parts, *item.source.parts):
+        bench.files.release(handle)
+    bench.tell("api0", Prepare("gone", "api0", 1, source))
+    assert bench.heard("api0") == []
+    bench.wanted("a", item)
+    (failed,) = bench.heard("scheduler")
+    assert isinstance(failed, PixelsFailed)
+    assert failed.status == 503
+
+
+def test_units_wait_in_order_for_room(bench: Bench) -> None:
+    """The slab has 1 MiB, each of these takes 148176 bytes of it."""
+    items = [bench.item((VISION / "large.jpg").read_bytes() + bytes([number])) for number in range(9)]
+    for number, item in enumerate(items):
+        bench.wanted(str(number), item)
+    first = [message.call_id for message in bench.heard("scheduler") if isinstance(message, Pixels)]
+    assert first == [str(number) for number in range(len(first))]
+    assert 1 < len(first) < 9
+    assert bench.context.counter("units_waiting").value == 9 - len(first)
+    bench.tell("scheduler", PixelsDone(str(len(first))))  # nobody wants it any more
+    bench.tell("scheduler", PixelsDone("0"))
+    (message,) = bench.heard("scheduler")
+    assert isinstance(message, Pixels)
+    assert message.call_id == str(len(first) + 1)
+
+
+def test_the_queue_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.media.actor.MAX_WAITING", 2)
+    assert MAX_WAITING > 1000
+    item = bench.item(PLAIN)
+    for number in range(3):
+        bench.wanted(str(number), item)
+    answers = {message.call_id: message for message in bench.heard("scheduler") if isinstance(message, (Pixels, PixelsFailed))}
+    assert [type(answers[name]) for name in "012"] == [Pixels, Pixels, PixelsFailed]
+    assert getattr(answers["2"], "status", 0) == 503
+
+
+def test_nobody_waits_for_what_a_dead_peer_asked_for(bench: Bench) -> None:
+    item = bench.item(PLAIN)
+    bench.wanted("held", item)
+    assert len(bench.heard("scheduler")) == 1
+    row = bench.segments.counters.actor("scheduler")
+    row.begin_epoch(2, 0)
+    bench.actor.on_peer("scheduler", 2)
+    assert bench.heard("scheduler") == []
+    assert bench.context.counter("pixel_slab_used_bytes").value == 0
+    bench.actor.on_message("api0", Prepare("old", "api0", 1, item.source))
+    bench.actor.on_peer("api0", 2)
+    assert bench.heard("api0") == []
+
+
+def die_over(bench: Bench, item: MediaItem) -> None:
+    """End the process with a file in hands, and start the next life."""
+    DeathNotes.attach(bench.config.run_id, "media0").open(item.unit_hashes[0])
+    assert bench.segments.blame_file("media0")
+    bench.context.close()
+    bench.start()
+
+
+def test_a_file_that_ends_the_process_twice_is_refused_by_the_third_life(bench: Bench) -> None:
+    item = bench.item(PLAIN)
+    die_over(bench, item)
+    die_over(bench, item)
+    bench.wanted("a", item)
+    (answer,) = bench.heard("scheduler")
+    assert isinstance(answer, PixelsFailed)
+    assert "ended 2 times over this one" in answer.message
+    refused = bench.prepared(item.source)
+    assert (refused.status, refused.code) == (400, "image_parse_error")
+    assert bench.item((VISION / "plain.jpg").read_bytes())
+
+
+def test_a_death_is_forgotten_when_the_file_does_no_harm(bench: Bench) -> None:
+    item = bench.item(PLAIN)
+    for _ in range(3):
+        die_over(bench, item)
+        bench.wanted("a", item)
+        (answer,) = bench.heard("scheduler")
+        assert isinstance(answer, Pixels)
+
+
+def test_memory_is_limited() -> None:
+    code = """
+from engine.media.actor import limit_memory
+limit_memory(1 << 26)
+bytearray(1 << 25)
+try:
+    bytearray(1 << 27)
+except MemoryError:
+    print("limited")
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    assert done.stdout == "limited\n"
+
+
+def test_features_of_a_client_are_cut_into_rows(bench: Bench) -> None:
+    rows = np.arange(4 * 64, dtype=np.float32).reshape(4, 64)
+    file = BytesIO()
+    np.save(file, rows)
+    handle = bench.files.put(file.getvalue())
+    assert handle is not None
+    source = MediaSource("api0", (handle,), "image", is_features=True, grid_thw=(1, 4, 4))
+    item = bench.prepared(source).item
+    assert item is not None
+    assert (item.grid_thw, item.tokens_per_unit) == ((1, 4, 4), 4)
+    bench.wanted("a", item)
+    (pixels,) = bench.heard("scheduler")
+    assert isinstance(pixels, Pixels)
+    made = bench.context_of("media0").pixel_slab("media0").read(pixels.handle)
+    assert np.array_equal(np.frombuffer(made, np.float32).reshape(4, 64), rows)

@@ -1,0 +1,81 @@
+"""Settings: every value from the checkpoint's files of whatever age, the server's options over them, a request below these."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.checkpoint.record import VIDEO_PROCESSOR
+from engine.checkpoint.vision_config import IMAGE_PROCESSOR, PROCESSOR
+from engine.errors import CheckpointError, OptionError, RequestError
+from engine.media.frames import FrameChoice
+from engine.media.settings import MediaSettings
+from tests.engine.media.visions import record_of
+
+
+def of(files: dict[str, Any], **processor_kwargs: Any) -> MediaSettings:
+    return MediaSettings.of(record_of("qwen2_5_vl", files), processor_kwargs, {})
+
+
+def test_values_come_from_whichever_file_has_them() -> None:
+    size = {"shortest_edge": 1000, "longest_edge": 2000}
+    old = of({IMAGE_PROCESSOR: {"min_pixels": 1000, "max_pixels": 2000}})
+    middle = of({IMAGE_PROCESSOR: {"size": {"min_pixels": 1000, "max_pixels": 2000}}})
+    new = of({PROCESSOR: {"image_processor": {"size": size}, "video_processor": {"size": size}}, IMAGE_PROCESSOR: {"size": {}}})
+    for settings in (old, middle, new, of({IMAGE_PROCESSOR: {"size": size}})):
+        assert (settings.picture.min_pixels, settings.picture.max_pixels) == (1000, 2000)
+        assert (settings.clip.min_pixels, settings.clip.max_pixels) == (1000, 2000)
+    apart = of(
+        {IMAGE_PROCESSOR: {"size": size}, VIDEO_PROCESSOR: {"fps": 1, "max_frames": 10, "size": {"longest_edge": 500_000}}}
+    )
+    assert (apart.picture.max_pixels, apart.clip.max_pixels) == (2000, 500_000)
+    assert apart.clip.frames == FrameChoice(1.0, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({IMAGE_PROCESSOR: {"patch_size": 16}}, "patch_size 16 is not the model's 14"),
+        ({IMAGE_PROCESSOR: b"no"}, "preprocessor_config.json is no JSON"),
+        ({IMAGE_PROCESSOR: {"size": 5}}, "size 5 should be an object"),
+        ({IMAGE_PROCESSOR: {"max_pixels": "many"}}, "max_pixels 'many' should be a whole number from 1"),
+    ],
+)
+def test_wrong_files_end_the_start(files: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        of(files)
+
+
+def test_options_may_ask_for_anything_a_request_for_less() -> None:
+    settings = of({IMAGE_PROCESSOR: {"min_pixels": 1000, "max_pixels": 2000}}, max_pixels=50_000, fps=4)
+    assert (settings.picture.max_pixels, settings.clip.frames.fps) == (50_000, 4.0)
+    with pytest.raises(OptionError, match=r"--mm-processor-kwargs, --media-io-kwargs: there is no setting colour"):
+        of({}, colour=1)
+
+    def asked(**given: Any) -> MediaSettings:
+        return settings.for_request(json.dumps(given).encode())
+
+    less = asked(mm_processor_kwargs={"size": {"longest_edge": 900}}, media_io_kwargs={"video": {"num_frames": 8}})
+    assert (less.picture.min_pixels, less.picture.max_pixels, less.clip.frames.num_frames) == (900, 900, 8)
+    one = asked(mm_processor_kwargs={"images_kwargs": {"max_pixels": 900}})
+    assert (one.picture.max_pixels, one.clip.max_pixels) == (900, 50_000)
+    assert asked(mm_processor_kwargs={"do_sample_frames": False}).clip.frames.num_frames == -1
+    few = of({}, num_frames=8).for_request(b'{"mm_processor_kwargs": {"fps": 1}}').clip.frames
+    assert (few.fps, few.num_frames, few.most) == (1.0, 0, 8)
+    assert settings.for_request(b"") == settings
+    for wrong, message in (
+        ({"max_pixels": 50_001}, "max_pixels of pictures 50001 is more than the server's 50000; ask for less"),
+        ({"fps": 4.5}, "fps 4.5 is more than the server's 4"),
+        ({"num_frames": 769}, "num_frames 769 is more than the server's 768"),
+        ({"max_frames": 10_000}, "max_frames 10000 is more than the server's 768"),
+        ({"min_pixels": 60_000}, "min_pixels 60000 is more than max_pixels 50000"),
+        ({"do_resize": False}, "there is no setting do_resize; there are min_pixels"),
+        ({"max_pixels": 0}, "max_pixels 0 should be a whole number from 1"),
+        ({"fps": "nan"}, "fps 'nan' should be a positive number"),
+        ({"images_kwargs": 3}, "images_kwargs 3 should be an object"),
+    ):
+        with pytest.raises(RequestError, match=message) as caught:
+            asked(mm_processor_kwargs=wrong)
+        assert caught.value.status == 400

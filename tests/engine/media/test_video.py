@@ -1,0 +1,185 @@
+"""Video: frames as transformers' processors choose, resize and group them, and files that lie."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFont
+
+from engine.checkpoint.record import VIDEO_PROCESSOR
+from engine.errors import RequestError
+from engine.media.frames import FrameChoice, choose_frames
+from engine.media.items import MediaItems
+from engine.media.settings import MediaSettings
+from engine.media.sizes import shared_size, usual_size, widened_size
+from engine.media.video import Clip
+from engine.messages import MediaItem, MediaSource
+from tests.engine.media.visions import VISION, record_of
+
+CLIPS: dict[str, Any] = json.loads((VISION / "clips.json").read_text())
+RULES: dict[str, Any] = json.loads((VISION / "rules.json").read_text())
+MOST = 89_000_000
+
+
+def items_of(family: str, settings: dict[str, Any] | None = None, **files: bytes) -> MediaItems:
+    record = record_of(family, {VIDEO_PROCESSOR: settings or {}} | files)
+    assert record.config.vision is not None
+    return MediaItems(record.config.vision, MediaSettings.of(record, {}, {}), record.files, MOST, 4096, 1 << 28)
+
+
+def look(items: MediaItems, *parts: bytes, settings: bytes = b"") -> MediaItem:
+    source = MediaSource("api0", (), "video", settings=settings)
+    found = items.settings_of(source)
+    arrays = [bytearray(part) for part in parts]
+    return items.look(source, arrays, found, items.name_of(source, arrays, found))
+
+
+def test_frames_are_chosen_as_by_transformers() -> None:
+    for kind, total, rate, fps, least, most, asked, first, last, count in RULES["choices"]:
+        chosen = choose_frames(kind, FrameChoice(fps, least, most, asked), total, rate, 1 if kind == "ernie4_5_vl_moe" else 2)
+        assert (chosen[:3], chosen[-3:], len(chosen)) == (first, last, count), (kind, total, rate, fps, least, most, asked)
+
+
+def test_sides_are_rounded_as_by_transformers() -> None:
+    rules = {"usual": usual_size, "paddleocr": widened_size, "shared": shared_size}
+    for rule, height, width, factor, least, most, frames, expected in RULES["sizes"]:
+        assert rules[rule](height, width, factor, least, most, frames) == tuple(expected), (rule, height, width)
+
+
+@pytest.mark.parametrize("title", CLIPS)
+def test_pixels_are_those_of_torchvision_but_for_its_rounding(title: str) -> None:
+    """Its weights have fewer bits than Pillow's: one level for one value in a hundred, two for a few in a million."""
+    family, name = title.split()
+    expected = CLIPS[title]
+    data = (VISION / name).read_bytes()
+    items = items_of(family, expected["settings"])
+    item = look(items, data)
+    assert list(item.grid_thw) == expected["grid"]
+    units = [items.pixels(item, index, [bytearray(data)]) for index in range(len(item.unit_hashes))]
+    oracle = np.load(VISION / "clips.npz")[title]
+    differences = np.abs(np.stack([units[0][0], units[-1][-1]]).astype(int) - oracle)
+    assert differences.max() <= 2
+    assert (differences > 1).mean() < 1e-3
+    assert (differences == 1).mean() < 0.01
+    again = items.pixels(item, 0, [bytearray(data)])  # an earlier one: the file is read anew
+    assert np.array_equal(again, units[0])
+    items.close()
+
+
+def test_an_odd_frame_is_repeated_and_times_are_those_of_units() -> None:
+    title = "qwen3_vl clip.mp4"
+    chosen, data = CLIPS[title]["chosen"], (VISION / "clip.mp4").read_bytes()
+    assert len(chosen) % 2 == 1
+    items = items_of("qwen3_vl", CLIPS[title]["settings"])
+    item = look(items, data)
+    last = items.pixels(item, len(item.unit_hashes) - 1, [bytearray(data)])
+    assert np.array_equal(last[0], last[1])
+    times = [index / 10 for index in (*chosen, chosen[-1])]
+    assert item.timestamps == pytest.approx([(times[unit] + times[unit + 1]) / 2 for unit in range(0, len(times), 2)])
+    assert item.seconds_per_row == pytest.approx(2 / (len(chosen) / 25 * 10))
+    assert len(set(item.unit_hashes)) == len(item.unit_hashes) == item.grid_thw[0]
+
+
+def test_pictures_make_a_video_too() -> None:
+    pictures = [(VISION / name).read_bytes() for name in ("plain.jpg", "plain.png", "turned1.jpg")]
+    items = items_of("qwen2_5_vl")
+    item = look(items, *pictures)
+    assert item.grid_thw[0] == 2
+    assert item.seconds_per_row == 1.0  # two frames a second
+    parts = [bytearray(picture) for picture in pictures]
+    units = [items.pixels(item, index, parts) for index in range(2)]
+    assert np.array_equal(units[1][0], units[1][1])
+    assert not np.array_equal(units[0][0], units[0][1])
+    with pytest.raises(RequestError, match="has 3 frames, the limit is 2; send fewer"):
+        look(items_of("qwen2_5_vl", {"max_frames": 2}), *pictures)
+
+
+def test_times_are_drawn_with_the_font_of_the_checkpoint() -> None:
+    """A font that Pillow brings stands for the checkpoint's."""
+    font = ImageFont.load_default(10)
+    assert isinstance(font, ImageFont.FreeTypeFont)
+    data = (VISION / "clip.mp4").read_bytes()
+    file = font.font_bytes
+    plain = items_of("ernie4_5_vl_moe", {"draw_on_frames": False, "min_frames": 3}, **{"some.ttf": file})
+    drawn = items_of("ernie4_5_vl_moe", {"font": "some.ttf", "min_frames": 3}, **{"some.ttf": file})
+    items = [look(kind, data) for kind in (plain, drawn)]
+    assert items[0].unit_hashes != items[1].unit_hashes
+    pixels = [kind.pixels(item, 1, [bytearray(data)]) for kind, item in zip((plain, drawn), items, strict=True)]
+    height = pixels[0].shape[1]
+    differs = (pixels[0] != pixels[1]).any(axis=(0, 3))
+    assert differs[: height // 4].any()
+    assert not differs[height // 2 :].any()
+    assert not np.array_equal(pixels[1][0], pixels[1][1])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it begins with"),
+        (b"hello, world", "no MP4, MOV, WebM, Matroska, AVI or GIF: it begins with 68 65 6c"),
+        (b"#EXTM3U\nfile:///etc/passwd", "no MP4"),
+        (b"ffconcat version 1.0\nfile /etc/passwd", "no MP4"),
+        ((VISION / "clip.mp4").read_bytes()[:40], "the video cannot be decoded"),
+        (b"\x1a\x45\xdf\xa3" + bytes(100), "the video cannot be decoded"),
+    ],
+)
+def test_what_is_no_video_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        look(items_of("qwen2_5_vl"), data)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_video")
+
+
+def test_a_model_of_pictures_alone_refuses_video() -> None:
+    record = record_of("qwen2_5_vl")
+    vision = record.config.vision
+    assert vision is not None
+    blind = replace(vision, tokens=replace(vision.tokens, video=-1))
+    items = MediaItems(blind, MediaSettings.of(record, {}, {}), {}, MOST, 4096, 1 << 28)
+    with pytest.raises(RequestError, match="takes pictures and no video") as caught:
+        look(items, b"")
+    assert caught.value.code == "unsupported_media"
+
+
+def test_frames_are_counted_whatever_the_container_claims() -> None:
+    data = bytearray((VISION / "clip.avi").read_bytes())
+    place = data.index(b"avih") + 8 + 16  # dwTotalFrames
+    data[place : place + 4] = (1 << 30).to_bytes(4, "little")
+    clip = Clip([data], 2.0, MOST, lambda: None)
+    assert clip.num_frames == 9
+    clip.close()
+
+
+def test_frames_larger_than_the_limit_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"frames have 64 x 48 pixels, the limit is 3071 \(--max-image-pixels\)"):
+        Clip([bytearray((VISION / "clip.mp4").read_bytes())], 2.0, 3071, lambda: None)
+
+
+def test_frames_that_lie_too_far_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, items = (VISION / "clip.mp4").read_bytes(), items_of("qwen3_vl")
+    look(items, data, settings=b'{"mm_processor_kwargs": {"num_frames": 2}}')
+    monkeypatch.setattr("engine.media.video.MAX_SKIPPED_PIXELS", 23 * 64 * 48)
+    look(items, data)
+    with pytest.raises(RequestError, match="lie 24 frames of 64 x 48 apart, the limit is 23; ask for more frames"):
+        look(items, data, settings=b'{"mm_processor_kwargs": {"num_frames": 2}}')
+
+
+def test_a_file_that_ends_early_goes_on_with_its_last_frame() -> None:
+    whole = (VISION / "clip.avi").read_bytes()
+    clip = Clip([bytearray(whole)], 2.0, MOST, lambda: None)
+    last = np.asarray(clip.frame(8))
+    assert np.array_equal(np.asarray(clip.frame(20)), last)
+    assert not np.array_equal(np.asarray(clip.frame(0)), last)
+    clip.close()
+
+
+def test_a_moving_gif_is_a_video_of_its_frames() -> None:
+    clip = Clip([bytearray((VISION / "moving.gif").read_bytes())], 2.0, MOST, lambda: None)
+    assert (clip.num_frames, clip.fps) == (3, 10.0)
+    with Image.open(BytesIO((VISION / "moving.gif").read_bytes())) as image:
+        assert clip.frame(0).size == image.size
+    clip.close()

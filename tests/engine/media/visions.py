@@ -1,0 +1,29 @@
+"""Vision models that tests of the media process make settings for, and the small files of `tests/golden/vision`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from engine.checkpoint.record import ModelRecord
+from engine.checkpoint.vision_config import IMAGE_PROCESSOR
+from engine.media.settings import MediaSettings
+from tests.paths import GOLDEN
+
+VISION = GOLDEN / "vision"
+PIXELS: dict[str, Any] = json.loads((VISION / "pixels.json").read_text())
+
+
+def record_of(family: str, files: dict[str, Any] | None = None) -> ModelRecord:
+    """A golden model, with other processor files where they are given: JSON objects, or bytes."""
+    record = ModelRecord.read(GOLDEN / family)
+    if files is None:
+        return record
+    others = {name: content for name, content in record.files.items() if name != IMAGE_PROCESSOR}
+    given = {name: content if isinstance(content, bytes) else json.dumps(content).encode() for name, content in files.items()}
+    return ModelRecord(record.path, record.config, others | given)
+
+
+def settings_of(family: str, settings: dict[str, Any] | None = None) -> MediaSettings:
+    """Of a golden model whose processor file says `settings`."""
+    return MediaSettings.of(record_of(family, None if settings is None else {IMAGE_PROCESSOR: settings}), {}, {})

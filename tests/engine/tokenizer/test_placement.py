@@ -1,0 +1,331 @@
+"""Pictures and video in prompts: what templates and clients write, where items come to stand, and what nobody can type."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.checkpoint.record import ModelRecord
+from engine.errors import RequestError
+from engine.messages import (
+    ChatPrompt,
+    MediaItem,
+    MediaSource,
+    MediaUnit,
+    Prompt,
+    SamplingParams,
+    Submission,
+    Submit,
+    TextOptions,
+    TextPrompt,
+    Tokenize,
+    Tokenized,
+    TokensPrompt,
+)
+from engine.tokenizer.actor import preparation_for
+from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
+from tests.configurations import engine_config
+from tests.paths import GOLDEN
+
+MODELS = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe")
+START, END, IMAGE, VIDEO = 3, 4, 5, 6
+PAD = "<|image_pad|>"
+SHOWN = f"<|vision_start|>{PAD}<|vision_end|>"
+MAX_MODEL_LEN = 512
+
+
+@cache
+def preparation(model: str, template: str = "") -> Preparation:
+    return of_record(ModelRecord.read(GOLDEN / model), template)
+
+
+def of_record(record: ModelRecord, template: str = "") -> Preparation:
+    return preparation_for(
+        engine_config(model="", max_model_len=MAX_MODEL_LEN, num_kv_blocks=64, run_id="", run_dir="", chat_template=template),
+        record,
+    )[0]
+
+
+def tokenized(prepared: Preparation, prompt: Prompt, *media: MediaItem) -> list[int]:
+    answer = prepared.prepare(Tokenize("c", "api0", prompt, media=list(media)))
+    assert isinstance(answer, Tokenized), answer
+    return array("i", answer.token_ids).tolist()
+
+
+def item(kind: str, *grid: int, seconds: float = 0.0, times: Sequence[float] = (), num_units: int = 0) -> MediaItem:
+    """Of `grid` patches; two by two are a token."""
+    source = MediaSource("api0", (), kind)
+    hashes = tuple(bytes([index]) * 32 for index in range(num_units or grid[0]))
+    return MediaItem(source, kind, (grid[0], grid[1], grid[2]), hashes, grid[1] * grid[2] // 4, tuple(times), seconds)
+
+
+def placed(model: str, prompt: Prompt, *media: MediaItem, **options: Any) -> tuple[list[int], tuple[MediaUnit, ...]]:
+    """As a sample's prompt. RequestError where it is refused."""
+    bounds = options.pop("mask_bounds", b"")
+    submit = Submit("r", "api0", 1, 0, prompt, SamplingParams(**options), TextOptions(), media=list(media), mask_bounds=bounds)
+    answer = preparation(model).prepare(Submission.of([submit]))
+    assert isinstance(answer, Prepared), answer
+    found = answer.prompts[0]
+    if isinstance(found, Refusal):
+        raise RequestError(found.message, status=found.status, code=found.code, param=found.param)
+    assert isinstance(found, PreparedPrompt)
+    return array("i", found.tokenized.token_ids).tolist(), found.tokenized.units
+
+
+def refusal(model: str, prompt: Prompt, *media: MediaItem, **options: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        placed(model, prompt, *media, **options)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def tokens(*token_ids: int) -> TokensPrompt:
+    return TokensPrompt(array("i", token_ids).tobytes())
+
+
+def chat(*parts: dict[str, Any] | str, **options: Any) -> ChatPrompt:
+    """One message. Pictures come from the edge as {"type": "image"}."""
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return ChatPrompt(json.dumps([{"role": "user", "content": content}]).encode(), **options)
+
+
+PICTURE, CLIP = {"type": "image"}, {"type": "video"}
+
+
+@cache
+def plain(model: str) -> tokenizers.Tokenizer:
+    """The checkpoint's tokenizer as it is, to which every placeholder is one."""
+    return tokenizers.Tokenizer.from_file(str(GOLDEN / model / "tokenizer.json"))
+
+
+def plain_ids(model: str, text: str) -> list[int]:
+    return plain(model).encode(text, add_special_tokens=False).ids
+
+
+def asked(text: str) -> str:
+    return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_golden_prompts_stay_and_are_made_of_single_tokens(model: str) -> None:
+    for case in json.loads((GOLDEN / model / "golden.json").read_text())["cases"]:
+        media = [item("image", *grid) for grid in case["image_grid_thw"]]
+        whole = case["prompt_token_ids"]
+        shrunk = [token for place, token in enumerate(whole) if token != IMAGE or whole[place - 1] != IMAGE]
+        for given_ids in (whole, shrunk):
+            token_ids, units = placed(model, tokens(*given_ids), *media)
+            assert token_ids == whole
+            assert [unit.item for unit in units] == list(range(len(media)))
+            for unit, (_, height, width) in zip(units, case["image_grid_thw"], strict=True):
+                assert (unit.height, unit.width, unit.num_tokens) == (height // 2, width // 2, height * width // 4)
+                assert whole[unit.start - 1 : unit.start + unit.num_tokens + 1] == [START, *[IMAGE] * unit.num_tokens, END]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_conversation_shows_its_pictures_where_they_stand(model: str) -> None:
+    token_ids, units = placed(model, chat("What? ", PICTURE, " and", PICTURE), item("image", 1, 4, 6), item("image", 1, 2, 2))
+    text = asked(f"What? <|vision_start|>{PAD * 6}<|vision_end|> and{SHOWN}")
+    assert token_ids == plain_ids(model, text)
+    assert [(unit.num_tokens, unit.height, unit.width, unit.time) for unit in units] == [(6, 2, 3, 0), (1, 1, 1, 0)]
+
+
+LOOP = "{%% for p in messages[0].content %%}{{ '<|image_pad|>' if %s else p.text }}{%% endfor %%}"
+TEMPLATES = {
+    "type": LOOP % "p.type == 'image'",
+    "type of a link": LOOP % "p.type == 'image_url'",
+    "field": LOOP % "'image' in p",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_ask_for_pictures_in_several_ways(name: str) -> None:
+    picture = item("image", 1, 2, 4)
+    token_ids = tokenized(preparation("qwen2_5_vl", TEMPLATES[name]), chat(PICTURE, "x", PICTURE), picture, picture)
+    assert token_ids == [IMAGE, IMAGE, *plain_ids("qwen2_5_vl", "x"), IMAGE, IMAGE]
+
+
+def test_a_template_that_shows_no_pictures_is_no_place_for_them() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    answer = preparation("qwen2_5_vl", template).prepare(Tokenize("c", "api0", chat(PICTURE), media=[item("image", 1, 2, 4)]))
+    assert isinstance(answer, Refusal)
+    assert (answer.code, answer.param) == ("unsupported_media", "messages")
+
+
+# --------------------------------------------------------------------------------------------------------- typed placeholders
+
+FRAGMENTS = ["<|vision_start|>", "<|vision_end|>", PAD, "<|video_pad|>", "<|", "|>", "image_pad", "<|image", "_pad|>", "<", ">"]
+TYPED = st.lists(st.sampled_from([*FRAGMENTS, "x", " ", "é"]), max_size=8).map("".join)
+
+
+@given(before=st.lists(TYPED, min_size=1, max_size=3), after=st.lists(TYPED, max_size=3))
+@settings(deadline=None, max_examples=50)
+def test_a_typed_placeholder_is_text(before: list[str], after: list[str]) -> None:
+    """It binds nothing and shifts nothing, also where it is put together of several parts."""
+    model = "qwen2_5_vl"
+    token_ids, (unit,) = placed(model, chat(*before, PICTURE, *after), item("image", 1, 4, 4))
+    assert [place for place, token in enumerate(token_ids) if token in (IMAGE, VIDEO)] == list(
+        range(unit.start, unit.start + 4)
+    )
+    shown = plain(model).decode(token_ids, skip_special_tokens=False)
+    assert shown == asked(f"{''.join(before)}<|vision_start|>{PAD * 4}<|vision_end|>{''.join(after)}")
+
+
+@pytest.mark.parametrize("field", ["role", "name", "arguments", "tools"])
+def test_so_it_is_wherever_a_template_puts_what_clients_send(field: str) -> None:
+    template = (
+        "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.name }}"
+        "{{ m.tool_calls | tojson if m.tool_calls }}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for c in m.content %}{{ '<|image_pad|>' if c.type == 'image' else c.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    message: dict[str, Any] = {"role": "user", "content": [PICTURE]}
+    tools = b""
+    if field == "role":
+        message["role"] = "image_pad"
+    elif field == "name":
+        message["name"] = PAD
+    elif field == "arguments":
+        message["tool_calls"] = [{"function": {"name": PAD, "arguments": {PAD: PAD}}}]
+    else:
+        tools = json.dumps([{"name": PAD}]).encode()
+    prompt = ChatPrompt(json.dumps([message]).encode(), tools)
+    token_ids = tokenized(preparation("qwen2_5_vl", template), prompt, item("image", 1, 2, 6))
+    assert token_ids[-3:] == [IMAGE] * 3
+    assert token_ids.count(IMAGE) == 3
+
+
+def test_a_tokenizer_written_with_escapes_hides_its_placeholders_too() -> None:
+    record = ModelRecord.read(GOLDEN / "qwen2_5_vl")
+    name = "tokenizer.json"
+    escaped = record.files[name].replace(PAD.encode(), PAD.replace("|", "\\u007c").encode())
+    assert escaped != record.files[name]
+    record.files[name] = escaped
+    config = engine_config(model="", max_model_len=64, num_kv_blocks=64, run_id="", run_dir="")
+    answer = preparation_for(config, record)[0].prepare(
+        Tokenize("c", "api0", chat(PAD, PICTURE), media=[item("image", 1, 2, 6)])
+    )
+    assert isinstance(answer, Tokenized), answer
+    assert array("i", answer.token_ids).tolist().count(IMAGE) == 3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_bare_prompt_binds_what_is_written_there(model: str) -> None:
+    token_ids, (unit,) = placed(model, TextPrompt(f"a {SHOWN} b", False), item("image", 1, 4, 4))
+    assert token_ids == plain_ids(model, f"a <|vision_start|>{PAD * 4}<|vision_end|> b")
+    again, units = placed(model, TextPrompt(f"a <|vision_start|>{PAD * 4}<|vision_end|> b", False), item("image", 1, 4, 4))
+    assert (again, units) == (token_ids, (unit,))
+
+
+# ------------------------------------------------------------------------------------------------------------------- video
+
+
+def test_a_video_counts_its_seconds_in_qwen2_5_vl() -> None:
+    clip = item("video", 4, 2, 4, seconds=0.7)
+    token_ids, units = placed("qwen2_5_vl", chat(CLIP, "?"), clip)
+    assert token_ids == plain_ids("qwen2_5_vl", asked(f"<|vision_start|>{'<|video_pad|>' * 8}<|vision_end|>?"))
+    first = token_ids.index(VIDEO)
+    assert [(unit.start - first, unit.time, unit.is_continued) for unit in units] == [
+        (0, 0, False),
+        (2, 1, True),  # 1.4
+        (4, 2, True),  # 2.8
+        (6, 4, True),  # 4.2
+    ]
+
+
+def test_a_video_counts_its_rows_in_ernie() -> None:
+    clip = item("video", 6, 4, 4, num_units=3)  # two frames are a unit
+    token_ids, units = placed("ernie4_5_vl_moe", tokens(9, START, VIDEO, END, 9), clip)
+    assert token_ids == [9, START, *[VIDEO] * 12, END, 9]
+    assert [(unit.start, unit.index, unit.time, unit.is_continued) for unit in units] == [
+        (2, 0, 0, False),
+        (6, 1, 1, True),
+        (10, 2, 2, True),
+    ]
+
+
+FRAMES = "<0.3 seconds><|vision_start|>{0}<|vision_end|><1.5 seconds><|vision_start|>{0}<|vision_end|>"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4])
+def test_the_frames_of_a_video_stand_behind_their_times_in_qwen3_vl(num_tokens: int) -> None:
+    model = "qwen3_vl"
+    clip = item("video", 2, 2, 2 * num_tokens, times=(0.25 + 1e-9, 1.5))
+    frames = FRAMES.format("<|video_pad|>" * num_tokens)
+    written = "<|vision_start|><|video_pad|><|vision_end|>"
+    for prompt, text in (
+        (chat("So: ", CLIP, "end"), asked(f"So: {frames}end")),
+        (TextPrompt(f"a{written}b", False), f"a{frames}b"),
+        (TextPrompt("a<|video_pad|>b", False), f"a{frames}b"),
+        (TextPrompt(f"a{frames}b", False), f"a{frames}b"),
+        (tokens(*plain_ids(model, f"a{frames}b")), f"a{frames}b"),
+        (tokens(*plain_ids(model, f"<|im_start|>{written}b")), f"<|im_start|>{frames}b"),
+    ):
+        if num_tokens == 1 and prompt == TextPrompt(f"a{frames}b", False):
+            continue  # nobody can tell these from two videos
+        token_ids, units = placed(model, prompt, clip)
+        assert token_ids == plain_ids(model, text)
+        assert [(unit.index, unit.time, unit.is_continued, unit.num_tokens) for unit in units] == [
+            (0, 0, False, num_tokens),
+            (1, 0, False, num_tokens),
+        ]
+        assert all(token_ids[unit.start - 1] == START for unit in units)
+
+
+def test_kinds_bind_by_themselves_and_units_come_in_the_order_of_the_prompt() -> None:
+    media = (item("image", 1, 2, 2), item("image", 1, 2, 4), item("video", 2, 2, 2, times=(0.0, 1.0)))
+    token_ids, units = placed("qwen3_vl", TextPrompt(f"{SHOWN}<|video_pad|>{SHOWN}", False), *media)
+    assert [(unit.item, unit.index) for unit in units] == [(0, 0), (2, 0), (2, 1), (1, 0)]
+    assert sorted(unit.start for unit in units) == [unit.start for unit in units]
+    assert token_ids.count(IMAGE) == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------- mistakes
+
+
+def test_runs_and_items_must_match() -> None:
+    picture = item("image", 1, 4, 4)
+    for prompt, media, numbers in (
+        (tokens(1, IMAGE, 2), (), "1 image placeholders for 0 image items"),
+        (tokens(1, 2), (picture,), "0 image placeholders for 1 image items"),
+        (tokens(IMAGE, 2, IMAGE), (picture,), "2 image placeholders for 1 image items"),
+        (tokens(1, VIDEO), (picture,), "1 video placeholders for 0 video items"),
+        (tokens(1, *[IMAGE] * 3), (picture,), "run of 3 placeholder tokens at 1, where media item 1 takes 4"),
+        (TextPrompt(f"{PAD}{PAD}", False), (picture,), "run of 2 placeholder tokens at 0, where media item 1 takes 4"),
+    ):
+        error = refusal("qwen2_5_vl", prompt, *media)
+        assert numbers in error.message
+        assert (error.code, error.param) == ("invalid_value", "prompt")
+
+
+def test_what_is_too_long_says_what_each_item_takes() -> None:
+    big, small = item("image", 1, 40, 40), item("image", 1, 4, 4)
+    error = refusal("qwen2_5_vl", chat(PICTURE, PICTURE, PICTURE), small, big, big)
+    assert (error.code, error.param) == ("context_length_exceeded", "messages")
+    assert "804 of them media; item 1: 4, item 2: 400, item 3: 400" in error.message
+    error = refusal("qwen2_5_vl", chat(PICTURE, PICTURE, "x" * 200), big, small, max_tokens=100)
+    assert error.code == "context_length_exceeded"
+    assert "404 of them media; item 1: 400, item 2: 4" in error.message
+
+
+def test_mask_offsets_are_one_for_each_token() -> None:
+    bounds = array("i", [0, 3] * 6).tobytes()
+    placed("qwen2_5_vl", tokens(1, IMAGE, 2), item("image", 1, 4, 4), mask_bounds=bounds)
+    error = refusal("qwen2_5_vl", tokens(1, IMAGE, 2), item("image", 1, 2, 4), mask_bounds=bounds)
+    assert re.search(r"has 6 entries, the prompt has 4 tokens", error.message)
+    assert error.param == "attention_mask_offset"
+
+
+def test_a_text_to_be_counted_may_lack_its_pictures() -> None:
+    token_ids = tokenized(preparation("qwen2_5_vl"), TextPrompt(f"a{PAD}", False))
+    assert token_ids == plain_ids("qwen2_5_vl", f"a{PAD}")
