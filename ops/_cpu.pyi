@@ -69,8 +69,24 @@ def linear(
     rows: int,
     count: int,
 ) -> Op: ...
+def take_features(
+    y: int,
+    features: int,
+    feature_rows: int,
+    num_rows: int,  # of the features
+    feature_bytes: int,  # of a row
+    first: int,  # column of the features
+    width: int,
+    is_bfloat16: bool,
+    is_added: bool,
+    rows: int,
+    count: int,
+) -> Op: ...
 def rms_norm(
     y: int, total: int, x: int, residual: int, weight: int, epsilon: float, width: int, rows: int, count: int
+) -> Op: ...
+def layer_norm(
+    y: int, total: int, x: int, residual: int, weight: int, bias: int, epsilon: float, width: int, rows: int, count: int
 ) -> Op: ...
 def map_slots(
     slots: int,
@@ -119,6 +135,9 @@ def attention(
     sequence_starts: int,
     block_tables: int,
     table_width: int,
+    has_bounds: int,  # whether rows have first and last keys
+    first_keys: int,
+    last_keys: int,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -130,6 +149,7 @@ def attention(
     rows: int,  # the number of sequences
     count: int,
 ) -> Op: ...
+def activate(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def store_latent(
     y: int,
@@ -166,6 +186,9 @@ def latent_attention(
     sequence_starts: int,
     block_tables: int,
     table_width: int,
+    has_bounds: int,
+    first_keys: int,
+    last_keys: int,
     num_heads: int,
     plain_dim: int,
     rotary_dim: int,
@@ -228,6 +251,8 @@ def route(
     added_to_sum: float,
     smallest_sum: float,
     factor: float,
+    sets: int,  # of each row
+    set: int,
     rows: int,
     count: int,
 ) -> Op: ...
@@ -375,6 +400,7 @@ def uniform(seed: int, position: int, sample_index: int) -> float: ...  # u64, u
 class Tape:
     def __init__(self, ops: list[Op]) -> None: ...
     def replay(self) -> None: ...
+    def replay_range(self, begin: int, end: int) -> None: ...
     def replay_timed(self) -> None: ...  # also keeps what each op took
     # each op cut up as for so many threads and done by the caller alone: its jobs, of each the nanoseconds of its tasks; the
     # last job is what is not in tasks

@@ -96,6 +96,60 @@ class Norm:
 
 
 @dataclass(slots=True)
+class LayerNorm:
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias (Ba et al. 2016)."""
+
+    name: str
+    width: int
+    epsilon: float
+    weight: Tensor = None
+    bias: Tensor = None
+
+
+@dataclass(slots=True)
+class PatchLinear(Linear):
+    """What an encoder's first layer makes of a patch, of pixels as they are: 0 to 255, [frames, patch, patch, red green blue].
+    What pixels are scaled and shifted by is folded into the weights, which are float32 in every precision; of a picture's
+    frames, which are all the same, into one."""
+
+    stored_shape: tuple[int, ...] = ()  # [out, 3, ..., patch, patch], or the same with fewer axes
+    frames: int = 1  # of the patches
+    stored_frames: int = 1
+    factor: float = 1.0  # pixels become (pixel * factor - mean) / deviation
+    means: tuple[float, ...] = (0.0, 0.0, 0.0)
+    deviations: tuple[float, ...] = (1.0, 1.0, 1.0)
+    has_stored_bias: bool = False
+
+    @property
+    def name(self) -> str:
+        """The same weights are kept once for pictures, once for video."""
+        return f"{self.names[0]}.{self.frames}"
+
+    def folded(self, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """[out, frames * patch * patch * 3] and [out], of the stored ones."""
+        side = round((weight.size / (len(weight) * 3 * self.stored_frames)) ** 0.5)
+        of_pixels = weight.reshape(len(weight), 3, self.stored_frames, side, side).astype(np.float64)
+        if self.frames < self.stored_frames:
+            of_pixels = of_pixels.sum(axis=2, keepdims=True)
+        of_channels = of_pixels / np.array(self.deviations)[:, None, None, None]
+        shift = of_channels.sum(axis=(2, 3, 4)) @ np.array(self.means)
+        flat = (of_channels * self.factor).transpose(0, 2, 3, 4, 1).reshape(len(weight), -1)
+        return flat.astype(np.float32), ((0 if bias is None else bias) - shift).astype(np.float32)
+
+
+@dataclass(slots=True)
+class PositionTable:
+    """A learned row for each place of a square of `side` places, which stretches over any picture. `has_aligned_corners`: its
+    corners are the picture's corner patches; else its edges are the picture's edges."""
+
+    name: str
+    side: int
+    width: int
+    has_aligned_corners: bool
+    values: np.ndarray | None = None  # float32 [side * side, width]: read by whoever prepares a call, not by ops
+
+
+@dataclass(slots=True)
 class HeadNorm:
     """RMSNorm of each query and key head, with one weight for all queries and one for all keys."""
 
@@ -111,9 +165,11 @@ class HeadNorm:
 @dataclass(slots=True)
 class Rotary:
     """x -> x * cosines[position] + x[partners] * sines[position] for a head x: float32 [max_model_len, head_dim] each, and
-    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines."""
+    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines. Where
+    positions are three numbers each row of a step has cosines and sines of its own (`Inputs.row_cosines`)."""
 
     head_dim: int
+    is_by_row: bool = False
     cosines: Tensor = None
     sines: Tensor = None
     partners: Tensor = None
@@ -139,13 +195,16 @@ class RoutingRule:
 @dataclass(slots=True)
 class Router:
     """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores where
-    experts are chosen, not where they are weighed."""
+    experts are chosen, not where they are weighed. With a `set` it scores those rows alone (`AttentionMetadata.expert_sets`),
+    and its correction is that row of the tensor."""
 
     linear: Linear  # [hidden] -> [experts]
     rule: RoutingRule
     correction_name: str = ""  # of the tensor; empty: there is none
     correction_shape: tuple[int, ...] = ()  # as it is stored
     correction: Tensor = None
+    set: int | None = None
+    weight_name: str = ""  # of a tensor [hidden, experts]; empty: that of `linear`, [experts, hidden]
 
     @property
     def num_experts(self) -> int:
@@ -162,6 +221,7 @@ class Experts:
     down: tuple[Linear, ...]
     weight: Tensor = None
     owners: Tensor = None  # of several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: there is one
+    is_local: bool = False  # each rank computes all that it needs, whatever others are shared out
     counts: Tensor = None  # uint64 [experts]: rows of this rank that asked for each, in all; None: they are not counted
 
     @property
@@ -186,7 +246,7 @@ class Experts:
         return {"gate_up": self.gate_up, "down": self.down}
 
 
-Module = Linear | HeadLinear | Embedding | Norm | HeadNorm | Rotary | Router | Experts
+Module = Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts
 
 
 @dataclass(frozen=True, slots=True)

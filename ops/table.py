@@ -26,6 +26,7 @@ from ops.modules import (
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
     Module,
     Norm,
@@ -37,7 +38,7 @@ from ops.weight_format import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
-NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS = range(3)  # what `Inputs.counts` holds
+NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS = range(4)  # what `Inputs.host_counts` holds
 
 
 class AttentionMetadata(Protocol):
@@ -58,7 +59,16 @@ class AttentionMetadata(Protocol):
     sequence_slots: Tensor  # int32 [max_num_seqs]: batch slot of each sequence
     sequence_offsets: Tensor  # int32 [max_num_seqs + 1]: first row of each sequence, and the end of the last
     sequence_starts: Tensor  # int32 [max_num_seqs]: position of its first row
-    host_counts: np.ndarray  # int32 [3]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS of this step; of fixed address too
+    first_keys: Tensor  # int32 [max_rows]: the first and the last position that each row sees,
+    last_keys: Tensor  # where HAS_BOUNDS is not zero; else all up to its own
+    host_counts: np.ndarray  # int32 [4]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS of this step; of fixed address too
+
+    # of models that take media
+    feature_rows: Tensor  # int32 [max_rows]: where each row's features are, -1: it has none
+    expert_sets: Tensor  # int32 [max_rows]: 1 for media and what stands around it, else 0
+    features: (
+        np.ndarray | None
+    )  # [rows, columns] of the encoder arena: float32, or uint16, the bits of bfloat16; of fixed address
 
 
 class KeptRows(AttentionMetadata, Protocol):
@@ -73,6 +83,11 @@ class Inputs(AttentionMetadata, Protocol):
     token_ids: Tensor  # int32 [max_rows]
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
     slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
+
+    # of models whose positions are three numbers
+    row_numbers: Tensor  # int32 [max_rows]: 0, 1, 2, ...
+    row_cosines: Tensor  # float32 [max_rows, head_dim]: as `Rotary` has them of a position
+    row_sines: Tensor
 
     @property
     def kept(self) -> KeptRows: ...
@@ -95,9 +110,10 @@ class OpTable:
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
     # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
-    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding [rows, width], Norm or HeadLinear (the whole
-    # of the checkpoint's linear); "queries", "keys" of a HeadNorm; "cosines", "sines", "partners" of a Rotary; "weight" and
-    # "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts
+    # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding or PositionTable [rows, width], Norm or
+    # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
+    # "cosines", "sines", "partners" of a Rotary; "weight" and "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ...
+    # of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
@@ -113,6 +129,9 @@ class OpTable:
     begin: Callable[[Inputs, KvCache], Any]
 
     embedding: Callable[[Inputs, Embedding], Tensor]  # -> [R, width]
+    # the step, x [R, width], number -> x, which may be changed in place: the columns [number * width, (number + 1) * width) of
+    # a row's features come in its place where the number is 0, else are added to it
+    take_features: Callable[[Any, Tensor, int], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]  # [R, in] -> [R, out]
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
@@ -127,7 +146,8 @@ class OpTable:
     # of several ranks each has some columns of a linear's, attention's, activation's or experts' result: x with those of all.
     # May be read until the next gather. Where this rank has all columns it is x
     gather: Callable[[Tensor], Tensor]
-    route: Callable[[Tensor, Router], Routing]  # [R, hidden] -> each row's experts
+    # the step, [R, hidden] -> each row's experts; where the router is for one set of rows, of others -1 and weights 0
+    route: Callable[[Any, Tensor, Router], Routing]
     # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
     # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
     experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]
@@ -140,3 +160,11 @@ class OpTable:
     latent_attention: Callable[[Any, Tensor, Tensor, LatentShape, LayerCache], Tensor]
     # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n that a head has, times its own weights
     head_linear: Callable[[Tensor, HeadLinear], Tensor]
+
+    # Of encoders.
+    layer_norm: Callable[[Tensor, LayerNorm], Tensor]  # as rms_norm
+    add_layer_norm: Callable[[Tensor, Tensor, LayerNorm], tuple[Tensor, Tensor]]  # as add_rms_norm
+    activate: Callable[[Tensor, str], Tensor]  # [R, n], activation's name -> [R, n]
+    # [R, n], how many, and where the number of the result's rows is kept (int32 [1]) -> neighbouring rows side by side as one,
+    # the same memory
+    join_rows: Callable[[Tensor, int, np.ndarray], Tensor]

@@ -21,6 +21,8 @@ from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
 from ops.modules import Experts
 from workers.devices.device import make_device
+from workers.encoder import Encoder as MediaEncoder
+from workers.features import Encoder, Features, Missing, together
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
 from workers.parallel.sampling import exchanged
@@ -30,6 +32,7 @@ from workers.sampling.sampler import Scores
 from workers.step.execution import Plan, make_plan
 from workers.step.inputs import StepInputs
 from workers.step.kv_cache import DUMMY_BLOCK, map_kv_cache
+from workers.step.media_rows import MediaRows
 from workers.step.slots import Slots
 from workers.weights.cache import WeightCache
 from workers.weights.loader import CacheOutcome, Progress, load_model
@@ -88,7 +91,7 @@ class ModelRunner:
     """Weights, slots and inputs of one rank over its KV arena. `on_op` is called within a step (`make_plan`). With a
     `communicator` it computes its share of a model, and each call of `run` is made on all ranks of the group; GangBroken: one
     of them is gone, and the step is to be run again on all. With `experts` all ranks of the gang make each call of `run` or
-    `run_without_rows` together."""
+    `run_without_rows` together. With `features` it takes media."""
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class ModelRunner:
         on_op: Callable[[], None] = lambda: None,
         communicator: Communicator | None = None,
         experts: ExpertRank | None = None,
+        features: Features | None = None,
     ) -> None:
         self._communicator = communicator if communicator is not None and communicator.count > 1 else None
         self._experts = experts
@@ -123,8 +127,11 @@ class ModelRunner:
             config.max_model_len,
             config.block_size,
             self._ops.row_tile,
+            MediaRows(model_config, features.arena.rows if features else None) if model_config.vision else None,
         )
         self.slots = Slots(self.inputs.host_block_tables, config.max_model_len, model_config.vocab_size)
+        self._features = features
+        self.encoder: Encoder | None = None  # of the weights, in models that take media
         self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
         self.mixtures: list[Experts] = []  # of the weights that were loaded last, where ranks share them
@@ -163,10 +170,17 @@ class ModelRunner:
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
         plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op, self._gang)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
+        self.encoder = None
+        if self._features is not None and loaded.model.encoder is not None:
+            arena, share = self._features.arena, self._share
+            self.encoder = MediaEncoder(
+                loaded.model.encoder, self._device, arena, version, self._config.plan, share.rank, share.size, self._on_op
+            )
 
     def clear(self) -> None:
         """Let go of the weights."""
         self.weights = LoadedWeights("", 0, 0, None)
+        self.encoder = None
         self.mixtures = []
 
     # --------------------------------------------------------------------------------------------------------- steps
@@ -180,9 +194,12 @@ class ModelRunner:
         if self._communicator is not None:
             self._communicator.begin_step(step.step_id)
         rows = self._take(step)
+        encoded, missing = self._encode(step, rows)
+        if missing:
+            return self._not_run(step, missing)
         prompt_rows = self._prompt_rows(rows)
         kept_counts = self._kept_counts(rows, prompt_rows)
-        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids)
+        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots)
         if self.inputs.num_tokens or self._experts is not None:
             plan.replay()
         kept_ends = np.cumsum(kept_counts)
@@ -190,6 +207,7 @@ class ModelRunner:
         for row, count in prompt_rows.items():
             first_kept = int(kept_ends[row] - rows.counts[row])
             result.prompt_rows[row] = self._prompt_logprobs(rows, row, first_kept + np.arange(count), plan)
+        result.encoded = encoded
         result.num_tokens = self.inputs.num_tokens
         result.sample_ns = self._sample_ns
         result.run_ns = time.monotonic_ns() - begin_ns - self._sample_ns
@@ -199,7 +217,7 @@ class ModelRunner:
         """This rank's part in a step of the gang in which its own replica has nothing to do: experts for the others' rows."""
         plan = self.weights.plan
         assert plan is not None, "a rank without weights serves nobody"
-        self.inputs.set_rows(_NONE, _NONE, _NONE, _NONE, self.slots.token_ids)
+        self.inputs.set_rows(_NONE, _NONE, _NONE, _NONE, self.slots.token_ids, self.slots)
         plan.replay()
 
     def _take(self, step: Step) -> _Rows:
@@ -211,7 +229,43 @@ class ModelRunner:
         self.slots.block_tables[block_slots, indexes] = np.frombuffer(step.block_ids, np.int32)
         if step.starts or len(block_slots):
             self.inputs.set_block_tables_changed()
+        units = (np.frombuffer(each, np.int32) for each in (step.unit_slots, step.unit_indexes, step.unit_rows))
+        self.slots.set_unit_rows(*units)
         return _Rows.of(step)
+
+    def _encode(self, step: Step, rows: _Rows) -> tuple[list[bytes], Missing]:
+        """The encoder's part of a step: units that are complete now, and those that the rows cannot read. Several ranks learn
+        what any of them lacks: none runs a step that another does not."""
+        reading = [
+            (slot, start, start + count)
+            for slot, start, count in zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
+            if count and start < self.slots.media_ends[slot]
+        ]
+        if self._features is None or (step.encoder is None and not reading):
+            return [], {}
+        encoded: list[bytes] = []
+        missing: Missing = {}
+        if step.encoder is not None:
+            assert self.encoder is not None, f"step {step.step_id} encodes, and the weights have no encoder"
+            encoded, missing = self._features.encode(step.encoder, self.encoder)
+            if self._communicator is not None:
+                self._communicator.barrier()  # the others' units are complete too
+        missing |= self._features.missing(self.slots, reading, self.weights.version)
+        return encoded, missing if self._communicator is None else together(self._communicator, missing)
+
+    def _not_run(self, step: Step, missing: Missing) -> StepResult:
+        if self._experts is not None:  # the gang needs this rank all the same
+            self.run_without_rows()
+        return StepResult(
+            step_id=step.step_id,
+            rank=self._rank % self._config.tensor_parallel_size,
+            weight_version=self.weights.version,
+            token_ids=b"",
+            logprobs=b"",
+            ranks=b"",
+            dispatch_ns=step.dispatch_ns,
+            missing=missing,
+        )
 
     def _prompt_rows(self, rows: _Rows) -> dict[int, int]:
         """Rows whose prompt log-probabilities are wanted -> how many of their positions (the first ones) give one: position p

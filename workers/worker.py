@@ -235,6 +235,7 @@ class WorkerActor(Actor):
     def _make_runner(self) -> ModelRunner:
         config = self.context.config
         from ops.cpu.progress import report_progress_to
+        from workers.features import Features
         from workers.runner import ModelRunner
 
         self.context.row.beat(time.monotonic_ns())
@@ -253,7 +254,10 @@ class WorkerActor(Actor):
             board = BalanceBoard(ExpertTable.attach(self.context.run.run_id), self.context.index)
             self._experts.counts = board.counts[self.context.index]
             self._balancer = self._make_balancer(self._experts, board, model)
-        return ModelRunner(config, model, self._arena.buffer, self.context.index, self._beat, self._communicator, self._experts)
+        features = Features(self.context.encoder_arena(), self.context.pixel_slab) if config.encoder_cache_size else None
+        return ModelRunner(
+            config, model, self._arena.buffer, self.context.index, self._beat, self._communicator, self._experts, features
+        )
 
     def _make_communicator(self) -> Communicator | None:
         """With the ranks of its replica; None: the rank has no peers."""

@@ -57,6 +57,7 @@ class VisionConfig:
     spatial_merge_size: int  # patches
     temporal_merge_size: int  # rows of patches in time
     norm_eps: float
+    text_norm_eps: float  # of norms that work as the text model's do
     rope_theta: float
     tokens_per_second: int = 0  # positions on the time axis; 0: a video's frames have their times in the text
     window_size: int = 0  # pixels; 0: every layer sees the whole picture
@@ -146,6 +147,7 @@ def read_vision(
     activation: str,
     out_hidden_size: int,
     temporal_patch_size: int,
+    text_norm_eps: float = 1e-6,
     intermediate_size: int = 0,
     temporal_merge_size: int = 1,
     norm_eps: float = 1e-6,
@@ -196,6 +198,7 @@ def read_vision(
         spatial_merge_size=merge_size,
         temporal_merge_size=temporal_merge_size,
         norm_eps=norm_eps,
+        text_norm_eps=text_norm_eps,
         rope_theta=rope.number("rope_theta", 10_000.0),
         tokens_per_second=tokens_per_second,
         window_size=window_size,

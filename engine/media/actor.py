@@ -79,6 +79,7 @@ class MediaActor(Actor):
             config.max_image_pixels,
             config.encoder_cache_size,
             self._slab.capacity_bytes,
+            lambda: self.context.row.beat(time.monotonic_ns()),
         )
         self._num_used_bytes.set(self._slab.num_used_bytes)
         for api in actors_of("api", self.context.peers()):
@@ -194,7 +195,7 @@ class MediaActor(Actor):
         """With the unit's pixels in the slab, where they can be made."""
         item = wanted.item
         try:
-            parts = self._read(item.source)
+            parts = [] if self._items.has_open(item) else self._read(item.source)
             with self._noted(item.unit_hashes[0], item.kind):
                 pixels = self._items.pixels(item, wanted.index, parts)
         except SharedMemoryError:

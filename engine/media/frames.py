@@ -20,6 +20,11 @@ class FrameChoice(msgspec.Struct, frozen=True):
     max_frames: int
     num_frames: int = 0
 
+    @property
+    def most(self) -> int:
+        """Frames that it can come to."""
+        return self.num_frames if self.num_frames > 0 else self.max_frames
+
 
 def choose_frames(kind: str, choice: FrameChoice, num_frames: int, fps: float, frames_per_row: int) -> list[int]:
     """Of an architecture's video. At least one; `frames_per_row` frames are a grid row in time."""

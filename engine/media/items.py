@@ -6,7 +6,8 @@ last is repeated. Features that a client encoded are cut into units as if they h
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +19,15 @@ from engine.media.refusal import refuse
 from engine.media.settings import MediaSettings
 from engine.messages import MediaItem, MediaSource
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Parts = list[bytearray]
 
 
 class MediaItems:
-    """Of one model. `max_rows`: of the encoder arena; `max_bytes`: of the pixel slab. RequestError from any method: the item is
-    wrong."""
+    """Of one model. `max_rows`: of the encoder arena; `max_bytes`: of the pixel slab; `beat` is called while something takes
+    long. RequestError from any method: the item is wrong."""
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class MediaItems:
         max_pixels: int,
         max_rows: int,
         max_bytes: int,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._vision = vision
         self._settings = settings
@@ -40,9 +45,10 @@ class MediaItems:
         self._max_pixels = max_pixels
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._clip: tuple[bytes, video.Clip] | None = (
-            None  # the one that was used last stays open: its next unit is asked for next
-        )
+        self._beat = beat
+        # What was used last, by the hash of its first unit: its next unit is asked for next.
+        self._clip: tuple[bytes, video.Clip] | None = None
+        self._rows: tuple[bytes, NDArray[np.float32]] | None = None
 
     def settings_of(self, source: MediaSource) -> MediaSettings:
         """With what the request asks for."""
@@ -66,6 +72,7 @@ class MediaItems:
             return self._item(source, name, self._grid_of(1, height, width))
         clip = self._opened(unit_hash(name, 0), parts, settings)
         chosen = self._chosen(clip, settings)
+        clip.check_gaps(chosen)
         height, width = settings.clip.frame_size(clip.height, clip.width, len(chosen))
         fps = clip.fps if clip.is_pictures else len(chosen) / clip.num_frames * clip.fps
         times = [index / clip.fps for index in self._padded(chosen)]
@@ -81,8 +88,10 @@ class MediaItems:
         """Of a unit: uint8 [frames, height, width, 3], or of features float32 [rows, width]."""
         if item.source.is_features:
             rows = item.tokens_per_unit
-            found = features.read_features(parts[0], rows * len(item.unit_hashes), self._vision.feature_width)
-            return found[index * rows : (index + 1) * rows]
+            if self._rows is None or self._rows[0] != item.unit_hashes[0]:
+                found = features.read_features(parts[0], rows * len(item.unit_hashes), self._vision.feature_width)
+                self._rows = item.unit_hashes[0], found
+            return self._rows[1][index * rows : (index + 1) * rows]
         settings = self.settings_of(item.source)
         if item.kind == "image":
             return images.pixels_of(parts[0], settings.picture, self._max_pixels)[None]
@@ -91,6 +100,10 @@ class MediaItems:
         chosen = self._padded(self._chosen(clip, settings))[index * count : (index + 1) * count]
         size = item.grid_thw[1] * self._vision.patch_size, item.grid_thw[2] * self._vision.patch_size
         return video.pixels_of(clip, chosen, size, settings.clip, self._files.get(settings.clip.font, b""))
+
+    def has_open(self, item: MediaItem) -> bool:
+        """Whether pixels of its units can be made without its bytes."""
+        return any(kept is not None and kept[0] == item.unit_hashes[0] for kept in (self._clip, self._rows))
 
     def close(self) -> None:
         """Let go of the video that is open."""
@@ -152,7 +165,7 @@ class MediaItems:
         """A video that stays open until another is asked for."""
         if self._clip is None or self._clip[0] != first_hash:
             self.close()
-            self._clip = (first_hash, video.Clip(list(parts), settings.clip.frames.fps, self._max_pixels))
+            self._clip = (first_hash, video.Clip(list(parts), settings.clip.frames.fps, self._max_pixels, self._beat))
         return self._clip[1]
 
     def _chosen(self, clip: video.Clip, settings: MediaSettings) -> list[int]:

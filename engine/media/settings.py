@@ -34,7 +34,7 @@ _FPS = 2.0
 _BICUBIC = 3
 _MOST = 1 << 40
 _PIXEL_KEYS = ("min_pixels", "max_pixels", "size")
-_FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames")
+_FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
 _KEYS = (*_PIXEL_KEYS, *_FRAME_KEYS)
 _GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for one kind alone
 
@@ -115,17 +115,21 @@ class MediaSettings(msgspec.Struct, frozen=True):
             return self
         given = json.loads(settings)
         changed = self.changed(given.get("mm_processor_kwargs") or {}, given.get("media_io_kwargs") or {})
-        for name, asked, limit in (
+        asked, allowed = changed.clip.frames, self.clip.frames
+        for name, value, limit in (
             ("max_pixels of pictures", changed.picture.max_pixels, self.picture.max_pixels),
             ("max_pixels of video", changed.clip.max_pixels, self.clip.max_pixels),
-            ("fps", changed.clip.frames.fps, self.clip.frames.fps),
-            ("min_frames", changed.clip.frames.min_frames, self.clip.frames.min_frames),
-            ("max_frames", changed.clip.frames.max_frames, self.clip.frames.max_frames),
-            ("num_frames", changed.clip.frames.num_frames, self.clip.frames.num_frames or self.clip.frames.max_frames),
+            ("fps", asked.fps, allowed.fps),
+            ("min_frames", asked.min_frames, allowed.min_frames),
+            ("max_frames", asked.max_frames, allowed.max_frames),
+            ("num_frames", asked.num_frames, allowed.most),
         ):
-            if asked > limit:
-                raise refuse(f"{name} {asked:g} is more than the server's {limit:g}; ask for less", "invalid_value")
-        return changed
+            if value > limit:
+                raise refuse(f"{name} {value:g} is more than the server's {limit:g}; ask for less", "invalid_value")
+        if asked.most <= allowed.most:
+            return changed
+        fewer = msgspec.structs.replace(asked, max_frames=allowed.most, min_frames=min(asked.min_frames, allowed.most))
+        return MediaSettings(changed.picture, msgspec.structs.replace(changed.clip, frames=fewer))
 
     def changed(self, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
         """With other values. RequestError: there is no such setting, or it cannot have that value."""
@@ -225,8 +229,8 @@ def _changed_pixels(settings: PictureSettings, given: Mapping[str, Any]) -> dict
 
 def _changed_frames(given: Mapping[str, Any]) -> dict[str, Any]:
     def read(given: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in _FRAME_KEYS:
+        found: dict[str, Any] = {} if given.get("do_sample_frames", True) else {"num_frames": -1}
+        for name in _FRAME_KEYS[:4]:
             if given.get(name) is not None:
                 least = -1 if name == "num_frames" else 1
                 found[name] = _positive(name, given[name], float if name == "fps" else int, least)

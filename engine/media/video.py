@@ -8,7 +8,7 @@ where the last ended, for an earlier one begins anew. Where a file has fewer fra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_FRAMES = 300_000  # of a file: more than two hours
+MAX_SKIPPED_PIXELS = 6_000_000_000  # of frames between two that are chosen, which take half a minute or so to decode
 _UNKNOWN_FPS = 24.0
 _TEXT_SIZE = 0.1  # of a frame's shorter side; of the text, what surrounds it in white
 
@@ -31,8 +32,9 @@ _TEXT_SIZE = 0.1  # of a frame's shorter side; of the text, what surrounds it in
 class Clip:
     """A video that is open: its frames as they come, before they are chosen. RequestError: it is none, or too large."""
 
-    def __init__(self, parts: list[bytes | bytearray], fps: float, max_pixels: int) -> None:
-        """`fps`: of pictures that come as frames."""
+    def __init__(self, parts: list[bytes | bytearray], fps: float, max_pixels: int, beat: Callable[[], None]) -> None:
+        """`fps`: of pictures that come as frames. `beat` is called for each frame and now and then."""
+        self._beat = beat
         self._parts = parts
         self._max_pixels = max_pixels
         self._container: Any = None
@@ -60,9 +62,22 @@ class Clip:
                 if frame is None:
                     break
                 self._position, self._last = self._position + 1, frame
+                self._beat()
         if self._last is None:
             raise parse_error("video", "none of its frames is whole")
         return self._last
+
+    def check_gaps(self, chosen: list[int]) -> None:
+        """RequestError: frames lie so far apart that those between would keep this process busy for too long."""
+        if self.is_pictures:
+            return
+        gap = max(after - before for before, after in zip([-1, *chosen], chosen, strict=False))
+        if gap * self.height * self.width > MAX_SKIPPED_PIXELS:
+            raise refuse(
+                f"the chosen frames lie {gap} frames of {self.width} x {self.height} apart, the limit is "
+                f"{MAX_SKIPPED_PIXELS // (self.height * self.width)}; ask for more frames, or send a smaller or shorter video",
+                "invalid_video",
+            )
 
     def close(self) -> None:
         self._frames = iter(())
@@ -75,6 +90,8 @@ class Clip:
         self.num_frames = 0
         for packet in self._container.demux(stream):
             self.num_frames += bool(packet.size)
+            if self.num_frames % 1000 == 0:
+                self._beat()
             if self.num_frames > MAX_FRAMES:
                 raise refuse(f"the video has more than {MAX_FRAMES} frames; cut it", "invalid_video")
         if not self.num_frames:

@@ -80,6 +80,7 @@ class EncoderWork:
         self._parts: dict[int, _StepPart] = {}  # by step
         self._losses: dict[bytes, int] = {}
         self._is_stalled = False
+        self._is_without_room = False  # pixels lie ready, and no rows are free for any of them
         self._num_calls = context.epoch << 32
         names = ("calls", "units", "rows", "losses", "evictions")
         self._cells = {name: context.counter(f"encoder_{name}_total") for name in names}
@@ -104,6 +105,9 @@ class EncoderWork:
                 self._drop_call()
             self._pixels.keep(needs)
             self._losses = {unit_hash: count for unit_hash, count in self._losses.items() if unit_hash in needs}
+            if self._is_without_room:
+                missing = (unit_hash for unit_hash in needs if self.cache.get(unit_hash) is None)
+                self._pixels.make_way(next(missing, b""))
             num_rows = 0
             for need in needs.values():
                 num_rows += need.unit.num_rows
@@ -260,26 +264,31 @@ class EncoderWork:
         num_rows = 0
         units: list[CachedUnit] = []
         encodes: list[Encode] = []
+        self._is_without_room = False
         for unit_hash, need in needs.items():
             pixels = self._pixels.ready(unit_hash)
             if pixels is None:
                 continue
-            num_rows += need.unit.num_rows
-            if units and (num_rows > MAX_CALL_STEPS * self._max_rows or len(units) == MAX_CALL_UNITS):
+            is_full = num_rows + need.unit.num_rows > MAX_CALL_STEPS * self._max_rows or len(units) == MAX_CALL_UNITS
+            if units and is_full:
                 break
             unit = self.cache.begin(unit_hash, need.unit.num_rows, self._victims(need, needs))
-            if unit is None:
-                break
-            units.append(unit)
-            encodes.append(_encode(need.unit, unit, pixels))
-            self._lent.append(self._pixels.take(unit_hash))
+            if unit is not None:
+                num_rows += unit.num_rows
+                units.append(unit)
+                encodes.append(_encode(need.unit, unit, pixels))
+                self._lent.append(self._pixels.take(unit_hash))
+            else:
+                self._is_without_room = not units
+                if need.is_next:  # what comes free is this one's
+                    break
         if not units:
             return
         self._num_calls += 1
-        self._call = _Call(EncoderCall(self._num_calls, encodes, 0, 0), units, sum(unit.num_rows for unit in units))
+        self._call = _Call(EncoderCall(self._num_calls, encodes, 0, 0), units, num_rows)
         self._cells["calls"].add(1)
         self._cells["units"].add(len(units))
-        self._cells["rows"].add(self._call.num_rows)
+        self._cells["rows"].add(num_rows)
 
     def _victims(self, need: Need, needs: dict[bytes, Need]) -> Iterator[CachedUnit]:
         """What may go for a unit: first what nobody needs, then, where a sample waits for it, what those behind it need."""

@@ -91,6 +91,15 @@ class PixelRequests:
         request = self._requests.get(unit_hash)
         return None if request is None else request.pixels
 
+    def make_way(self, unit_hash: bytes) -> None:
+        """Give back what lies ready where these pixels are still waited for, perhaps for want of room."""
+        waiting = self._requests.get(unit_hash)
+        if waiting is None or waiting.pixels is not None:
+            return
+        for request in list(self._requests.values()):
+            if request.media == waiting.media and request.pixels is not None:
+                self.give_back(self.take(request.unit_hash))
+
     def take(self, unit_hash: bytes) -> PixelRequest:
         """The caller gives it back."""
         request = self._requests.pop(unit_hash)

@@ -45,6 +45,7 @@ class Array:
     columns: Columns = ()
     whole_width: int = 0  # 0: its own
     dtype: np.dtype | None = None  # where it is not the owner's
+    seen: Array | None = None  # a recording's view of another one's memory
 
     @property
     def shape(self) -> list[int]:

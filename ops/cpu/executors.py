@@ -38,6 +38,9 @@ class Executor(Protocol):
     def allocate_kept(self, rows: Rows, width: int) -> Array:
         """Likewise, int32; what it holds is there until the next replay."""
 
+    def view(self, x: Array, rows: Rows, width: int) -> Array:
+        """The memory of x in other rows."""
+
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
         """The same in the gang's buffers, for a gather that follows: nobody reads there any more what was before."""
 
@@ -74,6 +77,9 @@ class Immediate:
     def allocate_kept(self, rows: Rows, width: int) -> Array:
         return replace(self.allocate(rows, width), dtype=_INT)
 
+    def view(self, x: Array, rows: Rows, width: int) -> Array:
+        return Array(rows, width, x.address, x.owner)
+
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         _cpu.run(_make(make, arguments, rows))
 
@@ -89,6 +95,10 @@ class _Recorded:
     def arrays(self) -> list[Array]:
         return [value for value in self.arguments if isinstance(value, Array)]
 
+    def memories(self) -> list[Array]:
+        """What its arrays are views of, or they themselves."""
+        return [array.seen or array for array in self.arrays()]
+
     def work(self) -> Work:
         return self.estimate() if self.estimate else Work(bytes_of(*self.arrays()))
 
@@ -103,6 +113,7 @@ class Recording:
         self._results: list[Array] = []
         self._gathered: list[tuple[int, Array]] = []  # the op that makes it
         self._kept: list[Array] = []
+        self._views: list[Array] = []
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         return Rows(limit, counts[index : index + 1])
@@ -127,18 +138,27 @@ class Recording:
         self._kept.append(array)
         return array
 
+    def view(self, x: Array, rows: Rows, width: int) -> Array:
+        array = Array(rows, width, seen=x.seen or x)
+        self._views.append(array)
+        return array
+
+    @property
+    def num_ops(self) -> int:
+        return len(self._ops)
+
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         self._ops.append(_Recorded(make, arguments, rows, name, work))
 
-    def finish(self, output: Array) -> Tape:
-        """Place every result and make the tape. `output` keeps its memory until the next replay."""
+    def finish(self, *outputs: Array) -> Tape:
+        """Place every result and make the tape. `outputs` keep their memory until the next replay."""
         lives = {id(array): [len(self._ops), -1] for array in self._results}
         for index, op in enumerate(self._ops):
-            for array in op.arrays():
+            for array in op.memories():
                 if id(array) in lives:
                     life = lives[id(array)]
                     life[0], life[1] = min(life[0], index), max(life[1], index)
-        for array in (output, *self._kept):
+        for array in (*outputs, *self._kept):
             if id(array) in lives:
                 lives[id(array)][1] = len(self._ops)
         self._check_gathered()
@@ -150,6 +170,9 @@ class Recording:
         for array, offset, size in zip(self._results, offsets, sizes, strict=True):
             array.owner = arena[offset // 4 : (offset + size) // 4]
             array.address = int(arena.ctypes.data) + offset
+        for view in self._views:
+            assert view.seen is not None
+            view.address, view.owner = view.seen.address, view.seen.owner
         ops = [_make(op.make, op.arguments, op.rows) for op in self._ops]
         return Tape(_cpu.Tape(ops), num_bytes, self._ops)
 
@@ -203,6 +226,10 @@ class Tape:
 
     def replay(self) -> None:
         self.native.replay()
+
+    def replay_range(self, begin: int, end: int) -> None:
+        """Ops [begin, end). What lives between two of these is still there in a later call, if nothing else was replayed."""
+        self.native.replay_range(begin, end)
 
     def replay_timed(self) -> list[int]:
         """Nanoseconds of each op. The clock between two ops costs some 50."""

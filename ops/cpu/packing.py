@@ -18,7 +18,20 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.int_packing import KINDS, IntPacking
-from ops.modules import Columns, Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Rotary, Router
+from ops.modules import (
+    Columns,
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    Norm,
+    PositionTable,
+    Rotary,
+    Router,
+)
 from ops.weight_format import Source, Store, Values, float32
 
 _FLOAT = np.dtype(np.float32)
@@ -34,6 +47,12 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             _pack_embedding(module, sources["weight"], store)
         case Norm():
             module.weight = _kept(module.name, sources["weight"], (module.width,), store)
+        case LayerNorm():
+            module.weight = _kept(module.name, sources["weight"], (module.width,), store)
+            module.bias = _kept(f"{module.name} bias", sources["bias"], (module.width,), store)
+        case PositionTable():
+            shape_of_table = (module.side * module.side, module.width)
+            module.values = _kept(module.name, sources["weight"], shape_of_table, store).owner
         case HeadNorm():
             shape = (module.width,)
             module.weight = (
@@ -46,7 +65,9 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Router():
             _pack_linear(module.linear, sources, store)
             if module.correction_name:
-                module.correction = _kept(module.correction_name, sources["correction"], (module.num_experts,), store)
+                module.correction = _kept(
+                    f"{module.linear.name}.correction", sources["correction"], (module.num_experts,), store
+                )
         case Experts():
             _pack_experts(module, sources, store)
 

@@ -100,9 +100,25 @@ def _attentions(dtype: str) -> Iterator[Run]:
         queries[:] = 0.5
         offsets, starts = np.array([0, count], np.int32), np.array([before], np.int32)
         operands = (y, queries, keys, values, slots, offsets, starts, table)
-        sizes = (len(table), HEADS, KV_HEADS, HEAD_DIM, 0, KV_TYPES.index(dtype), BLOCK_SIZE, 0, KV_HEADS, 0, 1)
+        no_bounds = np.zeros(1, np.int32)
+        sizes = (
+            len(table),
+            address_of(no_bounds),
+            0,
+            0,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            0,
+            KV_TYPES.index(dtype),
+            BLOCK_SIZE,
+            0,
+            KV_HEADS,
+            0,
+            1,
+        )
         arguments = [*map(address_of, operands), *sizes]
-        yield partial(_run_with, _cpu.attention(*arguments), operands)
+        yield partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 
 
 def _run_with(op: _cpu.Op, operands: object) -> None:

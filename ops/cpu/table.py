@@ -7,6 +7,7 @@ the sequences of the step and their block tables.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,14 @@ from ops.modules import (
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
     Norm,
     Rotary,
     Router,
     Tensor,
 )
-from ops.table import KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable, Routing
+from ops.table import HAS_BOUNDS, KEY_SPLIT, NUM_ROWS, NUM_SEQUENCES, AttentionMetadata, Inputs, OpTable, Routing
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")  # as `Activation` in native/kernels.h
@@ -61,9 +63,20 @@ def clear_block(cache: KvCache, block: int) -> None:
 
 
 def _paging(inputs: AttentionMetadata) -> tuple[Tensor, ...]:
-    """Where each sequence's rows and keys are, as the ops of attention take it."""
+    """Where each sequence's rows and keys are and which it sees, as the ops of attention take it."""
     tables = inputs.block_tables
-    return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1]
+    bounds = inputs.host_counts[HAS_BOUNDS:], inputs.first_keys, inputs.last_keys
+    return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1], *bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Cosines and sines of row r are at positions[r]."""
+
+    positions: Tensor
+    cosines: Tensor
+    sines: Tensor
+    partners: Tensor
 
 
 class CpuOps:
@@ -91,6 +104,26 @@ class CpuOps:
 
     def embedding(self, inputs: Inputs, module: Embedding) -> Array:
         return self._look_up(module.weight, inputs.token_ids, module.num_rows, module.width, self._rows(inputs))
+
+    def take_features(self, inputs: AttentionMetadata, x: Tensor, number: int) -> Tensor:
+        """In place."""
+        features, width = inputs.features, x.shape[1]
+        assert features is not None, "the model takes media"
+        self._executor.emit(
+            _cpu.take_features,
+            x,
+            features,
+            inputs.feature_rows,
+            len(features),
+            features.strides[0],
+            number * width,
+            width,
+            features.dtype == np.uint16,
+            number > 0,
+            rows=rows_of(x),
+            work=lambda: Work(4 * inputs.num_rows),  # rows of media are few
+        )
+        return x
 
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
         return self._take_rows(x, row_ids, rows_of(row_ids))
@@ -162,12 +195,27 @@ class CpuOps:
         self._executor.emit(_cpu.rms_norm, y, total, x, residual, module.weight, module.epsilon, module.width, rows=rows)
         return y, total
 
-    def rotary_angles(self, inputs: Inputs, module: Rotary) -> Rotary:
-        """Nothing to compute: angles are read where they lie, by position."""
-        return module
+    def layer_norm(self, x: Tensor, module: LayerNorm) -> Array:
+        return self._layer_norm(x, None, None, module)
+
+    def add_layer_norm(self, x: Tensor, residual: Tensor, module: LayerNorm) -> tuple[Array, Array]:
+        total = self._executor.allocate(rows_of(x), module.width)
+        return self._layer_norm(x, residual, total, module), total
+
+    def _layer_norm(self, x: Tensor, residual: Tensor | None, total: Array | None, module: LayerNorm) -> Array:
+        y = self._executor.allocate(rows_of(x), module.width)
+        values = (y, total, x, residual, module.weight, module.bias, module.epsilon, module.width)
+        self._executor.emit(_cpu.layer_norm, *values, rows=y.rows)
+        return y
+
+    def rotary_angles(self, inputs: Inputs, module: Rotary) -> Angles:
+        """Nothing to compute: angles are read where they lie, by position or by row."""
+        if module.is_by_row:
+            return Angles(inputs.row_numbers, inputs.row_cosines, inputs.row_sines, module.partners)
+        return Angles(inputs.positions, module.cosines, module.sines, module.partners)
 
     def rotate_and_store(
-        self, inputs: Inputs, qkv: Tensor, rotary: Rotary, norm: HeadNorm | None, shape: AttentionShape, cache: LayerCache
+        self, inputs: Inputs, qkv: Tensor, angles: Angles, norm: HeadNorm | None, shape: AttentionShape, cache: LayerCache
     ) -> Array:
         own, dim = shape.heads, shape.head_dim
         queries = self._queries(rows_of(qkv), shape)
@@ -182,11 +230,11 @@ class CpuOps:
             shape.queries_width + shape.keys_width + own.first_kv * dim,
             cache.keys,
             cache.values,
-            inputs.positions,
+            angles.positions,
             inputs.slot_mapping,
-            rotary.cosines,
-            rotary.sines,
-            rotary.partners,
+            angles.cosines,
+            angles.sines,
+            angles.partners,
             query_weight,
             key_weight,
             0.0 if norm is None else norm.epsilon,
@@ -241,7 +289,7 @@ class CpuOps:
         inputs: Inputs,
         queries: Tensor,
         compressed: Tensor,
-        rotary: Rotary,
+        angles: Angles,
         norm: Norm,
         shape: LatentShape,
         cache: LayerCache,
@@ -257,11 +305,11 @@ class CpuOps:
             compressed,
             cache.keys,
             cache.values,
-            inputs.positions,
+            angles.positions,
             inputs.slot_mapping,
-            rotary.cosines,
-            rotary.sines,
-            rotary.partners,
+            angles.cosines,
+            angles.sines,
+            angles.partners,
             norm.weight,
             norm.epsilon,
             own.count,
@@ -331,6 +379,15 @@ class CpuOps:
         self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, begin, end, rows=y.rows)
         return y
 
+    def activate(self, x: Tensor, activation: str) -> Array:
+        width = x.shape[1]
+        y = self._executor.allocate(rows_of(x), width)
+        self._executor.emit(_cpu.activate, y, x, ACTIVATIONS.index(activation), width, 0, width, rows=y.rows)
+        return y
+
+    def join_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
+        return self._executor.view(x, self._executor.rows(counter, 0, rows_of(x).limit // count), count * x.shape[1])
+
     def gather(self, x: Tensor) -> Tensor:
         gang = self._executor.gang
         if not isinstance(x, Array) or not x.columns:
@@ -355,7 +412,7 @@ class CpuOps:
         )
         return y
 
-    def route(self, x: Tensor, module: Router) -> Routing:
+    def route(self, inputs: AttentionMetadata, x: Tensor, module: Router) -> Routing:
         logits = self.linear(x, module.linear)
         rule = module.rule
         ids = self._executor.allocate_kept(logits.rows, rule.num_chosen)
@@ -375,6 +432,8 @@ class CpuOps:
             rule.added_to_sum,
             rule.smallest_sum,
             rule.factor,
+            None if module.set is None else inputs.expert_sets,
+            module.set or 0,
             rows=logits.rows,
         )
         return Routing(ids, weights)
@@ -445,6 +504,7 @@ def make_table(executor: Executor) -> OpTable:
         clear_block=clear_block,
         begin=ops.begin,
         embedding=ops.embedding,
+        take_features=ops.take_features,
         linear=ops.linear,
         rms_norm=ops.rms_norm,
         add_rms_norm=ops.add_rms_norm,
@@ -460,6 +520,10 @@ def make_table(executor: Executor) -> OpTable:
         store_latent=ops.store_latent,
         latent_attention=ops.latent_attention,
         head_linear=ops.head_linear,
+        layer_norm=ops.layer_norm,
+        add_layer_norm=ops.add_layer_norm,
+        activate=ops.activate,
+        join_rows=ops.join_rows,
     )
 
 

@@ -37,14 +37,16 @@ from ops.modules import (
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
     Module,
     Norm,
+    PositionTable,
     Rotary,
     Router,
     RoutingRule,
 )
-from ops.table import KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
+from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
 from ops.weight_format import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -66,6 +68,10 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.weight = paddle.to_tensor(np.stack([_chunks(head) for head in module.weights_of_heads(values["weight"])]))
         case Embedding() | Norm():
             module.weight = paddle.to_tensor(values["weight"])
+        case LayerNorm():
+            module.weight, module.bias = paddle.to_tensor(values["weight"]), paddle.to_tensor(values["bias"])
+        case PositionTable():
+            module.values = values["weight"]
         case HeadNorm():  # [num_heads + num_kv_heads, width]
             weights = np.stack([values["queries"], values["keys"]])
             module.weight = paddle.to_tensor(np.repeat(weights, [module.num_heads, module.num_kv_heads], axis=0))
@@ -164,6 +170,13 @@ def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
         keys = _expand(paddle.arange(num_keys, dtype="int32"), shape)
         queries = _expand(step.query_positions, shape)
         is_hidden = keys > queries
+        if inputs.host_counts[HAS_BOUNDS]:
+            row_ids = inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows]
+            first, last = (
+                _expand(paddle.gather(bound, row_ids).reshape([*shape[:2], 1]), shape)
+                for bound in (inputs.first_keys, inputs.last_keys)
+            )
+            is_hidden = paddle.logical_or(keys < first, keys > last)
         if window:
             is_hidden = paddle.logical_or(is_hidden, keys <= queries - window)
         mask = paddle.where(is_hidden, paddle.full(shape, -math.inf), paddle.zeros(shape))
@@ -187,6 +200,18 @@ def _whole_lines(x: paddle.Tensor) -> paddle.Tensor:
 
 def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
     return paddle.gather(module.weight, inputs.token_ids[: inputs.num_rows])
+
+
+def take_features(step: AttentionStep, x: paddle.Tensor, number: int) -> paddle.Tensor:
+    inputs, width = step.inputs, x.shape[1]
+    assert inputs.features is not None, "the model takes media"
+    feature_rows = inputs.feature_rows[: inputs.num_rows].numpy()
+    rows = np.flatnonzero(feature_rows >= 0)
+    if not len(rows):
+        return x
+    features = float32(inputs.features[feature_rows[rows], number * width : (number + 1) * width])
+    values, places = paddle.to_tensor(features), paddle.to_tensor(rows)
+    return paddle.scatter(x, places, values + paddle.gather(x, places) if number else values)
 
 
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
@@ -214,10 +239,24 @@ def _normalize(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddl
     return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + epsilon) * weight
 
 
+def layer_norm(x: paddle.Tensor, module: LayerNorm) -> paddle.Tensor:
+    off = x - paddle.mean(x, axis=-1, keepdim=True)
+    scale = paddle.rsqrt(paddle.mean(off * off, axis=-1, keepdim=True) + module.epsilon)
+    return off * scale * module.weight + module.bias
+
+
+def add_layer_norm(x: paddle.Tensor, residual: paddle.Tensor, module: LayerNorm) -> tuple[paddle.Tensor, paddle.Tensor]:
+    total = x + residual
+    return layer_norm(total, module), total
+
+
 def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Cosines and sines of each row [R, 1, head_dim], and the partners."""
-    positions = inputs.positions[: inputs.num_rows]
-    cosines, sines = paddle.gather(module.cosines, positions), paddle.gather(module.sines, positions)
+    if module.is_by_row:
+        cosines, sines = inputs.row_cosines[: inputs.num_rows], inputs.row_sines[: inputs.num_rows]
+    else:
+        positions = inputs.positions[: inputs.num_rows]
+        cosines, sines = paddle.gather(module.cosines, positions), paddle.gather(module.sines, positions)
     return cosines.unsqueeze(1), sines.unsqueeze(1), module.partners
 
 
@@ -350,11 +389,19 @@ def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
     return _ACTIVATIONS[activation](gate) * up
 
 
+def activate(x: paddle.Tensor, activation: str) -> paddle.Tensor:
+    return _ACTIVATIONS[activation](x)
+
+
+def join_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tensor:
+    return x.reshape([-1, count * x.shape[1]])
+
+
 def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
     return paddle.gather(x, row_ids)
 
 
-def route(x: paddle.Tensor, module: Router) -> Routing:
+def route(step: AttentionStep, x: paddle.Tensor, module: Router) -> Routing:
     logits, rule = linear(x, module.linear), module.rule
     if rule.scoring == "softmax":
         weights = paddle.exp(logits - _expand(paddle.max(logits, axis=-1, keepdim=True), logits.shape))
@@ -367,7 +414,13 @@ def route(x: paddle.Tensor, module: Router) -> Routing:
     if rule.is_normalized:
         total = paddle.add_n(paddle.unbind(chosen, axis=1)).unsqueeze(1) + rule.added_to_sum
         chosen = chosen / _expand(paddle.clip(total, min=rule.smallest_sum), chosen.shape)
-    return Routing(ids, chosen * rule.factor)
+    weights = chosen * rule.factor
+    if module.set is None:
+        return Routing(ids, weights)
+    is_own = _expand((step.inputs.expert_sets[: x.shape[0]] == module.set).unsqueeze(-1), ids.shape)
+    return Routing(
+        paddle.where(is_own, ids, paddle.full_like(ids, -1)), paddle.where(is_own, weights, paddle.zeros_like(weights))
+    )
 
 
 def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
@@ -403,7 +456,7 @@ def experts(
     rows, num_chosen = routing.ids.shape
     ids = routing.ids.numpy().reshape(-1)
     results = paddle.zeros([rows * num_chosen, module.num_inputs])
-    for expert in np.unique(ids):
+    for expert in np.unique(ids[ids >= 0]):
         own = np.flatnonzero(ids == expert)
         places = paddle.to_tensor(np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE)))
         gate_up = _product(paddle.gather(x, places // num_chosen), module.weight["gate_up"][expert], 2 * module.inner)
@@ -435,6 +488,7 @@ TABLE = OpTable(
     clear_block=clear_block,
     begin=begin,
     embedding=embedding,
+    take_features=take_features,
     linear=linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
@@ -450,4 +504,8 @@ TABLE = OpTable(
     store_latent=store_latent,
     latent_attention=latent_attention,
     head_linear=head_linear,
+    layer_norm=layer_norm,
+    add_layer_norm=add_layer_norm,
+    activate=activate,
+    join_rows=join_rows,
 )

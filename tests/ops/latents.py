@@ -53,6 +53,7 @@ class LatentRows:
         named = zip(("cosines", "sines", "partners"), self.rotary_tables, strict=True)
         pack(self.k, self.rotary, **dict(named))
         self.inputs = _inputs(shape)
+        self.bounds: dict[int, np.ndarray] = {}  # by slot
 
     @property
     def norm_weight(self) -> np.ndarray:
@@ -79,6 +80,8 @@ class LatentRows:
     def run_in_cache(self, steps: list[list[tuple[int, int, int]]]) -> tuple[np.ndarray, LayerCache, HandMadeStep]:
         step = HandMadeStep(steps[0], block_size=self.block_size, row_tile=self.k.row_tile)
         cache = self.cache(step)
+        for slot, bounds in self.bounds.items():
+            step.bound(slot, bounds)
         outputs = []
         for sequences in steps:
             step.set(sequences)

@@ -9,6 +9,7 @@ from ops.table import ROW_TILE, OpTable
 from tests.ops.caches import make_cache
 from workers.devices.paddle import PaddleDevice
 from workers.step.inputs import StepInputs
+from workers.step.slots import Slots
 
 MAX_SEQS = 24
 MAX_TOKENS = 256
@@ -26,6 +27,7 @@ class HandMadeStep:
         order = np.random.default_rng(5).permutation(self.num_blocks) + 1
         self.inputs.host_block_tables[:MAX_SEQS] = order.reshape(MAX_SEQS, blocks_per_slot)
         self.block_size = block_size
+        self.prompts = Slots(self.inputs.host_block_tables, MAX_LENGTH, 50)
         self.token_ids = np.random.default_rng(6).integers(0, 50, (MAX_SEQS, MAX_LENGTH)).astype(np.int32)
         self.set(sequences)
 
@@ -33,7 +35,11 @@ class HandMadeStep:
         """`kept_counts`: rows of each sequence that are kept, the last ones; by default all."""
         slots, starts, counts = (np.array(column, np.int32) for column in zip(*sequences, strict=True))
         kept = counts if kept_counts is None else np.array(kept_counts, np.int32)
-        self.inputs.set_rows(slots, starts, counts, kept, self.token_ids)
+        self.inputs.set_rows(slots, starts, counts, kept, self.token_ids, self.prompts)
+
+    def bound(self, slot: int, bounds: np.ndarray) -> None:
+        """From now on the first tokens of a slot see other keys: `bounds` int32 [tokens, 2], the first and the last."""
+        self.prompts.mask_bounds[slot], self.prompts.bounds_ends[slot] = bounds, len(bounds)
 
     def cache(self, k: OpTable, num_kv_heads: int, head_dim: int, dtype: str = "float32", seed: int = 7) -> KvCache:
         """One layer of random keys and values; the dummy block is zero."""

@@ -95,7 +95,7 @@ RULES = [
 @pytest.mark.parametrize("has_correction", [False, True])
 def test_routing(k: OpTable, rule: RoutingRule, has_correction: bool) -> None:
     weight, correction, x = random(12, 20, seed=1), random(12, seed=2), random(48, 20)
-    routing = k.route(paddle.to_tensor(x), router_of(k, weight, rule, correction if has_correction else None))
+    routing = k.route(None, paddle.to_tensor(x), router_of(k, weight, rule, correction if has_correction else None))
     logits = x.astype(np.float64) @ weight.T
     scores = 1 / (1 + np.exp(-logits))
     if rule.scoring == "softmax":
@@ -113,11 +113,11 @@ def test_of_equal_experts_the_first_is_chosen(k: OpTable, scoring: str) -> None:
     x = np.ones((16, 20), np.float32)
     x[3] = np.nan
     rule = RoutingRule(5, scoring)  # type: ignore[arg-type]
-    routing = k.route(paddle.to_tensor(x), router_of(k, weight, rule))
+    routing = k.route(None, paddle.to_tensor(x), router_of(k, weight, rule))
     others = np.delete(np.arange(16), 3)
     np.testing.assert_array_equal(routing.ids.numpy()[others], [[7, 30, 31, 0, 1]] * 15)
     grouped = replace(rule, num_groups=10, num_chosen_groups=3)
-    routing = k.route(paddle.to_tensor(x), router_of(k, weight, grouped))
+    routing = k.route(None, paddle.to_tensor(x), router_of(k, weight, grouped))
     np.testing.assert_array_equal(routing.ids.numpy()[others], [[7, 30, 31, 0, 1]] * 15)
     ids = routing.ids.numpy()[3]
     assert ((ids >= 0) & (ids < 40)).all()
@@ -127,7 +127,7 @@ def test_a_row_is_routed_the_same_in_any_company(k: OpTable) -> None:
     weight = random(37, 64, seed=1)
     for rule in (RoutingRule(4, is_normalized=True), RoutingRule(4, "sigmoid", True, 1e-20)):
         router = router_of(k, weight, rule, random(37, seed=2))
-        assert_row_alone(lambda x, router=router: k.route(x, router).weights, random(NUM_ROWS, 64), k.row_tile)
+        assert_row_alone(lambda x, router=router: k.route(None, x, router).weights, random(NUM_ROWS, 64), k.row_tile)
 
 
 # ------------------------------------------------------------------------------------------------------------- experts
@@ -200,14 +200,14 @@ def test_a_row_is_the_same_in_any_company(variant: str, format: WeightFormat) ->
             router_of(k, random(6, 64, seed=1), RoutingRule(3, is_normalized=True)),
             experts_of(k, *weights, format),
         )
-        assert_row_alone(lambda x: k.experts(x, k.route(x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
+        assert_row_alone(lambda x: k.experts(x, k.route(None, x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
 
 
 def test_the_reference_gives_a_row_the_same_in_any_company() -> None:
     with table("reference") as k:
         router = router_of(k, random(6, 64, seed=1), RoutingRule(3, is_normalized=True))
         module = experts_of(k, weights_of(6, (96, 64), FLOAT32, 1), weights_of(6, (64, 48), FLOAT32, 8))
-        assert_row_alone(lambda x: k.experts(x, k.route(x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
+        assert_row_alone(lambda x: k.experts(x, k.route(None, x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
 
 
 @pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)
@@ -273,7 +273,7 @@ def test_a_tape_follows_the_rows_and_the_slots() -> None:
     k = make_table(recording)
     router, module = router_of(k, random(5, 16, seed=1), RoutingRule(1)), experts_of(k, gate_up, down)
     x = recording.allocate(recording.rows(counts, 0, 40), 16)
-    y = k.experts(x, k.route(x, router), module, "silu", None)
+    y = k.experts(x, k.route(None, x, router), module, "silu", None)
     tape = recording.finish(y)
     assert x.owner is not None
     values = random(40, 16)
@@ -281,7 +281,7 @@ def test_a_tape_follows_the_rows_and_the_slots() -> None:
     for rows in (9, 40):
         counts[0] = rows
         tape.replay()
-        routing = native.TABLE.route(values[:rows], router)
+        routing = native.TABLE.route(None, values[:rows], router)
         expected = native.TABLE.experts(values[:rows], routing, module, "silu", None).numpy()
         np.testing.assert_array_equal(y.numpy(), expected)
         work = tape.profile()[-1].work

@@ -10,7 +10,7 @@ import pytest
 
 from engine.checkpoint.model_config import RopeConfig
 from ops import _cpu
-from ops.modules import AttentionShape, Embedding, Linear, Norm, Rotary
+from ops.modules import AttentionShape, Embedding, LayerNorm, Linear, Norm, Rotary
 from ops.paddle import reference
 from ops.table import OpTable
 from tests.ops.caches import contents, make_cache
@@ -46,6 +46,27 @@ def test_add_rms_norm(k: OpTable) -> None:
     np.testing.assert_allclose(normed.numpy(), exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-3) * weight, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [24, 80, 200])
+def test_layer_norm(k: OpTable, width: int) -> None:
+    module = LayerNorm("n", width, 1e-3)
+    weight, bias = random(width, seed=1), random(width, seed=2)
+    pack(k, module, weight=weight, bias=bias)
+    x, residual = random(16, width) + 5, random(16, width, seed=3)
+    normed, total = k.add_layer_norm(paddle.to_tensor(x), paddle.to_tensor(residual), module)
+    np.testing.assert_array_equal(total.numpy(), x + residual)
+    exact = (x + residual).astype(np.float64)
+    off = exact - exact.mean(-1, keepdims=True)
+    expected = off / np.sqrt((off**2).mean(-1, keepdims=True) + 1e-3) * weight + bias
+    np.testing.assert_allclose(normed.numpy(), expected, atol=1e-5)
+    np.testing.assert_array_equal(k.layer_norm(total, module).numpy(), normed.numpy())
+
+
+def test_join_rows(k: OpTable) -> None:
+    x = k.activate(paddle.to_tensor(random(64, 6)), "relu")
+    joined = k.join_rows(x, 4, np.array([16], np.int32))
+    np.testing.assert_array_equal(joined.numpy(), x.numpy().reshape(16, 24))
+
+
 def test_embedding_and_take_rows(k: OpTable) -> None:
     step = HandMadeStep([(2, 5, 3)], row_tile=k.row_tile)
     module = Embedding("e", 50, 8)
@@ -74,6 +95,8 @@ def test_activation(k: OpTable, activation: str) -> None:
     gate, up = np.split(x.astype(np.float64), 2, axis=1)
     found = k.activate_and_multiply(paddle.to_tensor(x), activation).numpy()
     np.testing.assert_allclose(found, ACTIVATIONS[activation](gate) * up, atol=1e-5)
+    alone = k.activate(paddle.to_tensor(x), activation).numpy()
+    np.testing.assert_allclose(alone, ACTIVATIONS[activation](x.astype(np.float64)), atol=1e-5)
 
 
 # What a number may lose in the cache: as a part of itself, and of the largest of its position and head.

@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ops.modules import AttentionShape, HeadNorm, Linear, Norm, Rotary
+from ops.modules import AttentionShape, HeadNorm, LayerNorm, Linear, Norm, Rotary
 from ops.table import ROW_TILE, OpTable
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
@@ -67,10 +67,20 @@ def test_norm(k: OpTable, width: int) -> None:
     assert_row_alone(norm_of(k, width), random(NUM_ROWS, width), k.row_tile)
 
 
+@pytest.mark.parametrize("width", [64, 100, 37, 20, 256])
+def test_layer_norm(k: OpTable, width: int) -> None:
+    module = LayerNorm("n", width, 1e-6)
+    pack(k, module, weight=random(width, seed=1), bias=random(width, seed=2))
+    rows = random(NUM_ROWS, width) + 3
+    assert_row_alone(lambda x: k.add_layer_norm(x, x * 0.5, module)[0], rows, k.row_tile)
+    assert_row_alone(lambda x: k.layer_norm(x, module), rows, k.row_tile)
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"])
 @pytest.mark.parametrize("width", [64, 37])
 def test_activation(k: OpTable, activation: str, width: int) -> None:
     assert_row_alone(lambda x: k.activate_and_multiply(x, activation), random(NUM_ROWS, 2 * width) * 3, k.row_tile)
+    assert_row_alone(lambda x: k.activate(x, activation), random(NUM_ROWS, width) * 3, k.row_tile)
 
 
 SHAPES = [

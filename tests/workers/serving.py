@@ -12,9 +12,10 @@ import numpy as np
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
-from engine.messages import SamplingParams, SlotStart, Step, StepResult
+from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
+from workers.features import Features
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
 from workers.runner import ModelRunner
@@ -33,6 +34,7 @@ def make_runner(
     communicator: Communicator | None = None,
     arena: memoryview | None = None,
     experts: ExpertRank | None = None,
+    features: Features | None = None,
     **options: Any,
 ) -> ModelRunner:
     """A runner over an arena, by default of its own, with the weights of `path`."""
@@ -42,7 +44,7 @@ def make_runner(
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, run_id="0", run_dir="", **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
-    runner = ModelRunner(config, model, memory, communicator=communicator, experts=experts)
+    runner = ModelRunner(config, model, memory, communicator=communicator, experts=experts, features=features)
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner
@@ -55,6 +57,10 @@ class Sample:
     prompt: list[int]
     sampling: SamplingParams
     num_outputs: int = 24
+    units: tuple[MediaUnit, ...] = ()
+    unit_rows: list[int] = field(default_factory=list)
+    unit_hashes: tuple[bytes, ...] = ()
+    mask_bounds: bytes = b""
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -133,6 +139,10 @@ class Serving:
                         sample.sampling,
                         int32(sample.block_ids[:num_blocks]),
                         wants_prompt_logprobs=sample.sampling.num_prompt_logprobs >= 0 and not sample.outputs,
+                        units=sample.units,
+                        unit_rows=int32(sample.unit_rows),
+                        unit_hashes=sample.unit_hashes,
+                        mask_bounds=sample.mask_bounds,
                     )
                 )
             else:  # all blocks so far, as growth

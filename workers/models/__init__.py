@@ -9,6 +9,7 @@ from importlib import import_module
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
+from workers.encoders import declare_encoder
 from workers.models.llama import Llama
 from workers.parallel.share import TensorShare
 from workers.weights.declaration import Weights
@@ -21,4 +22,7 @@ def declare_model(config: ModelConfig, share: TensorShare = TensorShare()) -> tu
     module_name, _, class_name = FAMILIES[config.architecture].model.partition(":")
     model_class: type[Model] = getattr(import_module(module_name), class_name)
     weights = Weights(share)
-    return model_class(config, weights), weights
+    model = model_class(config, weights)
+    if config.vision is not None:
+        model.encoder = declare_encoder(config.vision, weights)
+    return model, weights

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Norm, Tensor
 from ops.table import Inputs, OpTable
-from workers.models.mlp import Mixture, Mlp, feed_forward
+from workers.encoders.tower import Tower
+from workers.models.mlp import FeedForward, feed_forward
 from workers.parallel.share import head_columns
 from workers.weights.declaration import Weights
 
@@ -21,7 +22,7 @@ class Layer(Protocol):
 
     input_norm: Norm
     inner_norm: Norm
-    mlp: Mlp | Mixture
+    mlp: FeedForward
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None: ...
 
@@ -53,7 +54,10 @@ class LlamaLayer:
         self.head_norm: HeadNorm | None = None
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
-        self.mlp = feed_forward(config, index, weights)
+        self.mlp = self.feed_forward(config, index, weights)
+
+    def feed_forward(self, config: ModelConfig, index: int, weights: Weights) -> FeedForward:
+        return feed_forward(config, index, weights)
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
         return ops.rotate_and_store(inputs, ops.linear(h, self.qkv), angles, self.head_norm, self.shape, cache)
@@ -67,6 +71,7 @@ class Llama:
     """The whole model."""
 
     layer_class: type[Layer] = LlamaLayer
+    encoder: Tower | None = None  # of pictures and video
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
@@ -79,13 +84,17 @@ class Llama:
             self.embedding.tied = self.head
             self.head.is_looked_up = True
         self.rotary = weights.rotary(config.rope, config.head_dim)
+        self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
 
     def forward(self, ops: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
         """The last hidden states of the rows that this step keeps, normalized [kept, hidden]; keys and values of all its rows
         are in the cache."""
         step = ops.begin(inputs, cache)
         angles = ops.rotary_angles(inputs, self.rotary)
+        has_features = inputs.features is not None
         residual = ops.embedding(inputs, self.embedding)
+        if has_features:
+            residual = ops.take_features(step, residual, 0)
         h = ops.rms_norm(residual, self.layers[0].input_norm)
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
             if index:
@@ -95,7 +104,9 @@ class Llama:
                 step, queries, residual = ops.keep_rows(step, queries, residual)
             h = layer.attend(ops, step, queries, layer_cache)
             h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
-            h = layer.mlp.forward(ops, h)
+            h = layer.mlp.forward(ops, step, h)
+            if has_features and index < self.num_deepstack:  # Qwen3-VL: what inner layers of the encoder found
+                residual = ops.take_features(step, residual, index + 1)
         return ops.add_rms_norm(h, residual, self.norm)[0]
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import RoutingRule, Tensor
 from ops.table import OpTable
 from workers.weights.declaration import Weights
+
+
+class FeedForward(Protocol):
+    """What a layer adds to its rows after attention."""
+
+    def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor: ...
 
 
 class Mlp:
@@ -18,7 +26,7 @@ class Mlp:
         self.gate_up = weights.linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden, [inner, inner], config.has_mlp_bias)
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
 
-    def forward(self, ops: OpTable, h: Tensor) -> Tensor:
+    def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         return ops.gather(self.columns(ops, h))
 
     def columns(self, ops: OpTable, h: Tensor) -> Tensor:
@@ -30,7 +38,17 @@ class Mlp:
 class Mixture:
     """The same, by a few of many experts for each row, and by an MLP for all where the model has that."""
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, layer: str, weights: Weights) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        experts: ExpertsConfig,
+        layer: str,
+        weights: Weights,
+        *,
+        set: int | None = None,
+        first: int = 0,
+    ) -> None:
+        """With a `set` it is for those rows alone, and its experts are stored from number `first` on."""
         rule = RoutingRule(
             experts.num_chosen,
             experts.scoring,
@@ -44,21 +62,26 @@ class Mixture:
         prefix, correction = f"{layer}.mlp", f"{layer}.{experts.correction}" if experts.correction else ""
         self.activation = config.activation
         self.router = weights.router(
-            f"{prefix}.gate", config.hidden_size, experts.num_experts, rule, correction, experts.correction_shape
+            f"{prefix}.gate", config.hidden_size, experts.num_experts, rule, correction, experts.correction_shape, set
         )
-        self.experts = weights.experts(f"{prefix}.experts", experts.num_experts, config.hidden_size, experts.intermediate_size)
+        self.experts = weights.experts(
+            f"{prefix}.experts", experts.num_experts, config.hidden_size, experts.intermediate_size, first
+        )
         self.shared: Mlp | None = None
         if experts.shared_intermediate_size:
             self.shared = Mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
 
-    def forward(self, ops: OpTable, h: Tensor) -> Tensor:
-        shared = None
+    def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
+        return ops.gather(self.columns(ops, step, h, None))
+
+    def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None) -> Tensor:
+        """What this rank computes of the result, and `shared`, which is added to it."""
         if self.shared is not None:  # added to columns of the same rank
-            shared = self.shared.columns(ops, h) if self.experts.is_cut else self.shared.forward(ops, h)
-        return ops.gather(ops.experts(h, ops.route(h, self.router), self.experts, self.activation, shared))
+            shared = self.shared.columns(ops, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
+        return ops.experts(h, ops.route(step, h, self.router), self.experts, self.activation, shared)
 
 
-def feed_forward(config: ModelConfig, index: int, weights: Weights) -> Mlp | Mixture:
+def feed_forward(config: ModelConfig, index: int, weights: Weights) -> FeedForward:
     """That of layer `index`."""
     layer, experts = f"model.layers.{index}", config.experts
     if experts is not None and index in experts.sparse_layers:

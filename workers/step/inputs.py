@@ -20,8 +20,10 @@ import numpy as np
 from engine.checkpoint import comm_spec
 from engine.checkpoint.comm_spec import MAX_LOGIT_ROWS, max_rows
 from ops.modules import Tensor
-from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
+from ops.table import HAS_BOUNDS, KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, ROW_TILE
 from workers.devices.device import Device
+from workers.step.media_rows import MediaRows
+from workers.step.slots import Slots
 
 assert comm_spec.ROW_TILE == ROW_TILE, "engine/checkpoint/comm_spec.py and ops/table.py pad steps differently"
 
@@ -40,8 +42,14 @@ class AttentionMetadata:
     tile_contexts: Tensor
     tile_row_ids: Tensor
     row_queries: Tensor
+    first_keys: Tensor
+    last_keys: Tensor
+    feature_rows: Tensor
+    expert_sets: Tensor
 
-    def __init__(self, device: Device, max_num_seqs: int, max_rows: int, row_tile: int) -> None:
+    def __init__(
+        self, device: Device, max_num_seqs: int, max_rows: int, row_tile: int, features: np.ndarray | None = None
+    ) -> None:
         self._device = device
         self._dummy_slot = max_num_seqs
         self._row_tile = row_tile
@@ -58,17 +66,22 @@ class AttentionMetadata:
             ("tile_contexts", max_tiles),
             ("tile_row_ids", max_tiles * ROW_TILE),
             ("row_queries", max_rows),
+            ("first_keys", max_rows),
+            ("last_keys", max_rows),
+            ("feature_rows", max_rows),
+            ("expert_sets", max_rows),
         ):
             self._add(name, num_values)
-        self.host_counts = np.zeros(3, np.int32)
+        self.features = features
+        self.host_counts = np.zeros(4, np.int32)
         self.num_rows = 0
         self.num_tokens = 0
         self.num_tiles = 0
         self.tile_rows = 1
         self.num_key_splits = 0
 
-    def _add(self, name: str, *shape: int) -> None:
-        self._host[name] = np.zeros(shape, np.int32)
+    def _add(self, name: str, *shape: int, dtype: type = np.int32) -> None:
+        self._host[name] = np.zeros(shape, dtype)
         setattr(self, name, self._device.tensor(self._host[name]))
 
     def padded(self, num_rows: int) -> int:
@@ -130,6 +143,13 @@ class AttentionMetadata:
         self._set("tile_row_ids", np.where(is_query, row_ids, np.minimum(first_rows, self.num_rows - 1)[:, None]).ravel())
         self._set("row_queries", row_queries)
 
+    def _set_bounds(self, bounds: tuple[np.ndarray, np.ndarray] | None) -> None:
+        """The first and the last key of each row; None: each sees all up to itself."""
+        self.host_counts[HAS_BOUNDS] = bounds is not None
+        if bounds is not None:
+            self._set("first_keys", bounds[0])
+            self._set("last_keys", bounds[1])
+
     def _set(self, name: str, values: np.ndarray, filler: int = 0) -> None:
         host = self._host[name]
         assert len(values) <= len(host), f"{name}: {len(values)} values, room for {len(host)}"
@@ -146,8 +166,16 @@ class KeptRows(AttentionMetadata):
 
     row_ids: Tensor
 
-    def __init__(self, device: Device, max_num_seqs: int, max_rows: int, row_tile: int, block_tables: Tensor) -> None:
-        super().__init__(device, max_num_seqs, max_rows, row_tile)
+    def __init__(
+        self,
+        device: Device,
+        max_num_seqs: int,
+        max_rows: int,
+        row_tile: int,
+        block_tables: Tensor,
+        features: np.ndarray | None = None,
+    ) -> None:
+        super().__init__(device, max_num_seqs, max_rows, row_tile, features)
         self.block_tables = block_tables
         self._add("row_ids", max_rows)
 
@@ -164,6 +192,14 @@ class KeptRows(AttentionMetadata):
         if self._row_tile > 1:
             self._set("positions", distances + ends.repeat(counts))
 
+    def set_of_all(self, bounds: tuple[np.ndarray, np.ndarray] | None, media: tuple[np.ndarray, np.ndarray] | None) -> None:
+        """What the kept ones have of what all rows have: key bounds; feature rows and sets of experts."""
+        row_ids = self._host["row_ids"][: self.num_tokens]
+        self._set_bounds(None if bounds is None else (bounds[0][row_ids], bounds[1][row_ids]))
+        if media is not None:
+            self._set("feature_rows", media[0][row_ids], -1)
+            self._set("expert_sets", media[1][row_ids])
+
 
 class StepInputs(AttentionMetadata):
     """All rows, and of them those that are kept."""
@@ -172,6 +208,9 @@ class StepInputs(AttentionMetadata):
     row_slots: Tensor
     slot_mapping: Tensor
     logit_row_ids: Tensor
+    row_numbers: Tensor
+    row_cosines: Tensor
+    row_sines: Tensor
 
     def __init__(
         self,
@@ -181,9 +220,12 @@ class StepInputs(AttentionMetadata):
         max_model_len: int,
         block_size: int,
         row_tile: int = ROW_TILE,
+        media: MediaRows | None = None,
     ) -> None:
         num_rows = max_rows(max_num_tokens, max_num_seqs)
-        super().__init__(device, max_num_seqs, num_rows, row_tile)
+        features = None if media is None else media.features
+        super().__init__(device, max_num_seqs, num_rows, row_tile, features)
+        self._media = media
         self.max_logit_rows = min(MAX_LOGIT_ROWS, num_rows)
         max_keys = -(-max_model_len // KEY_SPLIT) * KEY_SPLIT
         self._add("token_ids", num_rows)
@@ -193,7 +235,12 @@ class StepInputs(AttentionMetadata):
         self._add("block_tables", max_num_seqs + 1, -(-max_keys // block_size))
         self.host_block_tables = self._host["block_tables"]
         self.num_logit_rows = 0
-        self.kept = KeptRows(device, max_num_seqs, num_rows, row_tile, self.block_tables)
+        if media is not None and media.has_axes:
+            self._add("row_numbers", num_rows)
+            self._set("row_numbers", np.arange(num_rows))
+            self._add("row_cosines", num_rows, media.head_dim, dtype=np.float32)
+            self._add("row_sines", num_rows, media.head_dim, dtype=np.float32)
+        self.kept = KeptRows(device, max_num_seqs, num_rows, row_tile, self.block_tables, features)
 
     def set_rows(
         self,
@@ -202,9 +249,11 @@ class StepInputs(AttentionMetadata):
         counts: np.ndarray,
         kept_counts: np.ndarray,
         slot_token_ids: np.ndarray,
+        prompts: Slots | None = None,
     ) -> None:
         """Sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]`, of which the last kept_counts[i] are
-        kept; its tokens are in `slot_token_ids` [slots, tokens]. Sequences without rows may be among them."""
+        kept; its tokens are in `slot_token_ids` [slots, tokens]. Sequences without rows may be among them. `prompts`: the slots
+        themselves, where their media and masks count."""
         offsets = self._set_sequences(slots, starts, counts)
         row_slots = slots.repeat(counts)
         positions = np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts)
@@ -212,6 +261,24 @@ class StepInputs(AttentionMetadata):
         self._set("positions", positions)
         self._set("token_ids", slot_token_ids[row_slots, positions])
         self.kept.set_last(slots, starts + counts, kept_counts, offsets[1:])
+        bounds, media = None, None
+        if prompts is not None:
+            bounds = key_bounds(prompts, slots, starts, counts)
+            if self._media is not None:
+                media = self._set_media(self._media, prompts, slots, starts, counts)
+        self._set_bounds(bounds)
+        self.kept.set_of_all(bounds, media)
+
+    def _set_media(
+        self, media: MediaRows, prompts: Slots, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        rows = media.of(prompts, slots, starts, counts, self._host["token_ids"][: self.num_tokens])
+        self._set("feature_rows", rows.feature_rows, -1)
+        self._set("expert_sets", rows.expert_sets)
+        if media.has_axes:
+            self._set("row_cosines", rows.cosines)
+            self._set("row_sines", rows.sines)
+        return rows.feature_rows, rows.expert_sets
 
     def set_logit_rows(self, row_ids: np.ndarray) -> None:
         """The kept rows whose logits are wanted, in this order; `max_logit_rows` at most."""
@@ -222,3 +289,22 @@ class StepInputs(AttentionMetadata):
     def set_block_tables_changed(self) -> None:
         """The host's block tables were written."""
         self._upload("block_tables")
+
+
+def key_bounds(
+    prompts: Slots, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The first and the last key that each row of these sequences sees; None: all see those up to themselves."""
+    is_bounded = (prompts.bounds_ends[slots] > starts) & (counts > 0)
+    if not is_bounded.any():
+        return None
+    offsets = np.cumsum(counts) - counts
+    last = np.arange(int(counts.sum()), dtype=np.int32) + (starts - offsets).repeat(counts).astype(np.int32)
+    first = np.zeros_like(last)
+    for index in np.flatnonzero(is_bounded).tolist():
+        end = starts[index] + counts[index]
+        of_chunk = prompts.mask_bounds[slots[index]][starts[index] : end]
+        assert of_chunk[:, 1].max() < end, f"a chunk ends at {end}, within what its token {starts[index]} and others see"
+        rows = slice(offsets[index], offsets[index] + len(of_chunk))
+        first[rows], last[rows] = of_chunk.T
+    return first, last

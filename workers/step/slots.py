@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.messages import SlotStart
+from workers.step.prompt_media import PromptMedia
 from workers.step.sampling_state import SAMPLING, record_of
 
 
@@ -32,6 +33,11 @@ class Slots:
         self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self._capacity, np.bool_), False)
         self.sampling = self._register("sampling", np.zeros(self._capacity, SAMPLING), np.zeros((), SAMPLING)[()])
         self.token_lists = self._register("token_lists", np.full(self._capacity, None, object), None)  # `sampling` points there
+        self.media = self._register("media", np.full(self._capacity, None, object), None)  # PromptMedia
+        self.media_ends = self._register("media_ends", np.zeros(self._capacity, np.int32), 0)  # from here on it is text
+        self.text_shifts = self._register("text_shifts", np.zeros(self._capacity, np.int32), 0)  # added there to positions
+        self.mask_bounds = self._register("mask_bounds", np.full(self._capacity, None, object), None)  # int32 [prompt, 2]
+        self.bounds_ends = self._register("bounds_ends", np.zeros(self._capacity, np.int32), 0)  # the prompt, where it has some
 
     def _register(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
         assert len(array) == self._capacity, name
@@ -75,8 +81,30 @@ class Slots:
         self.block_tables[slot, : len(block_ids)] = block_ids
         self.wants_prompt_logprobs[slot] = message.wants_prompt_logprobs
         self.sampling[slot], self.token_lists[slot] = record_of(message.sampling, self._vocab_size)
+        media = self.media[slot] = PromptMedia.of(message)
+        if media is not None:
+            self.media_ends[slot], self.text_shifts[slot] = media.end, media.last_shift
+        if message.mask_bounds:
+            self.mask_bounds[slot] = _checked_bounds(message)
+            self.bounds_ends[slot] = message.num_prompt_tokens
+
+    def set_unit_rows(self, slots: np.ndarray, units: np.ndarray, rows: np.ndarray) -> None:
+        """Features that units of slots have got in the encoder arena, or lost."""
+        for slot, unit, row in zip(slots.tolist(), units.tolist(), rows.tolist(), strict=True):
+            self.media[slot].rows[unit] = row
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """The tokens sampled for `positions` of `slots`; the same again where a step is run again."""
         self.token_ids[slots, positions] = token_ids
         self.num_tokens[slots] = positions + 1
+
+
+def _checked_bounds(message: SlotStart) -> np.ndarray:
+    """First and last key of each prompt token, int32 [prompt tokens, 2]; a token sees itself."""
+    bounds = np.frombuffer(message.mask_bounds, np.int32).reshape(-1, 2)
+    places = np.arange(message.num_prompt_tokens)
+    assert len(bounds) == len(places), f"bounds of {len(bounds)} tokens for a prompt of {len(places)}"
+    first, last = bounds.T
+    is_right = (first >= 0) & (first <= places) & (places <= last) & (last < len(places))
+    assert is_right.all(), f"token {int(np.argmin(is_right))} should see itself and no key beyond the prompt"
+    return bounds

@@ -6,10 +6,12 @@ then fills them. So a wrong checkpoint is reported whole, and costs no memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.checkpoint.model_config import RopeConfig
+from engine.checkpoint.vision_config import PixelScale
 from ops.modules import (
     Columns,
     Embedding,
@@ -17,8 +19,11 @@ from ops.modules import (
     HeadLinear,
     HeadNorm,
     LatentShape,
+    LayerNorm,
     Linear,
     Norm,
+    PatchLinear,
+    PositionTable,
     Rotary,
     Router,
     RoutingRule,
@@ -35,6 +40,10 @@ class Weights:
     head_linears: list[HeadLinear] = field(default_factory=list)
     embeddings: list[Embedding] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
+    layer_norms: list[LayerNorm] = field(default_factory=list)
+    patch_linears: list[PatchLinear] = field(default_factory=list)
+    position_tables: list[PositionTable] = field(default_factory=list)
+    encoder_linears: list[Linear] = field(default_factory=list)
     head_norms: list[HeadNorm] = field(default_factory=list)
     routers: list[Router] = field(default_factory=list)
     mixtures: list[Experts] = field(default_factory=list)
@@ -53,6 +62,42 @@ class Weights:
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
         module.columns = self.share.columns(module.num_outputs) if columns is None else columns
         self.linears.append(module)
+        return module
+
+    def encoder_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int]) -> Linear:
+        """As `linear`, in an encoder: with a bias, and whole in every rank, for ranks share pictures out."""
+        module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias=True)
+        self.encoder_linears.append(module)
+        return module
+
+    def patch_linear(
+        self, name: str, stored_shape: tuple[int, ...], stored_frames: int, frames: int, pixels: PixelScale, has_bias: bool
+    ) -> PatchLinear:
+        num_outputs, num_inputs = stored_shape[0], math.prod(stored_shape[1:]) // stored_frames * frames
+        module = PatchLinear(
+            (name,),
+            num_inputs,
+            (num_outputs,),
+            has_bias=True,
+            stored_shape=stored_shape,
+            frames=frames,
+            stored_frames=stored_frames,
+            factor=pixels.factor,
+            means=pixels.means,
+            deviations=pixels.deviations,
+            has_stored_bias=has_bias,
+        )
+        self.patch_linears.append(module)
+        return module
+
+    def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
+        module = LayerNorm(name, width, epsilon)
+        self.layer_norms.append(module)
+        return module
+
+    def position_table(self, name: str, side: int, width: int, has_aligned_corners: bool) -> PositionTable:
+        module = PositionTable(name, side, width, has_aligned_corners)
+        self.position_tables.append(module)
         return module
 
     def head_linear(
@@ -90,34 +135,42 @@ class Weights:
         rule: RoutingRule,
         correction_name: str,
         correction_shape: tuple[int, ...],
+        set: int | None = None,
     ) -> Router:
+        """Of several sets each has a tensor, `weight`, `weight_1` and so on, [inputs, experts], and a row of the correction."""
         module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
+        if set is not None:
+            module.set, module.weight_name = set, f"{name}.weight_{set}" if set else f"{name}.weight"
+            module.linear.names = (f"{name}_{set}",)
         self.routers.append(module)
         return module
 
-    def experts(self, name: str, num_experts: int, num_inputs: int, inner: int) -> Experts:
+    def experts(self, name: str, num_experts: int, num_inputs: int, inner: int, first: int = 0) -> Experts:
+        """Those from number `first` on. Further sets than the first are not shared out among ranks."""
         gate_up, down = [], []
         gate_up_columns, down_columns = self.share.expert_columns(inner, num_inputs)
-        for index in range(num_experts):
+        for index in range(first, first + num_experts):
             gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
             gate_up.append(Linear((gate, up), num_inputs, (inner, inner), columns=gate_up_columns))
             down.append(Linear((last,), inner, (num_inputs,), columns=down_columns))
-        module = Experts(name, tuple(gate_up), tuple(down))
+        module = Experts(f"{name}.{first}" if first else name, tuple(gate_up), tuple(down), is_local=first > 0)
         self.mixtures.append(module)
         return module
 
     def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
-        """Not in any checkpoint: computed for as many positions as the engine serves."""
-        module = Rotary(head_dim)
+        """Not in any checkpoint: computed for as many positions as the engine serves, or for the rows of each step."""
+        module = Rotary(head_dim, is_by_row=bool(rope.mrope_sections))
         self.rotaries.append((rope, module))
         return module
 
     def formatted(self) -> list[Sequence[Linear]]:
         """The linears that are kept in one format each: one by one, those of a mixture's experts together."""
-        return [*([linear] for linear in self.linears), *(part for mixture in self.mixtures for part in mixture.parts.values())]
+        alone = [*self.linears, *self.encoder_linears]
+        return [*([linear] for linear in alone), *(part for mixture in self.mixtures for part in mixture.parts.values())]
 
     def all_linears(self) -> list[Linear]:
-        return [*(router.linear for router in self.routers), *(linear for group in self.formatted() for linear in group)]
+        routers = (router.linear for router in self.routers if not router.weight_name)
+        return [*routers, *(linear for group in self.formatted() for linear in group)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that a checkpoint must hold, by its Hugging Face name and shape."""
@@ -126,9 +179,21 @@ class Weights:
             shapes[f"{embedding.name}.weight"] = (embedding.num_rows, embedding.width)
         for norm in self.norms:
             shapes[f"{norm.name}.weight"] = (norm.width,)
+        for layer_norm in self.layer_norms:
+            shapes[f"{layer_norm.name}.weight"] = shapes[f"{layer_norm.name}.bias"] = (layer_norm.width,)
+        for table in self.position_tables:
+            shapes[f"{table.name}.weight"] = (table.side * table.side, table.width)
+        for patches in self.patch_linears:
+            (name,) = patches.names
+            shapes[f"{name}.weight"] = patches.stored_shape
+            if patches.has_stored_bias:
+                shapes[f"{name}.bias"] = patches.num_outputs
         for head_norm in self.head_norms:
             shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
         shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}
+        for router in self.routers:
+            if router.weight_name:
+                shapes[router.weight_name] = (router.linear.num_inputs, router.num_experts)
         for linear in self.all_linears():
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
                 shapes[f"{name}.weight"] = (num_outputs, linear.num_inputs)

@@ -19,9 +19,21 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, ContentsError
-from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, Linear, Module, Norm, Router
+from ops.modules import (
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    Norm,
+    PatchLinear,
+    PositionTable,
+    Router,
+)
 from ops.table import OpTable
-from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat
+from ops.weight_format import Memory, QuantizedWeight, Source, Store, Values, WeightFormat, float32
 from workers.models import Model, declare_model
 from workers.parallel.share import TensorShare
 from workers.weights.cache import WeightCache
@@ -59,7 +71,7 @@ class LoadedModel:
     """`num_bytes`: of its weights as they are kept; `contents`: what tells their values from any others."""
 
     model: Model
-    mixtures: list[Experts]  # of its sparse layers, in their order
+    mixtures: list[Experts]  # of its sparse layers, in their order; of several sets the first
     num_bytes: int
     cache: CacheOutcome
     contents: str
@@ -119,10 +131,11 @@ def load_model(
                 )
             outcome = loading.pack_with(directory, of(found))
     for rope, rotary in weights.rotaries:
-        tables = rotary_tables(rope, rotary.head_dim, num_positions)
+        tables = rotary_tables(rope, rotary.head_dim, 0 if rotary.is_by_row else num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
-    return LoadedModel(model, weights.mixtures, loading.num_bytes, outcome, found)
+    mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
+    return LoadedModel(model, mixtures, loading.num_bytes, outcome, found)
 
 
 class _Loading:
@@ -140,6 +153,7 @@ class _Loading:
         self._on_progress = on_progress
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
         self._modules += [*weights.routers, *weights.mixtures, *weights.head_linears]
+        self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # those of one format each
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
         self._matrices += [*([each] for each in weights.embeddings), *([each] for each in weights.head_linears)]
@@ -256,6 +270,11 @@ class _Loading:
 
     def _sources(self, module: Module) -> Mapping[str, Source]:
         match module:
+            case PatchLinear():
+                return {
+                    "weight": lambda: self._values_of_patches(module)[0],
+                    "bias": lambda: self._values_of_patches(module)[1],
+                }
             case Linear():
                 parts = ("weight", "bias") if module.has_bias else ("weight",)
                 return {part: partial(self._values, module, [f"{name}.{part}" for name in module.names]) for part in parts}
@@ -263,18 +282,33 @@ class _Loading:
                 names = {"queries": module.query_name, "keys": module.key_name}
                 return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
             case Router():
-                names = {"weight": f"{module.linear.name}.weight", "correction": module.correction_name}
-                return {part: partial(self._values, module, [name]) for part, name in names.items() if name}
+                return self._sources_of_router(module)
             case Experts():
                 return {
                     f"{part}.{index}": partial(self._values_of_expert, linear)
                     for part, linears in module.parts.items()
                     for index, linear in enumerate(linears)
                 }
-            case HeadLinear() | Embedding() | Norm():
+            case LayerNorm():
+                return {part: partial(self._values, module, [f"{module.name}.{part}"]) for part in ("weight", "bias")}
+            case HeadLinear() | Embedding() | Norm() | PositionTable():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values_of_patches(self, module: PatchLinear) -> tuple[np.ndarray, np.ndarray]:
+        weight = float32(self._stored.read_plain(f"{module.names[0]}.weight"))
+        bias = float32(self._stored.read_plain(f"{module.names[0]}.bias")) if module.has_stored_bias else None
+        return module.folded(weight, bias)
+
+    def _sources_of_router(self, module: Router) -> Mapping[str, Source]:
+        weight = partial(self._values, module, [module.weight_name or f"{module.linear.name}.weight"])
+        correction = partial(self._values, module, [module.correction_name])
+        sources: dict[str, Source] = {"weight": weight, "correction": correction}
+        if module.set is not None:
+            number = module.set
+            sources = {"weight": lambda: float32(weight()).T, "correction": lambda: float32(correction())[number]}
+        return sources if module.correction_name else {"weight": sources["weight"]}
 
     def _values_of_expert(self, linear: Linear) -> Values:
         """What was read of those before is not needed any more."""
@@ -312,5 +346,9 @@ def _num_values(module: Module) -> int:
             return sum(_num_values(linear) for linears in module.parts.values() for linear in linears)
         case Norm():
             return module.width
+        case LayerNorm():
+            return 2 * module.width
+        case PositionTable():
+            return module.side * module.side * module.width
         case _:
             raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -6,7 +6,8 @@ loader before it packs.
   in the order of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
   inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
-- What scores experts is float32.
+- What scores experts is float32, and so is what takes pixels.
+- Other linears of an encoder of pictures are floats of the dtype.
 - Linears of which each head has its own part are floats of the dtype.
 - Embeddings are floats of the dtype; those that are the head too are kept as the head is.
 """
@@ -44,6 +45,8 @@ def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str],
     """Set the format of each linear and embedding. `kept` says how a tensor of the checkpoint can be kept as it is stored. What
     became of stored integers, as one line; empty where there are none. Raises CheckpointError where they should be rounded."""
     embeddings = {embedding.name for embedding in weights.embeddings}
+    of_encoder = Precision(precision.dtype)
+    own = {id(linear) for linear in weights.encoder_linears}
     outcomes: Counter[str] = Counter()
     formats = {}
     for group in weights.formatted():
@@ -51,7 +54,7 @@ def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str],
         stored = [kept(f"{name}.weight") for each in group for name in each.names]
         is_head = linear.name == "lm_head" or linear.name in embeddings
         if all(part is None for part in stored):
-            format = _rounded(linear, is_head, precision)
+            format = _rounded(linear, is_head, of_encoder if id(linear) in own else precision)
         elif precision.quantization != "none":
             raise CheckpointError(
                 f"{linear.name} is quantized already and is kept as it is: start without --quantization "

@@ -21,6 +21,7 @@ class RandomWeights:
     def __init__(self, weights: Weights, seed: int, is_narrow: bool) -> None:
         self._shapes = weights.shapes()
         self._norms = {f"{norm.name}.weight" for norm in weights.norms}
+        self._norms |= {f"{norm.name}.weight" for norm in weights.layer_norms}
         self._norms |= {f"{name}.weight" for norm in weights.head_norms for name in (norm.query_name, norm.key_name)}
         self._seed = seed
         self._is_narrow = is_narrow

@@ -1,6 +1,7 @@
 """Rotary position embedding tables: per position and rotated element, a cosine and a signed sine. Pure numpy.
 
-Used by the loader. Rope types, with the same numbers as transformers gives:
+Used by the loader, and for the rows of a step where positions are three numbers. Rope types, with the same numbers as
+transformers gives:
 
 - default: Su et al. 2021, "RoFormer".
 - linear: frequencies divided by `factor` (Chen et al. 2023, "Position Interpolation").
@@ -22,21 +23,38 @@ import numpy as np
 
 from engine.checkpoint.model_config import RopeConfig
 
+_VECTOR = 16  # numbers of the widest one
+
 
 def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cosines and signed sines, float32 [num_positions, head_dim], and partners, int32 [head_dim]: the rotated x is
     `x * cosines + x[partners] * sines`. Angles are rounded to float32 as the published models' code does."""
-    positions = np.arange(num_positions, dtype=np.float32)[:, None]
-    angles = (positions * _frequencies(rope, num_positions)).astype(np.float64)
-    first = np.arange(rope.rotary_dim // 2) * 2 if rope.is_interleaved else np.arange(rope.rotary_dim // 2)
-    second = first + (1 if rope.is_interleaved else rope.rotary_dim // 2)
-    cosines, sines = np.ones((num_positions, head_dim)), np.zeros((num_positions, head_dim))
+    first, second = _pairs(rope)
     partners = np.arange(head_dim, dtype=np.int32)
-    cosines[:, first] = cosines[:, second] = np.cos(angles) * attention_scale(rope)
-    sines[:, second] = np.sin(angles) * attention_scale(rope)
-    sines[:, first] = -sines[:, second]
     partners[first], partners[second] = second, first
-    return cosines.astype(np.float32), sines.astype(np.float32), partners
+    return *rotary_angles(rope, head_dim, np.arange(num_positions)[:, None]), partners
+
+
+def rotary_angles(rope: RopeConfig, head_dim: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and signed sines, float32 [n, head_dim], of positions [n, 1] or, where pairs have positions of their own,
+    [n, rotary_dim / 2]. The bits of a row depend on that row alone: rows are filled up to whole vectors, for the processor's
+    code for the rest of one may round otherwise."""
+    count = len(positions)
+    positions = np.pad(positions, ((0, -count % _VECTOR), (0, 0)))
+    angles = (positions.astype(np.float32) * _frequencies(rope, positions)).astype(np.float64)
+    first, second = _pairs(rope)
+    cosines, sines = np.ones((count, head_dim)), np.zeros((count, head_dim))
+    cosines[:, first] = cosines[:, second] = np.cos(angles)[:count] * attention_scale(rope)
+    sines[:, second] = np.sin(angles)[:count] * attention_scale(rope)
+    sines[:, first] = -sines[:, second]
+    return cosines.astype(np.float32), sines.astype(np.float32)
+
+
+def _pairs(rope: RopeConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the second element of each."""
+    half = rope.rotary_dim // 2
+    first = np.arange(half) * 2 if rope.is_interleaved else np.arange(half)
+    return first, first + (1 if rope.is_interleaved else half)
 
 
 def attention_scale(rope: RopeConfig) -> float:
@@ -59,14 +77,14 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _frequencies(rope: RopeConfig, num_positions: int) -> np.ndarray:
-    """float32 [rotary_dim / 2], or [num_positions, rotary_dim / 2] where they depend on the position."""
+def _frequencies(rope: RopeConfig, positions: np.ndarray) -> np.ndarray:
+    """float32 [rotary_dim / 2], or [n, rotary_dim / 2] where they depend on the position."""
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
     plain = 1.0 / rope.theta**exponents
     if rope.rope_type == "linear":
         plain = plain / rope.factor
     elif rope.rope_type == "dynamic":
-        plain = _dynamic(rope, exponents, num_positions)
+        plain = _dynamic(rope, exponents, positions)
     elif rope.rope_type == "yarn":
         plain = _yarn(rope, plain)
     elif rope.rope_type == "llama3":
@@ -76,11 +94,11 @@ def _frequencies(rope: RopeConfig, num_positions: int) -> np.ndarray:
     return plain.astype(np.float32)
 
 
-def _dynamic(rope: RopeConfig, exponents: np.ndarray, num_positions: int) -> np.ndarray:
-    lengths = np.maximum(np.arange(1, num_positions + 1, dtype=np.float64), rope.max_position_embeddings)
+def _dynamic(rope: RopeConfig, exponents: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    lengths = np.maximum(positions + 1.0, rope.max_position_embeddings)
     growth = rope.factor * lengths / rope.max_position_embeddings - (rope.factor - 1)
     theta = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
-    frequencies: np.ndarray = 1.0 / theta[:, None] ** exponents
+    frequencies: np.ndarray = 1.0 / theta**exponents
     return frequencies
 
 

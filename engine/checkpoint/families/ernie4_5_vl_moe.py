@@ -26,6 +26,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
     gguf_name = ""
     other_names = ("ernie4_5_moe_vl",)
     class_names = ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration")
+    model = "workers.models.ernie4_5_vl_moe:Ernie4_5VLMoe"
     mrope_layout = "ernie"
 
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
@@ -56,6 +57,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
             activation="quick_gelu",
             out_hidden_size=text.count("hidden_size"),
             temporal_patch_size=1,
+            text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps),
             intermediate_size=round(hidden_size * vision.number("mlp_ratio", 4.0)),
             temporal_merge_size=temporal_merge_size,
             norm_eps=vision.number("rms_norm_eps", 1e-6),

@@ -25,6 +25,7 @@ static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
 
 struct Tile {
     i64 sequence, row, num_rows, position;  // first row, its position
+    i64 first_key, end_key;                 // what any of its rows sees
     i64 split_begin, split_end;
     i64 first_partial;  // its splits' number among all tiles' splits
 };
@@ -59,6 +60,7 @@ public:
         product_type_ = has_pairs_ ? KvType::BFLOAT16 : KvType::FLOAT32;
         has_tiles_ = has_pairs_ && kernels_.has_tiled_products;
         has_panels_ = layout_.chunk_slots == KEY_PANEL && op.head_dim % PANEL == 0;
+        is_bounded_ = *op.bounds.is_given != 0;
         make_tiles();
     }
 
@@ -79,6 +81,29 @@ public:
     }
 
 private:
+    // Keys [begin, end), as positions.
+    struct Range {
+        i64 begin, end;
+    };
+
+    // What a row sees.
+    Range keys_of(i64 row, i64 position) const {
+        Range keys{op_.window > 0 ? std::max<i64>(0, position - op_.window + 1) : 0, position + 1};
+        if (is_bounded_) keys = {std::max<i64>(keys.begin, op_.bounds.first[row]), op_.bounds.last[row] + i64{1}};
+        return keys;
+    }
+
+    // What any of the rows sees: without a gap, for each sees itself.
+    Range keys_of_rows(i64 row, i64 num_rows, i64 position) const {
+        Range keys = keys_of(row, position);
+        keys.end = std::max(keys.end, keys_of(row + num_rows - 1, position + num_rows - 1).end);
+        for (i64 i = 1; is_bounded_ && i < num_rows; ++i) {
+            const Range next = keys_of(row + i, position + i);
+            keys = {std::min(keys.begin, next.begin), std::max(keys.end, next.end)};
+        }
+        return keys;
+    }
+
     i64 choose_tile_rows() const {
         const i64 num_sequences = op_.sequences.get(), num_rows = num_sequences > 0 ? op_.offsets[num_sequences] : 0;
         const i64 num_queries = num_rows * op_.heads, wanted = TASKS_PER_THREAD * engine_.pool().num_threads();
@@ -93,13 +118,13 @@ private:
             const i64 begin = op_.offsets[sequence], end = op_.offsets[sequence + 1];
             for (i64 row = begin; row < end; row += tile_rows_) {
                 const i64 num_rows = std::min(tile_rows_, end - row), position = op_.starts[sequence] + row - begin;
-                const i64 first_key = op_.window > 0 ? std::max<i64>(0, position - op_.window + 1) : 0;
-                const i64 last_key = position + num_rows - 1;
-                const i64 split_begin = first_key / KEY_SPLIT, split_end = last_key / KEY_SPLIT + 1;
-                tiles_.push_back({sequence, row, num_rows, position, split_begin, split_end, num_splits_});
+                const Range keys = keys_of_rows(row, num_rows, position);
+                const i64 split_begin = keys.begin / KEY_SPLIT, split_end = (keys.end - 1) / KEY_SPLIT + 1;
+                tiles_.push_back(
+                    {sequence, row, num_rows, position, keys.begin, keys.end, split_begin, split_end, num_splits_});
                 num_splits_ += split_end - split_begin;
                 num_rows_ += num_rows;
-                longest_ = std::max(longest_, last_key + 1);
+                longest_ = std::max(longest_, keys.end);
             }
         }
     }
@@ -160,21 +185,17 @@ private:
     void take_ranges(const Tile &tile, i64 split, Workspace &space) const {
         const i64 first = split * KEY_SPLIT;
         for (i64 row = 0; row < tile.num_rows; ++row) {
-            const i64 position = tile.position + row;
-            const i64 begin = op_.window > 0 ? position - op_.window + 1 : 0;
-            std::fill_n(space.begins + row * group_, group_, static_cast<i32>(std::clamp<i64>(begin - first, 0, KEY_SPLIT)));
-            std::fill_n(space.ends + row * group_, group_,
-                        static_cast<i32>(std::clamp<i64>(position + 1 - first, 0, KEY_SPLIT)));
+            const Range keys = keys_of(tile.row + row, tile.position + row);
+            const i64 begin = std::clamp<i64>(keys.begin - first, 0, KEY_SPLIT);
+            const i64 end = std::clamp<i64>(keys.end - first, 0, KEY_SPLIT);
+            std::fill_n(space.begins + row * group_, group_, static_cast<i32>(begin));
+            std::fill_n(space.ends + row * group_, group_, static_cast<i32>(end));
         }
     }
 
-    // The keys of a split that any query of the tile sees: positions [begin, end), never none.
-    struct Range {
-        i64 begin, end;
-    };
+    // The keys of a split that any query of the tile sees, never none.
     Range range_of(const Tile &tile, i64 split) const {
-        const i64 begin = op_.window > 0 ? std::max<i64>(0, tile.position - op_.window + 1) : 0;
-        return {std::max(begin, split * KEY_SPLIT), std::min(tile.position + tile.num_rows, (split + 1) * KEY_SPLIT)};
+        return {std::max(tile.first_key, split * KEY_SPLIT), std::min(tile.end_key, (split + 1) * KEY_SPLIT)};
     }
 
     // Where the chunk of a position is, in keys and in values.
@@ -293,7 +314,7 @@ private:
         Workspace space = take_workspace(thread);
         for (i64 head = head_begin; head < head_end; ++head) {
             take_queries(tile, head, space);
-            const bool sees_first = op_.window == 0;  // each row, so that nothing need be there to be joined
+            const bool sees_first = op_.window == 0 && !is_bounded_;  // each row: nothing need be there to be joined
             if (!sees_first) start(space.all, num_queries(tile));
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
                 take_ranges(tile, split, space);
@@ -346,7 +367,7 @@ private:
     const CacheLayout &layout_;
     i64 group_, dim_, stride_, tile_rows_, max_queries_;
     float factor_;
-    bool has_pairs_, has_tiles_, has_panels_;
+    bool has_pairs_, has_tiles_, has_panels_, is_bounded_;
     KvType product_type_;
     std::vector<Tile> tiles_;
     i64 num_splits_ = 0, num_rows_ = 0, longest_ = 0;

@@ -1,4 +1,5 @@
-// One row of an embedding, whose weight is rows of its own or the panels of the head that it is tied to.
+// One row of an embedding, whose weight is rows of its own or the panels of the head that it is tied to; and of features that
+// come in place of it, or are added to hidden states.
 #include <algorithm>
 #include <cstring>
 
@@ -67,6 +68,20 @@ void take_floats(float *y, const Embed &op, i64 token) {
 }
 
 }  // namespace
+
+void take_features(const TakeFeatures &op, i64 row) {
+    if (op.feature_rows[row] < 0) return;
+    float *y = op.y + row * op.width;
+    const char *features = op.features + op.feature_rows[row] * op.feature_bytes;
+    const auto take = [&](const auto *values, const auto &widen) {
+        for (i64 i = 0; i < op.width; ++i) y[i] = op.is_added ? y[i] + widen(values[i]) : widen(values[i]);
+    };
+    if (op.is_bfloat16) {
+        take(reinterpret_cast<const std::uint16_t *>(features) + op.at, widened);
+    } else {
+        take(reinterpret_cast<const float *>(features) + op.at, [](float x) { return x; });
+    }
+}
 
 void look_up(const Embed &op, i64 row) {
     float *y = op.y + row * op.width;

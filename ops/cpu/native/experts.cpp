@@ -54,6 +54,11 @@ void keep_groups(float *scores, float *groups, const Route &op) {
 // `scratch`: three times as many floats as there are experts.
 void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch) {
     float *scores = scratch, *left = scratch + op.experts, *weights = op.weights + row * op.chosen;
+    if (op.sets != nullptr && op.sets[row] != op.set) {
+        std::fill_n(op.ids + row * op.chosen, op.chosen, -1);
+        std::fill_n(weights, op.chosen, 0.0f);
+        return;
+    }
     kernels.score(scores, op.logits + row * op.experts, op.is_softmax, op.experts);
     for (i64 i = 0; i < op.experts; ++i) left[i] = op.correction == nullptr ? scores[i] : scores[i] + op.correction[i];
     if (op.groups > 1) keep_groups(left, scratch + 2 * op.experts, op);
@@ -70,15 +75,16 @@ void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch)
 }
 
 // Where the rows of each expert begin among all pairs of expert ids[i] and row row_of(i) of x, which row each of them is, and
-// where each pair is.
+// where each pair is. Expert -1: there is none.
 template <class RowOf>
 void sort_rows(ExpertsMemory &memory, const i32 *ids, i64 count, i64 experts, const RowOf &row_of) {
     memory.begins.assign(experts + 1, 0);
     memory.row_ids.resize(count);
     memory.places.resize(count);
-    for (i64 i = 0; i < count; ++i) ++memory.begins[ids[i] + 1];
+    for (i64 i = 0; i < count; ++i) memory.begins[ids[i] + 1] += ids[i] >= 0;
     std::partial_sum(memory.begins.begin(), memory.begins.end(), memory.begins.begin());
     for (i64 i = 0; i < count; ++i) {
+        if (ids[i] < 0) continue;
         const i64 place = memory.begins[ids[i]]++;
         memory.row_ids[place] = static_cast<i32>(row_of(i));
         memory.places[i] = static_cast<i32>(place);
@@ -257,8 +263,8 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
     up.multiply();
     for_rows(engine, rows, op.share.end - op.share.begin, [&](i64 row_begin, i64 row_end) {
         for (i64 row = row_begin; row < row_end; ++row) {
-            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, inner, op.share.begin,
-                                      op.share.end);
+            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, true, inner,
+                                      op.share.begin, op.share.end);
         }
     });
 }
@@ -306,8 +312,9 @@ void for_waves(Engine &engine, const ApplyExperts &op, const Function &function)
 // Results of all sorted pairs, of `rows` rows of op.x. Where ranks share matrices out, what they activate becomes whole once, for
 // all waves: a wait for each of them would cost more than their caches save.
 void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
-    const LinearShape given = quantized(engine, op, rows);
     ExpertsMemory &memory = engine.experts;
+    if (memory.begins[op.experts] == 0 && op.share.comm == nullptr) return;
+    const LinearShape given = quantized(engine, op, rows);
     const i64 inner = op.down.first.inputs, floats = sizeof(float);
     if (op.share.comm == nullptr) {
         for_waves(engine, op, [&](i64 begin, i64 end) {
@@ -331,9 +338,14 @@ void combine(Engine &engine, const ApplyExperts &op, i64 rows, const ResultAt &r
     for_rows(engine, rows, op.chosen * width, [&](i64 begin, i64 end) {
         std::vector<const float *> results(op.chosen);
         for (i64 row = begin; row < end; ++row) {
-            for (i64 choice = 0; choice < op.chosen; ++choice) results[choice] = result_at(row, choice) + first;
             const i64 at = row * hidden + first;
             const float *shared = op.shared == nullptr ? nullptr : op.shared + at;
+            if (op.ids[row * op.chosen] < 0) {
+                if (shared == nullptr) std::fill_n(op.y + at, width, 0.0f);
+                else std::copy_n(shared, width, op.y + at);
+                continue;
+            }
+            for (i64 choice = 0; choice < op.chosen; ++choice) results[choice] = result_at(row, choice) + first;
             engine.kernels().combine(op.y + at, results.data(), op.weights + row * op.chosen, op.chosen, shared, width);
         }
     });
@@ -377,6 +389,7 @@ void dispatch(Engine &engine, const ApplyExperts &op, const Windows &windows, i6
     if (op.windows.counts != nullptr) {
         // one writer, and readers that may be a little late
         for (i64 i = 0; i < count * op.chosen; ++i) {
+            if (ids[i] < 0) continue;
             std::uint64_t &seen = op.windows.counts[ids[i]];
             __atomic_store_n(&seen, seen + 1, __ATOMIC_RELAXED);
         }
@@ -399,6 +412,7 @@ void collect(ExpertsMemory &memory, const ApplyExperts &op, const Windows &windo
             bool is_here = false;
             for (i64 choice = 0; choice < op.chosen; ++choice) {
                 const i32 expert = windows.ids[place * op.chosen + choice];
+                if (expert < 0) continue;
                 const i32 *owners = op.windows.owners + expert * stride;
                 if (owners[1 + (home + row) % owners[0]] != comm.rank()) continue;
                 if (!is_here) memory.row_places.push_back(place);

@@ -220,6 +220,9 @@ struct Kernels {
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
                      i64 width, i64 row_begin, i64 row_end);
+    // the same of LayerNorm
+    void (*layer_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, const float *bias,
+                       float epsilon, i64 width, i64 row_begin, i64 row_end);
     void (*rotate_and_store)(const RotationShape &shape, i64 row_begin, i64 row_end);
     void (*store_latent)(const LatentShape &shape, i64 row_begin, i64 row_end);
     // queries as `attend` wants them: times factor, in the type that products with a cache of this type are made in
@@ -233,8 +236,8 @@ struct Kernels {
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
                  const float *next_outputs, i64 count, i64 stride, i64 dim);
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
-    // x [rows, 2 * width]: gate | up -> activation(gate) * up, columns [begin, end) of one row
-    void (*activate)(float *y, const float *x, Activation activation, i64 width, i64 begin, i64 end);
+    // x [rows, 2 * width]: gate | up -> activation(gate) * up, or x [rows, width] -> activation(x): columns [begin, end) of one row
+    void (*activate)(float *y, const float *x, Activation activation, bool is_gated, i64 width, i64 begin, i64 end);
     // logits of one row's experts -> their softmax, or the sigmoid of each
     void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
     // y = the sum of `count` results, each times its weight, in their order, and then `shared` where there is one

@@ -5,6 +5,7 @@
 // tile, whose queries are many. Splits are joined in their order, one after another or, where a few long contexts are being
 // decoded, by a second pass: with the same operations, so with the same bits. How rows and heads are cut changes none.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ops.h"
@@ -20,9 +21,10 @@ i64 round_up(i64 a, i64 b) { return (a + b - 1) / b * b; }
 
 struct Tile {
     i64 sequence, row, num_rows, position, head, num_heads;
+    i64 end_key;        // behind what any of its rows sees
     i64 first_partial;  // its splits' number among all tiles' splits
     i64 num_queries() const { return num_rows * num_heads; }
-    i64 num_splits() const { return (position + num_rows - 1) / KEY_SPLIT + 1; }
+    i64 num_splits() const { return (end_key - 1) / KEY_SPLIT + 1; }
 };
 
 // Largest score, sum of weights, weighted latents of each query.
@@ -49,6 +51,7 @@ public:
         stride_ = dim_ + PANEL;
         has_pairs_ = kernels_.has_paired_products && op.latents.type != KvType::FLOAT32;
         factor_ = 1.44269504088896341f * op.scale;  // log2(e): scores are exponents of 2
+        is_bounded_ = *op.bounds.is_given != 0;
         const i64 num_sequences = op.sequences.get(), threads = engine.pool().num_threads();
         num_rows_ = num_sequences > 0 ? op.offsets[num_sequences] : 0;
         i64 num_splits = 0, longest = 0, num_decoded = 0;
@@ -90,7 +93,12 @@ private:
                 for (i64 part = 0; part < parts; ++part) {
                     const i64 head = op_.heads * part / parts, num_heads = op_.heads * (part + 1) / parts - head;
                     const i64 position = op_.starts[sequence] + row - begin;
-                    tiles_.push_back({sequence, row, std::min(rows, end - row), position, head, num_heads, num_partials_});
+                    const i64 num_rows = std::min(rows, end - row);
+                    i64 end_key = position + num_rows;
+                    for (i64 i = 0; is_bounded_ && i < num_rows; ++i) {
+                        end_key = std::max<i64>(end_key, op_.bounds.last[row + i] + 1);
+                    }
+                    tiles_.push_back({sequence, row, num_rows, position, head, num_heads, end_key, num_partials_});
                     num_partials_ += tiles_.back().num_splits();
                     max_queries_ = std::max(max_queries_, tiles_.back().num_queries());
                 }
@@ -154,7 +162,7 @@ private:
 
     // The panels of a split, and which of its keys each query sees.
     void take_split(const Tile &tile, i64 split, Workspace &space, SplitShape &shape) const {
-        const i64 first = split * KEY_SPLIT, end = std::min(tile.position + tile.num_rows - first, KEY_SPLIT);
+        const i64 first = split * KEY_SPLIT, end = std::min(tile.end_key - first, KEY_SPLIT);
         LatentPanel panel;
         panel.type = op_.latents.type;
         panel.rotary_dim = rotary_dim_;
@@ -180,9 +188,11 @@ private:
             if (number * KEY_PANEL < end) kernels_.take_latents(panel);
         }
         for (i64 row = 0; row < tile.num_rows; ++row) {
-            const i64 seen = std::clamp<i64>(tile.position + row + 1 - first, 0, KEY_SPLIT);
-            std::fill_n(space.begins + row * tile.num_heads, tile.num_heads, 0);
-            std::fill_n(space.ends + row * tile.num_heads, tile.num_heads, static_cast<i32>(seen));
+            const i64 first_key = is_bounded_ ? op_.bounds.first[tile.row + row] : 0;
+            const i64 end_key = (is_bounded_ ? op_.bounds.last[tile.row + row] : tile.position + row) + 1;
+            const auto in_split = [&](i64 key) { return static_cast<i32>(std::clamp<i64>(key - first, 0, KEY_SPLIT)); };
+            std::fill_n(space.begins + row * tile.num_heads, tile.num_heads, in_split(first_key));
+            std::fill_n(space.ends + row * tile.num_heads, tile.num_heads, in_split(end_key));
         }
     }
 
@@ -222,8 +232,18 @@ private:
     void attend_tile(const Tile &tile, int thread) const {
         Workspace space = take_workspace(thread);
         take_queries(tile, space);
-        for (i64 split = 0; split < tile.num_splits(); ++split) attend_split(tile, split, space, space.all, split > 0);
+        if (is_bounded_) start(space.all, tile.num_queries());
+        for (i64 split = 0; split < tile.num_splits(); ++split) {
+            attend_split(tile, split, space, space.all, is_bounded_ || split > 0);
+        }
         finish(tile, space.all);
+    }
+
+    // For rows that may not see the first split.
+    void start(Sums all, i64 count) const {
+        std::fill_n(all.largest, count, -std::numeric_limits<float>::infinity());
+        std::fill_n(all.sums, count, 0.0f);
+        std::fill_n(all.outputs, count * stride_, 0.0f);
     }
 
     // Tiles of one row and all heads: every split by itself, then those of each tile joined.
@@ -244,7 +264,8 @@ private:
             const auto [tile, split] = splits[number];
             Workspace space = take_workspace(thread);
             take_queries(*tile, space);
-            attend_split(*tile, split, space, sums_of(number), false);
+            if (is_bounded_) start(sums_of(number), heads);
+            attend_split(*tile, split, space, sums_of(number), is_bounded_);
         });
         engine_.pool().run(static_cast<i64>(tiles_.size()), [&](i64 task, int) {
             const Tile &tile = tiles_[task];
@@ -261,7 +282,7 @@ private:
     const Kernels &kernels_;
     const AttendLatents &op_;
     i64 rotary_dim_, latent_dim_, key_room_, key_dim_, query_stride_, dim_, stride_;
-    bool has_pairs_, is_small_, is_in_splits_;
+    bool has_pairs_, is_small_, is_in_splits_, is_bounded_;
     float factor_;
     std::vector<Tile> tiles_;
     i64 num_rows_ = 0, num_partials_ = 0, max_queries_ = 0;

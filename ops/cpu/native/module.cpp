@@ -77,10 +77,20 @@ void bind_ops(nb::module_ &module) {
                            ranges_of(panels, outputs),
                            rows_of(rows, count)}};
     });
+    module.def("take_features", [](Address y, Address features, Address feature_rows, i64 num_rows, i64 feature_bytes, i64 at,
+                                   i64 width, bool is_bfloat16, bool is_added, Address rows, i64 count) {
+        return Op{TakeFeatures{floats(y), cache(features), ints(feature_rows), num_rows, feature_bytes, at, width, is_bfloat16,
+                               is_added, rows_of(rows, count)}};
+    });
     module.def("rms_norm", [](Address y, Address total, Address x, Address residual, Address weight, float epsilon, i64 width,
                               Address rows, i64 count) {
         return Op{RmsNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), epsilon, width,
                           rows_of(rows, count)}};
+    });
+    module.def("layer_norm", [](Address y, Address total, Address x, Address residual, Address weight, Address bias,
+                                float epsilon, i64 width, Address rows, i64 count) {
+        return Op{LayerNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), floats(bias), epsilon, width,
+                            rows_of(rows, count)}};
     });
     module.def("map_slots", [](Address slots, Address positions, Address row_slots, Address block_tables, i64 table_width,
                                i64 block_size, Address rows, i64 count) {
@@ -100,21 +110,37 @@ void bind_ops(nb::module_ &module) {
                         ints(partners), floats(query_weight), floats(key_weight), epsilon, heads, kv_heads, head_dim, layout},
                        rows_of(rows, count)}};
                });
-    module.def("attention",
-               [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
-                  Address block_tables, i64 table_width, i64 heads, i64 kv_heads, i64 head_dim, i64 window, i32 kv_type,
-                  i64 block_size, i64 first_cached, i64 cached, Address sequences, i64 count) {
-                   const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
-                   const i64 at = first_cached * layout.head_bytes;
-                   return Op{Attend{floats(y), floats(queries), cache(keys) + at, cache(values) + at, ints(slots),
-                                    ints(offsets), ints(starts), ints(block_tables), table_width, heads, kv_heads, head_dim,
-                                    window, layout, rows_of(sequences, count)}};
-               });
-    module.def("activate_and_multiply",
-               [](Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
-                   const auto function = static_cast<Activation>(activation);
-                   return Op{Activate{floats(y), floats(x), function, width, begin, end, rows_of(rows, count)}};
-               });
+    module.def("attention", [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets,
+                               Address starts, Address block_tables, i64 table_width, Address has_bounds, Address first_keys,
+                               Address last_keys, i64 heads, i64 kv_heads, i64 head_dim, i64 window, i32 kv_type,
+                               i64 block_size, i64 first_cached, i64 cached, Address sequences, i64 count) {
+        const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
+        const i64 at = first_cached * layout.head_bytes;
+        return Op{Attend{floats(y),
+                         floats(queries),
+                         cache(keys) + at,
+                         cache(values) + at,
+                         ints(slots),
+                         ints(offsets),
+                         ints(starts),
+                         ints(block_tables),
+                         table_width,
+                         heads,
+                         kv_heads,
+                         head_dim,
+                         window,
+                         layout,
+                         {ints(has_bounds), ints(first_keys), ints(last_keys)},
+                         rows_of(sequences, count)}};
+    });
+    const auto activate = [](bool is_gated) {
+        return [is_gated](Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
+            const auto function = static_cast<Activation>(activation);
+            return Op{Activate{floats(y), floats(x), function, is_gated, width, begin, end, rows_of(rows, count)}};
+        };
+    };
+    module.def("activate_and_multiply", activate(true));
+    module.def("activate", activate(false));
     module.def("gather", [](Address y, Address x, Address comm, i64 y_width, i64 x_width, i64 begin, i64 from, i64 columns,
                             Address rows, i64 count) {
         return Op{Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
@@ -126,9 +152,9 @@ void bind_ops(nb::module_ &module) {
     });
     module.def("route", [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen,
                            i64 groups, i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum,
-                           float smallest_sum, float factor, Address rows, i64 count) {
+                           float smallest_sum, float factor, Address sets, i32 set, Address rows, i64 count) {
         return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups, chosen_groups,
-                        is_softmax, is_normalized, added_to_sum, smallest_sum, factor, rows_of(rows, count)}};
+                        is_softmax, is_normalized, added_to_sum, smallest_sum, factor, ints(sets), set, rows_of(rows, count)}};
     });
     module.def("experts", [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
                              i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers,
@@ -176,13 +202,27 @@ void bind_ops(nb::module_ &module) {
     });
     module.def("latent_attention",
                [](Address y, Address absorbed, Address queries, Address keys, Address latents, Address slots, Address offsets,
-                  Address starts, Address block_tables, i64 table_width, i64 heads, i64 plain_dim, i64 rotary_dim,
-                  i64 latent_dim, float scale, i32 kv_type, i64 block_size, Address sequences, i64 count) {
+                  Address starts, Address block_tables, i64 table_width, Address has_bounds, Address first_keys,
+                  Address last_keys, i64 heads, i64 plain_dim, i64 rotary_dim, i64 latent_dim, float scale, i32 kv_type,
+                  i64 block_size, Address sequences, i64 count) {
                    const KvType type = static_cast<KvType>(kv_type);
-                   return Op{AttendLatents{floats(y), floats(absorbed), floats(queries), cache(keys), cache(latents),
-                                           ints(slots), ints(offsets), ints(starts), ints(block_tables), table_width, heads,
-                                           plain_dim, scale, make_slot_layout(type, block_size, rotary_dim),
-                                           make_slot_layout(type, block_size, latent_dim), rows_of(sequences, count)}};
+                   return Op{AttendLatents{floats(y),
+                                           floats(absorbed),
+                                           floats(queries),
+                                           cache(keys),
+                                           cache(latents),
+                                           ints(slots),
+                                           ints(offsets),
+                                           ints(starts),
+                                           ints(block_tables),
+                                           table_width,
+                                           heads,
+                                           plain_dim,
+                                           scale,
+                                           make_slot_layout(type, block_size, rotary_dim),
+                                           make_slot_layout(type, block_size, latent_dim),
+                                           {ints(has_bounds), ints(first_keys), ints(last_keys)},
+                                           rows_of(sequences, count)}};
                });
     module.def("head_linear", [](Address y, Address x, i32 kind, Address weight, i64 weight_bytes, i64 inputs, i64 outputs,
                                  i64 first_head, i64 heads, i64 stride, Address rows, i64 count) {
@@ -433,6 +473,7 @@ NB_MODULE(_cpu, module) {
     nb::class_<Tape>(module, "Tape")
         .def(nb::init<std::vector<Op>>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())
+        .def("replay_range", &Tape::replay_range, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_timed", &Tape::replay_timed, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_alone", &Tape::replay_alone, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("times_ns", &Tape::times_ns);

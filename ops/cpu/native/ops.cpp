@@ -29,6 +29,18 @@ void run_op(Engine &engine, const Embed &op) {
     });
 }
 
+void run_op(Engine &engine, const TakeFeatures &op) {
+    const i32 *end = op.feature_rows + op.rows.get();
+    const i32 *outside = std::find_if(op.feature_rows, end, [&](i32 row) { return row < -1 || row >= op.num_rows; });
+    if (outside != end) {
+        throw std::out_of_range("row " + std::to_string(*outside) + " of " + std::to_string(op.num_rows) + " features");
+    }
+    if (std::all_of(op.feature_rows, end, [](i32 row) { return row < 0; })) return;
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) take_features(op, row);
+    });
+}
+
 // What `linear` reads instead of x, where it does.
 LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &kernels, i64 rows) {
     LinearShape shape = op.shape;
@@ -118,6 +130,12 @@ void run_op(Engine &engine, const RmsNorm &op) {
     });
 }
 
+void run_op(Engine &engine, const LayerNorm &op) {
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        engine.kernels().layer_norm(op.y, op.total, op.x, op.residual, op.weight, op.bias, op.epsilon, op.width, begin, end);
+    });
+}
+
 void run_op(Engine &, const MapSlots &op) {
     const i64 rows = op.rows.get();
     for (i64 row = 0; row < rows; ++row) {
@@ -154,8 +172,9 @@ void run_op(Engine &engine, const Activate &op) {
     for_rows(engine, rows * parts, divide_up(columns, parts), [&](i64 begin, i64 end) {
         for (i64 index = begin; index < end; ++index) {
             const i64 row = index / parts, part = index % parts;
-            engine.kernels().activate(op.y + row * op.width, op.x + 2 * row * op.width, op.activation, op.width,
-                                      op.begin + columns * part / parts, op.begin + columns * (part + 1) / parts);
+            engine.kernels().activate(op.y + row * op.width, op.x + (op.is_gated ? 2 : 1) * row * op.width, op.activation,
+                                      op.is_gated, op.width, op.begin + columns * part / parts,
+                                      op.begin + columns * (part + 1) / parts);
         }
     });
 }
@@ -335,9 +354,11 @@ void run(Engine &engine, const Op &op) {
     beat();
 }
 
-void Tape::replay() {
+void Tape::replay() { replay_range(0, static_cast<i64>(ops_.size())); }
+
+void Tape::replay_range(i64 begin, i64 end) {
     Engine &engine = Engine::get();
-    for (const Op &op : ops_) run(engine, op);
+    for (i64 index = begin; index < end; ++index) run(engine, ops_[index]);
 }
 
 void Tape::replay_timed() {

@@ -18,6 +18,17 @@ struct Rows {
     i64 get() const { return address == nullptr ? count : *address; }
 };
 
+// Columns of features [num_rows, feature_bytes] from `at` on, float32 or bfloat16, to the rows of y that have some: in their
+// place, or added to them. A row id of -1: the row has none; one beyond them is an error before anything is read.
+struct TakeFeatures {
+    float *y;
+    const char *features;
+    const i32 *feature_rows;
+    i64 num_rows, feature_bytes, at, width;
+    bool is_bfloat16, is_added;
+    Rows rows;
+};
+
 // Rows of a matrix [num_rows, width], as float32.
 struct Embed {
     float *y;
@@ -53,6 +64,16 @@ struct RmsNorm {
     Rows rows;
 };
 
+// As RmsNorm, of what is left of x when its mean is taken off, and with a bias (Ba et al. 2016).
+struct LayerNorm {
+    float *y, *total;
+    const float *x, *residual;
+    const float *weight, *bias;
+    float epsilon;
+    i64 width;
+    Rows rows;
+};
+
 struct MapSlots {
     i32 *slots;
     const i32 *positions, *row_slots, *block_tables;
@@ -65,6 +86,12 @@ struct RotateAndStore {
     Rows rows;
 };
 
+// Which keys each row sees, where some row sees others than those up to itself: first[row] to last[row], both included.
+struct KeyBounds {
+    const i32 *is_given;  // of this step, read when the op runs
+    const i32 *first, *last;
+};
+
 // Sequence i has the rows [offsets[i], offsets[i + 1]) at positions [starts[i], ...), and the block table slots[i].
 struct Attend {
     float *y;  // [rows, heads * head_dim]
@@ -73,6 +100,7 @@ struct Attend {
     const i32 *slots, *offsets, *starts, *block_tables;
     i64 table_width, heads, kv_heads, head_dim, window;
     CacheLayout layout;
+    KeyBounds bounds;
     Rows sequences;
 };
 
@@ -91,6 +119,7 @@ struct AttendLatents {
     i64 table_width, heads, plain_dim;
     float scale;  // of scores
     CacheLayout keys, latents;
+    KeyBounds bounds;
     Rows sequences;
 };
 
@@ -106,6 +135,7 @@ struct Activate {
     float *y;
     const float *x;
     Activation activation;
+    bool is_gated;  // x is gate | up; else it is what is activated
     i64 width;
     i64 begin, end;  // the columns that this rank computes
     Rows rows;
@@ -145,6 +175,8 @@ struct Route {
     bool is_softmax, is_normalized;    // scores are the softmax, or sigmoids; weights are divided by
     float added_to_sum, smallest_sum;  // max(their sum + added, smallest)
     float factor;                      // and multiplied by this
+    const i32 *sets;                   // [rows]: which set of experts is for each, or null: this one is for all.
+    i32 set;                           // Rows of another set have the experts -1 and weights 0
     Rows rows;
 };
 
@@ -174,7 +206,8 @@ struct ExpertShare {
     i64 begin, end, y_begin, y_end;
 };
 
-// y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`.
+// y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`. A row with the experts
+// -1 has none.
 struct ApplyExperts {
     float *y;        // [rows, hidden]
     float *results;  // [rows * chosen, hidden], of each expert's rows one after another
@@ -191,8 +224,8 @@ struct ApplyExperts {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective, Route,
-                        ApplyExperts, StoreLatent, AttendLatents, HeadLinear>;
+using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective,
+                        Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures>;
 
 // Memory that grows as it is asked for more; what was in it is then lost.
 class Memory {
@@ -248,6 +281,7 @@ void apply_experts(Engine &engine, const ApplyExperts &op);
 void attend_latents(Engine &engine, const AttendLatents &op);
 void multiply_heads(Engine &engine, const HeadLinear &op);
 void look_up(const Embed &op, i64 row);
+void take_features(const TakeFeatures &op, i64 row);
 CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim);
 CacheLayout make_slot_layout(KvType type, i64 block_size, i64 dim);  // one head, chunks of a single slot
 
@@ -255,7 +289,8 @@ class Tape {
 public:
     explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
     void replay();
-    void replay_timed();  // and keeps the time of each op
+    void replay_range(i64 begin, i64 end);  // of the ops
+    void replay_timed();                    // and keeps the time of each op
     // Each op cut up for so many threads, but done by the caller alone; its last job is what is not in tasks.
     std::vector<Jobs> replay_alone(int num_threads);
     const std::vector<i64> &times_ns() const { return times_ns_; }

@@ -61,6 +61,9 @@ def test_options_may_ask_for_anything_a_request_for_less() -> None:
     assert (less.picture.min_pixels, less.picture.max_pixels, less.clip.frames.num_frames) == (900, 900, 8)
     one = asked(mm_processor_kwargs={"images_kwargs": {"max_pixels": 900}})
     assert (one.picture.max_pixels, one.clip.max_pixels) == (900, 50_000)
+    assert asked(mm_processor_kwargs={"do_sample_frames": False}).clip.frames.num_frames == -1
+    few = of({}, num_frames=8).for_request(b'{"mm_processor_kwargs": {"fps": 1}}').clip.frames
+    assert (few.fps, few.num_frames, few.most) == (1.0, 0, 8)
     assert settings.for_request(b"") == settings
     for wrong, message in (
         ({"max_pixels": 50_001}, "max_pixels of pictures 50001 is more than the server's 50000; ask for less"),

@@ -149,19 +149,28 @@ def test_frames_are_counted_whatever_the_container_claims() -> None:
     data = bytearray((VISION / "clip.avi").read_bytes())
     place = data.index(b"avih") + 8 + 16  # dwTotalFrames
     data[place : place + 4] = (1 << 30).to_bytes(4, "little")
-    clip = Clip([data], 2.0, MOST)
+    clip = Clip([data], 2.0, MOST, lambda: None)
     assert clip.num_frames == 9
     clip.close()
 
 
 def test_frames_larger_than_the_limit_are_refused() -> None:
     with pytest.raises(RequestError, match=r"frames have 64 x 48 pixels, the limit is 3071 \(--max-image-pixels\)"):
-        Clip([bytearray((VISION / "clip.mp4").read_bytes())], 2.0, 3071)
+        Clip([bytearray((VISION / "clip.mp4").read_bytes())], 2.0, 3071, lambda: None)
+
+
+def test_frames_that_lie_too_far_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, items = (VISION / "clip.mp4").read_bytes(), items_of("qwen3_vl")
+    look(items, data, settings=b'{"mm_processor_kwargs": {"num_frames": 2}}')
+    monkeypatch.setattr("engine.media.video.MAX_SKIPPED_PIXELS", 23 * 64 * 48)
+    look(items, data)
+    with pytest.raises(RequestError, match="lie 24 frames of 64 x 48 apart, the limit is 23; ask for more frames"):
+        look(items, data, settings=b'{"mm_processor_kwargs": {"num_frames": 2}}')
 
 
 def test_a_file_that_ends_early_goes_on_with_its_last_frame() -> None:
     whole = (VISION / "clip.avi").read_bytes()
-    clip = Clip([bytearray(whole)], 2.0, MOST)
+    clip = Clip([bytearray(whole)], 2.0, MOST, lambda: None)
     last = np.asarray(clip.frame(8))
     assert np.array_equal(np.asarray(clip.frame(20)), last)
     assert not np.array_equal(np.asarray(clip.frame(0)), last)
@@ -169,7 +178,7 @@ def test_a_file_that_ends_early_goes_on_with_its_last_frame() -> None:
 
 
 def test_a_moving_gif_is_a_video_of_its_frames() -> None:
-    clip = Clip([bytearray((VISION / "moving.gif").read_bytes())], 2.0, MOST)
+    clip = Clip([bytearray((VISION / "moving.gif").read_bytes())], 2.0, MOST, lambda: None)
     assert (clip.num_frames, clip.fps) == (3, 10.0)
     with Image.open(BytesIO((VISION / "moving.gif").read_bytes())) as image:
         assert clip.frame(0).size == image.size

@@ -102,6 +102,8 @@ class EchoMedia:
         self._scheduler_epoch = 1  # whose they are
         self.failures: dict[bytes, list[tuple[int, str]]] = {}
         self.capacity = 1 << 30
+        self.waits_for_room = False  # or says that there is none
+        self._wanted: dict[str, bytes] = {}
         self.num_asked: dict[bytes, int] = {}
         self.is_silent = False
         self._num_made = epoch << 20
@@ -114,15 +116,20 @@ class EchoMedia:
         if self.simulation.scheduler_epoch != self._scheduler_epoch:
             self._scheduler_epoch = self.simulation.scheduler_epoch
             self.held.clear()
+            self._wanted.clear()
         records = self._mailbox.receive()
         for _, payload in records:
             message = decode(payload)
             match message:
                 case WantPixels(call_id, _, _, item, index):
                     assert call_id not in self.held
-                    self._answer(call_id, item.unit_hashes[index])
+                    self._wanted[call_id] = item.unit_hashes[index]
                 case PixelsDone(call_id):
                     self.held.pop(call_id, None)
+                    self._wanted.pop(call_id, None)
+            while self._wanted and not (self.waits_for_room and len(self.held) >= self.capacity):
+                call_id = next(iter(self._wanted))
+                self._answer(call_id, self._wanted.pop(call_id))
         return len(records)
 
     def read(self, handle: SlabHandle) -> bytes | None:

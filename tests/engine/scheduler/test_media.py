@@ -117,6 +117,29 @@ def test_text_before_a_picture_is_computed_meanwhile(simulation: Simulation) -> 
     finish(simulation)
 
 
+def test_who_holds_the_slots_gets_on_though_another_is_before_it(directory: Path) -> None:
+    """What is first in line fills the cache and waits for a slot; what has the slot needs rows."""
+    with simulate(directory, **VISION | {"encoder_cache_size": 12}, max_num_seqs=1) as simulation:
+        simulation.media[0].is_silent = True
+        holder = show(simulation, [1] * 5, CAT, [2])
+        simulation.run_until(lambda: simulation.rank.steps, "the text before its picture")
+        first = show(simulation, picture("wide", 12), [3], priority=-100)
+        simulation.run_until(partial(simulation.scheduler.batch.sequences.get, first.request.request_id), "the other")
+        simulation.media[0].is_silent = False
+        finish(simulation, holder, first)
+
+
+def test_a_lost_unit_does_not_wait_for_room_that_later_ones_fill(directory: Path) -> None:
+    """Pixels of a later unit, which fill the media process, wait for rows that come free when the lost one is read."""
+    with simulate(directory, **VISION | {"encoder_cache_size": 16, "max_num_batched_tokens": 4}) as simulation:
+        simulation.media[0].capacity = 1
+        simulation.media[0].waits_for_room = True
+        stream = show(simulation, picture("a", 5), picture("b", 3), picture("c", 5), picture("d", 7), [1])
+        simulation.run_until(lambda: len(simulation.scheduler.encoder.cache) == 2, "two of them cached")
+        simulation.features.damage(unit(picture("a", 5)))
+        finish(simulation, stream)
+
+
 def test_waits_for_a_media_process_that_is_there(simulation: Simulation) -> None:
     simulation.restart_media()
     show(simulation, CAT, [1])

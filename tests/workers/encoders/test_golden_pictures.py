@@ -1,0 +1,50 @@
+"""The golden pictures through the encoder of a runner: the features of transformers, and with them the golden answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.messages.media import Encode, EncoderCall
+from shm.slab import SlabHandle
+from tests.golden.make_units import MODELS
+from tests.workers.seeing import hash_of, make_seeing_runner, seeing_samples
+from tests.workers.serving import GOLDEN, Serving, golden_cases
+
+BACKENDS: dict[str, dict[str, Any]] = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_golden_answers_from_pixels(name: str, backend: str) -> None:
+    runner, arena = make_seeing_runner(GOLDEN / name, **BACKENDS[backend])
+    samples = seeing_samples(name, arena)
+    encoder = runner.encoder
+    assert encoder is not None
+    expected: np.ndarray = np.array(arena.rows)
+    arena.rows[:] = 0
+    units, pixels = [], {}
+    for sample, case in zip(samples, golden_cases(name), strict=True):
+        for path, grid, row, unit in zip(case["images"], case["image_grid_thw"], sample.unit_rows, sample.units, strict=True):
+            key = hash_of(f"{name} {path}")
+            units.append(Encode(key, row, unit.num_tokens, *grid[1:], "media-0", SlabHandle(0, 0, 0, 0)))
+            picture = Image.open(GOLDEN / name / path).convert("RGB")
+            sides = (grid[2] * encoder.config.patch_size, grid[1] * encoder.config.patch_size)
+            pixels[key] = np.asarray(picture.resize(sides, Image.Resampling.BICUBIC))[None]
+    depth = encoder.config.depth
+    for first in range(depth):
+        encoder.run(EncoderCall(3, units, first, first + 1), pixels if first == 0 else {})
+    found: np.ndarray = np.array(arena.rows)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    for sample, case in zip(samples, golden_cases(name), strict=True):
+        serving = Serving(runner)
+        serving.place(sample, 2)
+        serving.run([sample])
+        assert sample.outputs == case["greedy_token_ids"]
+        for (_, values), top in zip(sample.tops, case["top_logprobs"], strict=True):
+            np.testing.assert_allclose(values, [value for _, value in top], atol=1e-3)
+        for position, value in enumerate(case["prompt_logprobs"]):
+            assert value is None or sample.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)

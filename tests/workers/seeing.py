@@ -1,0 +1,82 @@
+"""Prompts with pictures for tests of the runner: an encoder arena of their own, and the golden prompts with the features that
+transformers' encoders make of their pictures."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.messages import MediaUnit, SamplingParams
+from shm.encoder_arena import EncoderArena
+from shm.segment import MemoryFile
+from tests.workers.serving import GOLDEN, Sample, golden_cases, make_runner
+from workers.features import Features
+from workers.runner import ModelRunner
+from workers.weights.formats.floats import bfloat16_bits
+
+ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe")
+NUM_ROWS = 256
+
+
+def make_arena(path: Path, num_rows: int = NUM_ROWS, dtype: str = "float32") -> EncoderArena:
+    vision = ModelConfig.read(path).vision
+    assert vision is not None
+    shape = (num_rows, vision.feature_width, dtype)
+    return EncoderArena(MemoryFile.create("encoder", EncoderArena.num_bytes_of(*shape)), *shape)
+
+
+def no_slab(media: str) -> Any:
+    raise AssertionError(f"{media} has no pixels here")
+
+
+def make_seeing_runner(path: Path, **options: Any) -> tuple[ModelRunner, EncoderArena]:
+    arena = make_arena(path, dtype=options.get("dtype", "float32"))
+    return make_runner(path, features=Features(arena, no_slab), **options), arena
+
+
+def store(arena: EncoderArena, first_row: int, unit_hash: bytes, features: np.ndarray, version: int = 1) -> None:
+    """As an encoder would."""
+    arena.begin(first_row)
+    rows = arena.rows[first_row : first_row + len(features)]
+    if rows.dtype == np.uint16:
+        bfloat16_bits(features, rows)
+    else:
+        rows[:] = features
+    arena.publish(first_row, unit_hash, len(features), version)
+
+
+def hash_of(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=32).digest()
+
+
+def seeing_samples(name: str, arena: EncoderArena, first_row: int = 3) -> list[Sample]:
+    """The golden prompts, greedy; the features of their pictures lie in `arena`, from `first_row` on."""
+    config = ModelConfig.read(GOLDEN / name)
+    assert config.vision is not None
+    side = config.vision.spatial_merge_size
+    features = np.load(GOLDEN / name / "features.npz")
+    samples = []
+    for case in golden_cases(name):
+        sample = Sample(case["prompt_token_ids"], SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0))
+        starts = runs_of(sample.prompt, config.vision.image_token_id)
+        units, hashes = [], []
+        for index, (picture, grid) in enumerate(zip(case["images"], case["image_grid_thw"], strict=True)):
+            height, width = grid[1] // side, grid[2] // side
+            units.append(MediaUnit(index, 0, starts[index], height * width, height, width))
+            hashes.append(hash_of(f"{name} {picture}"))
+            sample.unit_rows.append(first_row)
+            store(arena, first_row, hashes[-1], features[picture])
+            first_row += height * width + 1
+        sample.units, sample.unit_hashes = tuple(units), tuple(hashes)
+        samples.append(sample)
+    return samples
+
+
+def runs_of(token_ids: Sequence[int], token_id: int) -> list[int]:
+    """Where runs of a token begin."""
+    return [i for i, found in enumerate(token_ids) if found == token_id and (i == 0 or token_ids[i - 1] != token_id)]

@@ -1,0 +1,249 @@
+"""Pictures and video to features: calls of the encoder, cut between layers, into the encoder arena.
+
+Owned by the runner of a rank; pure of processes and clocks, like it. A call begins with its units' pixels and layer 0; steps
+that follow go on with what was left here, and the last one writes the features and their headers. What a unit becomes depends
+on the unit alone: not on the others of its call, where the call was cut, or the number of threads. Of several ranks each
+encodes some of the units, into the one arena of the replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from engine.checkpoint.vision_config import VisionConfig
+from engine.messages.media import Encode, EncoderCall
+from ops.cpu.executors import Recording
+from ops.cpu.table import make_table
+from ops.modules import Tensor
+from ops.table import OpTable
+from workers.devices.device import Device
+from workers.encoders.geometry import pixels_of, stretched
+from workers.encoders.inputs import EncoderInputs, UnitPatches
+from workers.encoders.tower import Call, Tower
+from workers.weights.formats.floats import bfloat16_bits
+
+_LEAST_ROWS, _LEAST_SEGMENTS = 1024, 64
+
+
+class Arena(Protocol):
+    """As `shm.encoder_arena.EncoderArena`."""
+
+    @property
+    def rows(self) -> np.ndarray: ...
+    def begin(self, first_row: int) -> None: ...
+    def publish(self, first_row: int, unit_hash: bytes, num_rows: int, version: int) -> None: ...
+
+
+class Plan(Protocol):
+    """An encoder bound to its inputs."""
+
+    inputs: EncoderInputs
+
+    def run(self, first_layer: int, last_layer: int) -> None:
+        """These layers of the call that the inputs hold; with the last one what follows it."""
+
+    def features(self) -> list[np.ndarray]:
+        """After the last layer: what the tokens have side by side, [tokens, width] each."""
+
+
+class EagerPlan:
+    """Op by op."""
+
+    def __init__(self, tower: Tower, ops: OpTable, inputs: EncoderInputs) -> None:
+        self.inputs = inputs
+        self._tower, self._ops = tower, ops
+        self._call: Call | None = None
+        self._features: list[Tensor] = []
+
+    def run(self, first_layer: int, last_layer: int) -> None:
+        if first_layer == 0:
+            self._call = begin(self._ops, self.inputs)
+        assert self._call is not None, "a call begins with layer 0"
+        for index in range(first_layer, last_layer):
+            self._tower.layer(self._ops, self._call, index)
+        if last_layer == self._tower.config.depth:
+            self._features = self._tower.finish(self._ops, self._call)
+            self._call = None
+
+    def features(self) -> list[np.ndarray]:
+        return [feature.numpy()[: self.inputs.num_tokens] for feature in self._features]
+
+
+class TapePlan:
+    """A tape of native ops; a layer is a range of it, and what is between two layers stays in the tape's memory."""
+
+    def __init__(self, tower: Tower, inputs: EncoderInputs) -> None:
+        self.inputs = inputs
+        recording = Recording()
+        ops = make_table(recording)
+        call = begin(ops, inputs)
+        self._ends = [recording.num_ops]  # of the ops before layer 0, 1, ...
+        for index in range(tower.config.depth):
+            tower.layer(ops, call, index)
+            self._ends.append(recording.num_ops)
+        self._features = tower.finish(ops, call)
+        self._num_ops = recording.num_ops
+        self.tape = recording.finish(*self._features)
+
+    def run(self, first_layer: int, last_layer: int) -> None:
+        is_last = last_layer == len(self._ends) - 1
+        self.tape.replay_range(
+            0 if first_layer == 0 else self._ends[first_layer], self._num_ops if is_last else self._ends[last_layer]
+        )
+
+    def features(self) -> list[np.ndarray]:
+        return [feature.numpy()[: self.inputs.num_tokens] for feature in self._features]
+
+
+def begin(ops: OpTable, inputs: EncoderInputs) -> Call:
+    pictures = ops.begin(inputs.pictures, inputs.cache)  # type: ignore[arg-type]
+    windows = pictures
+    if inputs.windows is not inputs.pictures:
+        windows = ops.begin(inputs.windows, inputs.cache)  # type: ignore[arg-type]
+    return Call(inputs, inputs.cache.layers[0], windows, pictures, inputs.angles(ops), inputs.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    encode: Encode
+    patches: UnitPatches
+
+
+class Encoder:
+    """`version`: of the weights of `tower`, which are loaded. `plan`: as `workers.step.execution.make_plan` has it."""
+
+    def __init__(
+        self,
+        tower: Tower,
+        device: Device,
+        arena: Arena,
+        version: int,
+        plan: str = "tape",
+        place: int = 0,
+        num_ranks: int = 1,
+        on_op: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config: VisionConfig = tower.config
+        self._tower, self._device, self._arena, self._version = tower, device, arena, version
+        self._is_recorded = plan == "tape" and device.ops.name == "native"
+        self._place, self._num_ranks, self._on_op = place, num_ranks, on_op
+        self._plan = self._make_plan(_LEAST_ROWS, _LEAST_SEGMENTS)
+        self._units: list[_Unit] = []  # of the call that is under way: those of this rank
+        self._next = (-1, 0)  # its id, and the layer that it goes on with
+
+    def _make_plan(self, max_rows: int, max_segments: int) -> Plan:
+        inputs = EncoderInputs(self._device, self.config, max_rows, max_segments, self._is_recorded)
+        if self._is_recorded:
+            return TapePlan(self._tower, inputs)
+        return EagerPlan(self._tower, self._device.ops, inputs)
+
+    def goes_on_with(self, call: EncoderCall) -> bool:
+        """Whether the layers before those of `call` left here what they need: not in a rank that was started since."""
+        return call.first_layer == 0 or self._next == (call.call_id, call.first_layer)
+
+    def run(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
+        """Layers of a call. `pixels` of each unit, by its hash, with layer 0: uint8 [frames, H, W, 3]; of units that are
+        features already, float32 [num_rows, feature_width]."""
+        if call.first_layer == 0:
+            self._begin(call, pixels)
+        assert self._next == (call.call_id, call.first_layer), (
+            f"layers from {call.first_layer} of encoder call {call.call_id} came, expected call and layer {self._next}"
+        )
+        self._next = (call.call_id, call.last_layer)
+        if self._units:
+            self._plan.run(call.first_layer, call.last_layer)
+        if call.last_layer == self.config.depth:
+            self._write_features()
+            self._units, self._next = [], (-1, 0)
+
+    def _begin(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
+        own = _shares(call.units, self._num_ranks)[self._place]
+        for encode in (unit for unit in own if unit.is_features):
+            self._write(encode, pixels[encode.unit_hash])
+        self._units = [self._unit(encode, pixels[encode.unit_hash]) for encode in own if not encode.is_features]
+        self._next = (call.call_id, 0)
+        if not self._units:
+            return
+        patches = [unit.patches for unit in self._units]
+        rows = self._plan.inputs.padded(sum(unit.num_rows for unit in patches))
+        segments = EncoderInputs.num_segments(patches)
+        inputs = self._plan.inputs
+        if rows > inputs.max_rows or segments > inputs.max_segments:
+            self._plan = self._make_plan(_room(rows, inputs.max_rows), _room(segments, inputs.max_segments))
+        hidden = np.concatenate([self._embedded(unit, pixels[unit.encode.unit_hash]) for unit in self._units])
+        self._plan.inputs.set_units(patches, hidden)
+
+    def _unit(self, encode: Encode, frames: np.ndarray) -> _Unit:
+        config, patch = self.config, self.config.patch_size
+        expected = (encode.height * patch, encode.width * patch, 3)
+        count = len(frames)
+        assert frames.dtype == np.uint8, f"pixels are {frames.dtype}"
+        text = f"unit {encode.unit_hash.hex()} has pixels {list(frames.shape)}, expected "
+        assert frames.shape[1:] == expected, f"{text}frames of {list(expected)}"
+        assert count in (1, config.frames_per_unit), f"{text}1 or {config.frames_per_unit} frames"
+        num_tokens = config.num_tokens_of(encode.height, encode.width)
+        assert encode.num_rows == num_tokens, f"a unit of {num_tokens} tokens was given {encode.num_rows} rows"
+        grids = -(-count // config.temporal_patch_size)
+        return _Unit(encode, self._plan.inputs.unit_patches(grids, encode.height, encode.width))
+
+    def _embedded(self, unit: _Unit, frames: np.ndarray) -> np.ndarray:
+        """What the patches of a unit are to begin with, float32 [rows, hidden]."""
+        tower, patches = self._tower, unit.patches.patches
+        per_patch = len(frames) // unit.patches.frames
+        found = []
+        for first in range(0, len(frames), per_patch):
+            pixels = pixels_of(frames[first : first + per_patch], patches, self.config.patch_size)
+            count = len(pixels)
+            pixels = np.pad(pixels, ((0, -count % self._device.ops.row_tile), (0, 0)))
+            embedded = self._device.ops.linear(self._device.tensor(pixels), tower.patches[per_patch]).numpy()[:count]
+            if tower.positions is not None:
+                table = tower.positions
+                assert table.values is not None
+                corners = (unit.patches.height, unit.patches.width, table.has_aligned_corners)
+                embedded = embedded + stretched(table.values, table.side, patches, *corners)
+            found.append(embedded)
+            self._on_op()
+        return np.concatenate(found)
+
+    def _write_features(self) -> None:
+        """Into the arena, in the order of the tokens."""
+        if not self._units:
+            return
+        features = np.concatenate(self._plan.features(), axis=1)
+        begin = 0
+        for unit in self._units:
+            ordered = np.empty((unit.encode.num_rows, features.shape[1]), np.float32)
+            ordered[unit.patches.patches.tokens] = features[begin : begin + unit.encode.num_rows]
+            self._write(unit.encode, ordered)
+            begin += unit.encode.num_rows
+
+    def _write(self, encode: Encode, features: np.ndarray) -> None:
+        rows = self._arena.rows[encode.first_row : encode.first_row + encode.num_rows]
+        assert rows.shape == features.shape, f"features {list(features.shape)} for rows {list(rows.shape)}"
+        self._arena.begin(encode.first_row)
+        if rows.dtype == np.uint16:
+            bfloat16_bits(features, rows)
+        else:
+            rows[...] = features
+        self._arena.publish(encode.first_row, encode.unit_hash, encode.num_rows, self._version)
+
+
+def _shares(units: Sequence[Encode], num_ranks: int) -> list[list[Encode]]:
+    """The units of each rank: the largest first, each to who has the least to do. The same in every rank."""
+    shares: list[list[Encode]] = [[] for _ in range(num_ranks)]
+    work = [0] * num_ranks
+    for unit in sorted(units, key=lambda unit: -unit.num_rows):
+        place = work.index(min(work))
+        shares[place].append(unit)
+        work[place] += unit.num_rows
+    return shares
+
+
+def _room(needed: int, present: int) -> int:
+    while present < needed:
+        present *= 2
+    return present

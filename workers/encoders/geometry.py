@@ -1,0 +1,94 @@
+"""Where a unit's patches are: their order, what they attend to, their rotary angles, their learned positions. Pure numpy.
+
+Used by `inputs.py` for each call. Patches of a picture lie merged square by merged square, row after row within each: so what
+becomes a token are neighbouring rows. Encoders with windows have the squares window by window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Of one grid of patches [height, width], in the order that they are computed in."""
+
+    rows: np.ndarray  # of each patch, int64
+    columns: np.ndarray
+    window_lengths: np.ndarray  # patches of each window; without windows one: all
+    tokens: np.ndarray  # where each merged square belongs in the order of rows
+
+
+def patches_of(height: int, width: int, merge: int, window: int = 0) -> Patches:
+    """`window`: merged squares on a side of a window, 0: there are none. Those at the right and the bottom may be smaller."""
+    rows, columns = height // merge, width // merge
+    tokens = np.arange(rows * columns)
+    lengths = np.array([height * width])
+    if window:
+        token_rows, token_columns = np.divmod(tokens, columns)
+        windows = token_rows // window * -(-columns // window) + token_columns // window
+        tokens = np.argsort(windows, kind="stable")
+        lengths = np.bincount(windows) * merge * merge
+    token_rows, token_columns = np.divmod(tokens, columns)
+    inner_rows, inner_columns = np.divmod(np.arange(merge * merge), merge)
+    return Patches(
+        (token_rows[:, None] * merge + inner_rows).ravel(),
+        (token_columns[:, None] * merge + inner_columns).ravel(),
+        lengths,
+        tokens,
+    )
+
+
+class Angles:
+    """Rotary angles of two numbers, row and column: a quarter of a head's pairs each, pairs are halves apart. Computed once
+    for every number, so that a patch's do not depend on those beside it."""
+
+    def __init__(self, head_dim: int, theta: float, num_places: int) -> None:
+        half = head_dim // 2
+        frequencies = 1.0 / np.float32(theta) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
+        angles = (np.arange(num_places, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
+        self._cosines, self._sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def of(self, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and signed sines [n, head_dim], as `ops.modules.Rotary` has them."""
+        cosines = np.concatenate([self._cosines[rows], self._cosines[columns]], axis=1)
+        sines = np.concatenate([self._sines[rows], self._sines[columns]], axis=1)
+        return np.concatenate([cosines, cosines], axis=1), np.concatenate([-sines, sines], axis=1)
+
+
+def partners_of(head_dim: int) -> np.ndarray:
+    return np.roll(np.arange(head_dim, dtype=np.int32), head_dim // 2)
+
+
+def stretched(table: np.ndarray, side: int, patches: Patches, height: int, width: int, has_aligned_corners: bool) -> np.ndarray:
+    """Of each patch the row that a square of learned ones [side * side, n] has at its place: between its four neighbours."""
+    low_rows, row_shares = _places(patches.rows, height, side, has_aligned_corners)
+    low_columns, column_shares = _places(patches.columns, width, side, has_aligned_corners)
+    found = np.zeros((len(patches.rows), table.shape[1]), np.float32)
+    for row in (0, 1):
+        for column in (0, 1):
+            ids = np.clip(low_rows + row, 0, side - 1) * side + np.clip(low_columns + column, 0, side - 1)
+            shares = (row_shares if row else 1 - row_shares) * (column_shares if column else 1 - column_shares)
+            found += table[ids] * shares[:, None]
+    return found
+
+
+def _places(indexes: np.ndarray, count: int, side: int, has_aligned_corners: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each of `count` patches in a row of `side`: the one at or before it, and how far it is on to the next."""
+    numbers = indexes.astype(np.float32)
+    if has_aligned_corners:
+        places = numbers * np.float32(side - 1) / np.float32(max(count - 1, 1))
+    else:
+        places = (numbers + np.float32(0.5)) * np.float32(side) / np.float32(count) - np.float32(0.5)
+    low = np.floor(places)
+    return low.astype(np.int64), places - low
+
+
+def pixels_of(frames: np.ndarray, patches: Patches, patch_size: int) -> np.ndarray:
+    """Frames uint8 [f, H, W, 3] -> float32 [patches, f * patch * patch * 3]: each patch's pixels in all frames."""
+    count, height, width, _ = frames.shape
+    grid = frames.reshape(count, height // patch_size, patch_size, width // patch_size, patch_size * 3).transpose(1, 3, 0, 2, 4)
+    pixels: np.ndarray = grid[patches.rows, patches.columns].reshape(len(patches.rows), -1).astype(np.float32)
+    return pixels

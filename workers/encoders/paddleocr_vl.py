@@ -1,0 +1,49 @@
+"""PaddleOCR-VL's encoder (Baidu 2025): SigLIP (Zhai et al. 2023) with rotary positions of two numbers, and a projector."""
+
+from __future__ import annotations
+
+from engine.checkpoint.vision_config import VisionConfig
+from ops.modules import Tensor
+from ops.table import OpTable
+from workers.encoders.tower import Block, Call, PlainMlp, Tower, add_norm
+from workers.weights.declaration import Weights
+
+_PROJECTOR_EPSILON = 1e-5
+_PREFIX = "visual.vision_model"
+
+
+class PaddleOcrVL(Tower):
+    def __init__(self, config: VisionConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        hidden = config.hidden_size
+        merged = hidden * config.spatial_merge_size**2
+        self.declare_patches(f"{_PREFIX}.embeddings.patch_embedding", weights, has_bias=True)
+        self.positions = weights.position_table(
+            f"{_PREFIX}.embeddings.position_embedding", config.position_table_side, hidden, has_aligned_corners=False
+        )
+        self.norm = weights.layer_norm(f"{_PREFIX}.post_layernorm", hidden, config.norm_eps)
+        self.projector_norm = weights.layer_norm("mlp_AR.pre_norm", hidden, _PROJECTOR_EPSILON)
+        self.projector = PlainMlp(
+            weights.encoder_linear(["mlp_AR.linear_1"], merged, [merged]),
+            weights.encoder_linear(["mlp_AR.linear_2"], merged, [config.out_hidden_size]),
+            "gelu",
+        )
+
+    def block(self, index: int, weights: Weights) -> Block:
+        prefix, hidden, inner = f"{_PREFIX}.encoder.layers.{index}", self.config.hidden_size, self.config.intermediate_size
+        attention = [f"{prefix}.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+        return Block(
+            weights.layer_norm(f"{prefix}.layer_norm1", hidden, self.config.norm_eps),
+            weights.encoder_linear(attention, hidden, [hidden] * 3),
+            weights.encoder_linear([f"{prefix}.self_attn.out_proj"], hidden, [hidden]),
+            weights.layer_norm(f"{prefix}.layer_norm2", hidden, self.config.norm_eps),
+            PlainMlp(
+                weights.encoder_linear([f"{prefix}.mlp.fc1"], hidden, [inner]),
+                weights.encoder_linear([f"{prefix}.mlp.fc2"], inner, [hidden]),
+                self.config.activation,
+            ),
+        )
+
+    def finish(self, ops: OpTable, call: Call) -> list[Tensor]:
+        h = ops.layer_norm(add_norm(ops, call, self.norm), self.projector_norm)
+        return [self.projector.forward(ops, call.inputs.merged(ops, h))]

@@ -1,0 +1,131 @@
+"""What the encoders have in common: layers of attention and an MLP over the patches of some pictures. Straight-line against
+the op table, like the models. A family's file says what its weights are called, its norms and MLPs, and what becomes of the
+patches at the end.
+
+Patches attend to all of their picture, or of their window in it, and to nothing else: so many pictures can be computed at
+once, and none has an effect on another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.checkpoint.vision_config import VisionConfig
+from ops.modules import AttentionShape, LayerCache, LayerNorm, Linear, Norm, PatchLinear, PositionTable, Tensor
+from ops.table import OpTable
+from workers.encoders.inputs import EncoderInputs
+from workers.weights.declaration import Weights
+
+
+@dataclass(slots=True)
+class Call:
+    """What is at hand between two layers: `step`s and tensors of a backend."""
+
+    inputs: EncoderInputs
+    cache: LayerCache
+    windows: Any  # the steps of `OpTable.begin`
+    pictures: Any
+    angles: Any  # of `OpTable.rotary_angles`
+    h: Tensor  # the layer's input is h + residual, or h where there is none
+    residual: Tensor = None
+    deepstack: list[Tensor] = field(default_factory=list)  # tokens' features of inner layers
+
+
+class Mlp(Protocol):
+    def forward(self, ops: OpTable, h: Tensor) -> Tensor: ...
+
+
+class GatedMlp:
+    """down(activation(gate) * up)."""
+
+    def __init__(self, config: VisionConfig, prefix: str, weights: Weights) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.activation = config.activation
+        self.gate_up = weights.encoder_linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden, [inner, inner])
+        self.down = weights.encoder_linear([f"{prefix}.down_proj"], inner, [hidden])
+
+    def forward(self, ops: OpTable, h: Tensor) -> Tensor:
+        return ops.linear(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation), self.down)
+
+
+class PlainMlp:
+    """last(activation(first))."""
+
+    def __init__(self, first: Linear, last: Linear, activation: str) -> None:
+        self.first, self.last, self.activation = first, last, activation
+
+    def forward(self, ops: OpTable, h: Tensor) -> Tensor:
+        return ops.linear(ops.activate(ops.linear(h, self.first), self.activation), self.last)
+
+
+AnyNorm = Norm | LayerNorm
+
+
+def norm(ops: OpTable, h: Tensor, module: AnyNorm) -> Tensor:
+    return ops.layer_norm(h, module) if isinstance(module, LayerNorm) else ops.rms_norm(h, module)
+
+
+def add_norm(ops: OpTable, call: Call, module: AnyNorm) -> Tensor:
+    """The norm of h + residual, which then is the residual."""
+    if call.residual is None:
+        call.residual = call.h
+        return norm(ops, call.h, module)
+    if isinstance(module, LayerNorm):
+        h, call.residual = ops.add_layer_norm(call.h, call.residual, module)
+    else:
+        h, call.residual = ops.add_rms_norm(call.h, call.residual, module)
+    return h
+
+
+class Block:
+    """One layer's weights."""
+
+    def __init__(self, first_norm: AnyNorm, qkv: Linear, output: Linear, inner_norm: AnyNorm, mlp: Mlp) -> None:
+        self.first_norm, self.qkv, self.output, self.inner_norm, self.mlp = first_norm, qkv, output, inner_norm, mlp
+
+
+class Tower:
+    """A whole encoder."""
+
+    patches: dict[int, PatchLinear]  # by the number of frames
+    positions: PositionTable | None = None
+
+    def __init__(self, config: VisionConfig, weights: Weights) -> None:
+        self.config = config
+        self.shape = AttentionShape(config.num_heads, config.num_heads, config.head_dim)
+        self.blocks = [self.block(index, weights) for index in range(config.depth)]
+
+    def block(self, index: int, weights: Weights) -> Block:
+        """Declare the weights of layer `index`."""
+        raise NotImplementedError
+
+    def declare_patches(self, name: str, weights: Weights, has_bias: bool, *, is_linear: bool = False) -> None:
+        """`is_linear`: stored as a matrix, not as a convolution."""
+        config = self.config
+        frames, area = config.temporal_patch_size, config.patch_size**2
+        axes = [3 * area] if is_linear else [3, *([frames] if frames > 1 else []), config.patch_size, config.patch_size]
+        shape = (config.hidden_size, *axes)
+        kinds = dict.fromkeys((1, frames))
+        self.patches = {kind: weights.patch_linear(name, shape, frames, kind, config.pixels, has_bias) for kind in kinds}
+
+    def layer(self, ops: OpTable, call: Call, index: int) -> None:
+        """`call` as this layer leaves it."""
+        block, config = self.blocks[index], self.config
+        is_whole = not config.window_size or index in config.full_attention_layers
+        h = add_norm(ops, call, block.first_norm)
+        self.look(ops, call, index)
+        inputs: Any = call.inputs.pictures if is_whole else call.inputs.windows
+        qkv = ops.linear(h, block.qkv)
+        queries = ops.rotate_and_store(inputs, qkv, call.angles, None, self.shape, call.cache)
+        step = call.pictures if is_whole else call.windows
+        call.h = ops.linear(ops.attention(step, queries, self.shape, call.cache), block.output)
+        h = add_norm(ops, call, block.inner_norm)
+        call.h = block.mlp.forward(ops, h)
+
+    def look(self, ops: OpTable, call: Call, index: int) -> None:
+        """`call.residual` is what layer `index` is given: what the layer before it found."""
+
+    def finish(self, ops: OpTable, call: Call) -> list[Tensor]:
+        """Features of the tokens, [tokens, out_hidden_size] each: those of `feature_width`, side by side."""
+        raise NotImplementedError

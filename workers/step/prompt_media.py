@@ -1,0 +1,98 @@
+"""Media of a slot's prompt: where their tokens are on the three axes of a position, and where their features lie.
+
+Pure: made by the slots from a SlotStart, asked by the step inputs for the rows of a chunk. Nothing depends on how a prompt is
+cut: every answer is a function of the token's place in the prompt alone, so there is no cursor that could go wrong.
+
+Positions (Wang et al. 2024, "Qwen2-VL"): text counts on all three axes alike; a unit's token in row r and column c is at
+(base + time, base + r, base + c); text goes on behind the largest number so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.messages import MediaUnit, SlotStart
+
+NO_ROW = -1
+
+
+@dataclass(slots=True, eq=False)
+class PromptMedia:
+    """Unit u of a prompt has the tokens [starts[u], ends[u]), and its features begin at `rows[u]` of the encoder arena (NO_ROW:
+    they are not there). Text between is at its place + shifts[the number of units before it], on all axes."""
+
+    hashes: tuple[bytes, ...]
+    starts: np.ndarray  # int32 [units], as the following
+    ends: np.ndarray
+    bases: np.ndarray
+    times: np.ndarray
+    widths: np.ndarray
+    rows: np.ndarray
+    shifts: np.ndarray  # int32 [units + 1]
+
+    @staticmethod
+    def of(message: SlotStart) -> PromptMedia | None:
+        """None: a prompt of text."""
+        units = message.units
+        if not units:
+            return None
+        bases, shifts = _bases_and_shifts(units)
+        given = np.frombuffer(message.unit_rows, np.int32)
+        starts = np.array([unit.start for unit in units], np.int32)
+        ends = starts + np.array([unit.num_tokens for unit in units], np.int32)
+        assert (starts[1:] >= ends[:-1]).all(), f"units overlap: {units}"
+        assert ends[-1] <= message.num_prompt_tokens, f"units beyond {message.num_prompt_tokens} prompt tokens: {units[-1]}"
+        return PromptMedia(
+            message.unit_hashes,
+            starts,
+            ends,
+            bases,
+            np.array([unit.time for unit in units], np.int32),
+            np.array([unit.width for unit in units], np.int32),
+            given.copy() if len(given) else np.full(len(units), NO_ROW, np.int32),
+            shifts,
+        )
+
+    @property
+    def end(self) -> int:
+        """Behind the last unit: what follows is text."""
+        return int(self.ends[-1])
+
+    @property
+    def last_shift(self) -> int:
+        return int(self.shifts[-1])
+
+    def overlapping(self, begin: int, end: int) -> range:
+        """Units with tokens in [begin, end)."""
+        return range(int(np.searchsorted(self.ends, begin, "right")), int(np.searchsorted(self.starts, end, "left")))
+
+    def place(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the tokens [begin, end): positions on the axes time, height and width, int32 [3, n], and the arena row of each
+        one's features, NO_ROW where it has none, int32 [n]."""
+        places = np.arange(begin, end, dtype=np.int32)
+        before = np.searchsorted(self.starts, places, "right")  # units that began
+        units = np.maximum(before - 1, 0)
+        within = places - self.starts[units]
+        is_text = (before == 0) | (places >= self.ends[units])
+        in_row, in_column = np.divmod(within, self.widths[units])
+        parts = np.stack([self.times[units], in_row, in_column]) + self.bases[units]
+        # a unit that is over is one of those before the text behind it
+        axes = np.where(is_text, places + self.shifts[before], parts).astype(np.int32)
+        rows = self.rows[units]
+        return axes, np.where(is_text | (rows == NO_ROW), NO_ROW, rows + within).astype(np.int32)
+
+
+def _bases_and_shifts(units: tuple[MediaUnit, ...]) -> tuple[np.ndarray, np.ndarray]:
+    bases, shifts = [], [0]
+    at = position = base = 0  # behind the last unit: the next token's place, and its position
+    for unit in units:
+        position += unit.start - at
+        if not unit.is_continued:
+            base = position
+        position = max(position, base + max(unit.time, unit.height - 1, unit.width - 1) + 1)
+        at = unit.start + unit.num_tokens
+        bases.append(base)
+        shifts.append(position - at)
+    return np.array(bases, np.int32), np.array(shifts, np.int32)
