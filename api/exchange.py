@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -33,8 +32,7 @@ ABORT_KEY = "tokamak.abort_connection"
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(msgspec.Struct, frozen=True):
     """What the handlers of one api process share."""
 
     context: ActorContext

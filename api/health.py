@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -123,6 +122,8 @@ async def show_version(request: Request) -> Response:
 
 
 def package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 8 ms of a start, for those who ask
+
     try:
         return version("tokamak")
     except PackageNotFoundError:

@@ -17,9 +17,9 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
 import orjson
 
 from engine.errors import RequestError
@@ -30,8 +30,7 @@ _NAME = re.compile(rb'\s{0,64}"([A-Za-z0-9_]{1,64})"\s{0,64}:\s{0,64}(\[)?')  # 
 Text: TypeAlias = bytes | bytearray
 
 
-@dataclass(frozen=True, slots=True)
-class DecodingLimits:
+class DecodingLimits(msgspec.Struct, frozen=True):
     """Sizes in bytes. A body within `whole_*` is decoded at once."""
 
     whole_bytes: int = 1 << 20
@@ -81,8 +80,7 @@ class BodyDecoder:
         )
 
 
-@dataclass(slots=True)
-class _Outline:
+class _Outline(msgspec.Struct):
     """What one pass over a body finds: how much it holds, and where it can be cut. Positions are those of commas and closing
     brackets."""
 
@@ -95,9 +93,9 @@ class _Outline:
     is_in_text: bool = False
     start: int = -1  # of the object
     end: int = -1  # of the object: its closing bracket
-    member_ends: array[int] = field(default_factory=lambda: array("q"))  # commas at depth 1
-    element_ends: array[int] = field(default_factory=lambda: array("q"))  # commas at depth 2
-    closings: array[int] = field(default_factory=lambda: array("q"))  # from depth 2 to 1: of what a member holds
+    member_ends: array[int] = msgspec.field(default_factory=lambda: array("q"))  # commas at depth 1
+    element_ends: array[int] = msgspec.field(default_factory=lambda: array("q"))  # commas at depth 2
+    closings: array[int] = msgspec.field(default_factory=lambda: array("q"))  # from depth 2 to 1: of what a member holds
 
     def take(self, raw: Text, offset: int) -> None:
         """Look at the next slice, which starts and ends outside of escape sequences."""

@@ -6,7 +6,6 @@ Made once by the api actor at its start; route handlers read it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -37,8 +36,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             raise CheckpointError(f"{model.path}/{GENERATION_CONFIG}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     names: tuple[str, ...]  # the first is the one that answers carry
     path: str
     max_model_len: int
@@ -46,7 +44,7 @@ class ServedModel:
     max_samples: int  # of one HTTP request: more could never be taken in
     request_timeout_s: float  # 0: none
     defaults: SamplingDefaults
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     @staticmethod
     def of(config: EngineConfig, model: ModelRecord) -> ServedModel:

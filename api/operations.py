@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -21,8 +20,7 @@ _ORDERS = (*_ANY, 401, 404, 408, 409, 413, 503)
 Shapes = Sequence[Sequence[type[msgspec.Struct]]]  # a body has one of these shapes; a shape is all of these structs together
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     method: Literal["get", "post"]
     path: str
     summary: str

@@ -7,8 +7,9 @@ where it happens. Names and meanings follow vLLM's where it has one; `/metrics` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from engine.parallel.routing import REASONS
 
@@ -20,8 +21,7 @@ WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """A row: `labels` are fixed label pairs; the actor's name is added as label `actor` by the counters file."""
 
     name: str

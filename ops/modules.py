@@ -6,9 +6,9 @@ inside (a Paddle tensor, a packed buffer) is the business of the op table that p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from ops.weight_format import FLOAT32, WeightFormat
@@ -17,8 +17,7 @@ Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model lo
 Columns = tuple[tuple[int, int], ...]  # [begin, end) of those that a rank has of a matrix; none: all of them
 
 
-@dataclass(slots=True)
-class Linear:
+class Linear(msgspec.Struct):
     """y = x W (+ b). Stored as `names` one after another along the outputs, each [out, in] in the checkpoint."""
 
     names: tuple[str, ...]
@@ -40,8 +39,7 @@ class Linear:
         return sum(self.num_outputs)
 
 
-@dataclass(slots=True)
-class HeadLinear:
+class HeadLinear(msgspec.Struct):
     """y = x W of each head by itself: [num_heads, in] -> [num_heads, out], in floats. W is a part of what the linear `name` of
     the checkpoint [num_heads * rows_of_head, columns] has of the head: `rows`, [out, in] or, where `is_turned`, [in, out]."""
 
@@ -73,8 +71,7 @@ class HeadLinear:
         return found.swapaxes(1, 2) if self.is_turned else found
 
 
-@dataclass(slots=True)
-class Embedding:
+class Embedding(msgspec.Struct):
     """One row of `width` per token."""
 
     name: str
@@ -85,8 +82,7 @@ class Embedding:
     weight: Tensor = None
 
 
-@dataclass(slots=True)
-class Norm:
+class Norm(msgspec.Struct):
     """RMSNorm: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
 
     name: str
@@ -95,8 +91,7 @@ class Norm:
     weight: Tensor = None
 
 
-@dataclass(slots=True)
-class LayerNorm:
+class LayerNorm(msgspec.Struct):
     """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias (Ba et al. 2016)."""
 
     name: str
@@ -106,7 +101,6 @@ class LayerNorm:
     bias: Tensor = None
 
 
-@dataclass(slots=True)
 class PatchLinear(Linear):
     """What an encoder's first layer makes of a patch, of pixels as they are: 0 to 255, [frames, patch, patch, red green blue].
     What pixels are scaled and shifted by is folded into the weights, which are float32 in every precision; of a picture's
@@ -137,8 +131,7 @@ class PatchLinear(Linear):
         return flat.astype(np.float32), ((0 if bias is None else bias) - shift).astype(np.float32)
 
 
-@dataclass(slots=True)
-class PositionTable:
+class PositionTable(msgspec.Struct):
     """A learned row for each place of a square of `side` places, which stretches over any picture. `has_aligned_corners`: its
     corners are the picture's corner patches; else its edges are the picture's edges."""
 
@@ -149,8 +142,7 @@ class PositionTable:
     values: np.ndarray | None = None  # float32 [side * side, width]: read by whoever prepares a call, not by ops
 
 
-@dataclass(slots=True)
-class HeadNorm:
+class HeadNorm(msgspec.Struct):
     """RMSNorm of each query and key head, with one weight for all queries and one for all keys."""
 
     query_name: str
@@ -162,8 +154,7 @@ class HeadNorm:
     weight: Tensor = None
 
 
-@dataclass(slots=True)
-class Rotary:
+class Rotary(msgspec.Struct):
     """x -> x * cosines[position] + x[partners] * sines[position] for a head x: float32 [max_model_len, head_dim] each, and
     int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines. Where
     positions are three numbers each row of a step has cosines and sines of its own (`Inputs.row_cosines`)."""
@@ -175,8 +166,7 @@ class Rotary:
     partners: Tensor = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRule:
+class RoutingRule(msgspec.Struct, frozen=True):
     """How a row's scores become its experts and their weights. Scores are the softmax of the logits, or the sigmoid of each.
     Experts lie in `num_groups` equal groups of neighbours; a group is as good as its two best experts together, and those of
     `num_chosen_groups` groups alone are chosen. Of equal ones the first is the better. Weights are scores; where they are
@@ -192,8 +182,7 @@ class RoutingRule:
     num_chosen_groups: int = 1
 
 
-@dataclass(slots=True)
-class Router:
+class Router(msgspec.Struct):
     """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores where
     experts are chosen, not where they are weighed. With a `set` it scores those rows alone (`AttentionMetadata.expert_sets`),
     and its correction is that row of the tensor."""
@@ -211,8 +200,7 @@ class Router:
         return self.linear.width
 
 
-@dataclass(slots=True)
-class Experts:
+class Experts(msgspec.Struct):
     """down(activation(gate) * up) for any of many experts, all of one shape and format; none has a bias. Their matrices are
     kept one after another, as one array for each part of what the format has."""
 
@@ -249,8 +237,7 @@ class Experts:
 Module = Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRange:
+class HeadRange(msgspec.Struct, frozen=True):
     """The heads of one rank: queries [first, first + count) and the KV heads that they read."""
 
     first: int
@@ -259,8 +246,7 @@ class HeadRange:
     kv_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(msgspec.Struct, frozen=True):
     """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. The KV
     arena holds all heads, whatever a rank computes of them."""
 
@@ -283,8 +269,7 @@ class AttentionShape:
         return self.num_kv_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class LatentShape:
+class LatentShape(msgspec.Struct, frozen=True):
     """Heads of one layer's latent attention. A head's query is [plain_dim | rotary_dim], what is kept of a position one latent
     and one rotated key for all heads; `scale` multiplies scores."""
 
@@ -313,8 +298,7 @@ class LatentShape:
         return self.num_heads * self.latent_dim
 
 
-@dataclass(slots=True)
-class LayerCache:
+class LayerCache(msgspec.Struct):
     """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`). With latent attention
     rotated keys and latents."""
 
@@ -324,12 +308,11 @@ class LayerCache:
     dtype: str = "float32"  # "float32" | "bfloat16" | "int8"
 
 
-@dataclass(slots=True)
-class KvCache:
+class KvCache(msgspec.Struct):
     """The KV arena as tensors.
 
     slot = block * block_size + offset. Block 0 is the dummy block: padded rows write there, and masked keys are read there.
     """
 
     block_size: int
-    layers: list[LayerCache] = field(default_factory=list)
+    layers: list[LayerCache] = []

@@ -12,9 +12,9 @@ reduction is fixed by the operand's shape, never by the number of rows, their pl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from ops.modules import (
@@ -93,16 +93,14 @@ class Inputs(AttentionMetadata, Protocol):
     def kept(self) -> KeptRows: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(msgspec.Struct, frozen=True):
     """The experts of each row, the best first, and what their results weigh."""
 
     ids: Tensor  # int32 [R, chosen]
     weights: Tensor  # float32 [R, chosen]
 
 
-@dataclass(frozen=True, slots=True)
-class OpTable:
+class OpTable(msgspec.Struct, frozen=True):
     """The ops of one backend."""
 
     name: str

@@ -7,16 +7,15 @@ is read only when its values are needed: a store that still has what was kept be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
 import numpy as np
 
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
+class WeightFormat(msgspec.Struct, frozen=True):
     """How a backend keeps a matrix [out, in]. Integers q stand for scale * q - offset; one scale (and offset) for each output
     and group of `group_size` inputs, 0: for all inputs of an output. Of int4 the groups' scales may be folded into the
     integers: scale * (multiplier * q), one scale for each output and a whole number from -15 to 16 for each of its groups, of
@@ -32,8 +31,7 @@ FLOAT32 = WeightFormat("float32")
 BFLOAT16 = WeightFormat("bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
+class QuantizedWeight(msgspec.Struct, frozen=True):
     """A matrix that a checkpoint stores as integers: q * scale - offset."""
 
     format: WeightFormat

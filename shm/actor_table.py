@@ -7,7 +7,8 @@ actor writes its own state, heartbeat and step. Everybody else reads.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from shm import _native
 from shm.layout import StructView, offset_of, size_of
@@ -31,8 +32,7 @@ class State(enum.IntEnum):
     DEAD = 9
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSnapshot:
+class ActorSnapshot(msgspec.Struct, frozen=True):
     """A row as it was; read without a lock, so one word may be newer than another."""
 
     name: str

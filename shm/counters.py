@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
+
+import msgspec
 
 from shm._native import Cell, Histogram
 from shm.actor_table import ROW_BYTES, ActorRow, ActorSnapshot, State, role_of, write_row
@@ -168,9 +169,9 @@ class Counters:
         return {
             "run_id": self.run_id,
             "created_ns": self.segment.header.word("created_ns"),
-            "actors": [{**asdict(actor), "state": actor.state.name} for actor in self.actors()],
+            "actors": [{**msgspec.structs.asdict(actor), "state": actor.state.name} for actor in self.actors()],
             "metrics": self._metrics(),
-            "errors": [asdict(error) for error in self.errors.entries()],
+            "errors": [msgspec.structs.asdict(error) for error in self.errors.entries()],
         }
 
     def close(self) -> None:

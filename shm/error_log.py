@@ -7,7 +7,8 @@ in a loop can neither flood anything nor get lost.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from shm._native import LAYOUT
 from shm.layout import StructView, size_of
@@ -18,8 +19,7 @@ OVERFLOW_TEXT = "(further distinct errors, not kept)"
 _MAX_TEXT_BYTES = LAYOUT["ErrorEntry"]["text"][1] - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorSnapshot:
+class ErrorSnapshot(msgspec.Struct, frozen=True):
     actor: str
     text: str
     count: int

@@ -19,7 +19,8 @@ first placement as version 0.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+
+import msgspec
 
 from shm import _native
 from shm.layout import LINE, round_up
@@ -33,8 +34,7 @@ MAX_VERSION = (1 << VERSION_BITS) - 1  # versions begin anew after it
 _METADATA_AT = HEADER_BYTES + 8
 
 
-@dataclass(frozen=True, slots=True)
-class InForce:
+class InForce(msgspec.Struct, frozen=True):
     """From step `number` of `epoch` on."""
 
     word: int
@@ -56,8 +56,7 @@ class InForce:
         return self.word & MAX_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class SharedExperts:
+class SharedExperts(msgspec.Struct, frozen=True):
     """What the segment is made for. `layers`: of the model, those with experts. `first`: the placement of each at first, int32
     [experts, 1 + ranks]."""
 

@@ -12,7 +12,7 @@ this page agrees. The supervisor alone writes the header.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shm import _native
 
@@ -35,8 +35,7 @@ def buffers_at(num_ranks: int) -> int:
     return WINDOWS_AT + 2 * WINDOW_BYTES * num_ranks
 
 
-@dataclass(frozen=True, slots=True)
-class CallSnapshot:
+class CallSnapshot(msgspec.Struct, frozen=True):
     """What a rank said when it came to a collective last."""
 
     epoch: int

@@ -3,7 +3,7 @@ a word."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shm import broadcast, mailbox
 from shm.errors import SharedMemoryError
@@ -14,8 +14,7 @@ from shm.segment import Segment, held_segment_names, own_segment_names
 ACTIVE = 2  # ReaderState::ACTIVE
 
 
-@dataclass(frozen=True, slots=True)
-class RingSnapshot:
+class RingSnapshot(msgspec.Struct, frozen=True):
     """One ring as it was; of a broadcast ring, one for each active reader."""
 
     receiver: str
@@ -26,8 +25,7 @@ class RingSnapshot:
     num_full_waits: int  # sends refused because the ring was full
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSnapshot:
+class SegmentSnapshot(msgspec.Struct, frozen=True):
     """A segment on this machine: whose it is."""
 
     name: str

@@ -7,13 +7,13 @@ The supervisor writes identities into segment headers, the actor table and its l
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+
+class ProcessIdentity(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int  # clock ticks from boot to the start of the process
     boot_id: str

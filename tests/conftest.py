@@ -1,6 +1,7 @@
 """For all tests: what engines keep, for later or while they run, goes to directories of this session, not to the user's. What
 dead engines left in shared memory before is cleared away first, and the session's own signals are not ignored. `--fast` leaves
-out what takes long. The summary names the variants of the kernels that this machine could not test."""
+out what takes long, and most of a test's many cases. The summary names the variants of the kernels that this machine could not
+test."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import contextlib
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,19 +24,32 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 _NAMESPACE = "test"  # of shared memory, with the pid: sessions side by side leave each other's engines alone
+_MANY_CASES = 10  # more cases of one test are variants of the kernels by shapes by precisions by numbers of rows
+_STRIDE = 7  # `--fast` takes every seventh of those: with lists of two to six entries, in the end every entry of each
 ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test file that uses one of them starts engines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="without tests that start engines or are marked slow")
+    parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventh of many cases")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--fast"):
         return
-    slow = [item for item in items if is_slow(item)]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if not is_slow(item)]
+    chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item, index in zip(items, _case_indices(items), strict=True):
+        chosen[index % _STRIDE == 0 and not is_slow(item)].append(item)
+    config.hook.pytest_deselected(items=chosen[False])
+    items[:] = chosen[True]
+
+
+def _case_indices(items: list[pytest.Item]) -> Iterator[int]:
+    """Which of its test's cases each item is; 0 where there are few."""
+    names = [item.nodeid.partition("[")[0] for item in items]
+    counts, met = Counter(names), Counter[str]()
+    for name in names:
+        yield met[name] if counts[name] > _MANY_CASES else 0
+        met[name] += 1
 
 
 def is_slow(item: pytest.Item) -> bool:

@@ -86,3 +86,35 @@ print([name for name in sys.modules if name.partition(".")[0] in ("paddle", "ope
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
     assert done.stdout == "[]\n"
+
+
+COSTLY = {
+    "argparse",
+    "asyncio",
+    "dataclasses",
+    "gguf",
+    "importlib.metadata",
+    "inspect",
+    "numpy",
+    "paddle",
+    "rich",
+    "ssl",
+    "yaml",
+}
+LOADED = {  # of these, for itself or by what others wrote
+    "tools.serving": {"argparse"},
+    "engine.scheduler.actor": set(),
+    "engine.cache.actor": set(),
+    "engine.tokenizer.actor": {"dataclasses", "inspect"},
+    "workers.worker": {"inspect", "numpy"},
+    "api.server": {"asyncio", "dataclasses", "inspect", "ssl"},
+}
+
+
+@pytest.mark.parametrize("module", LOADED)
+def test_a_start_loads_no_more_than_it_needs(module: str) -> None:
+    """Six processes import at once what they need for READY: a second start is mostly that. A dataclass, which compiles its
+    methods and imports `inspect`, costs twenty times as much as a struct."""
+    code = f"import sys, engine.process.main, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
+    assert COSTLY.intersection(done.stdout.split()) == LOADED[module]

@@ -56,6 +56,7 @@ def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     finally:
+        gc.freeze()  # nor will they later: the first collection need not look at them either
         gc.enable()
         signal.signal(signal.SIGINT, before)
 

@@ -77,7 +77,7 @@ is_up_to_date() {
 has_packages() {
   local name
   for name in base "$@"; do
-    [ "$(cat "$venv/.tokamak-$name" 2>/dev/null)" = "$package_fingerprint" ] || return 1
+    [ -e "$venv/.tokamak-$name" ] && [ "$(<"$venv/.tokamak-$name")" = "$package_fingerprint" ] || return 1
   done
 }
 

@@ -9,9 +9,9 @@ encodes some of the units, into the one arena of the replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.vision_config import VisionConfig
@@ -107,8 +107,7 @@ def begin(ops: OpTable, inputs: EncoderInputs) -> Call:
     return Call(inputs, inputs.cache.layers[0], windows, pictures, inputs.angles(ops), inputs.hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(msgspec.Struct, frozen=True):
     encode: Encode
     patches: UnitPatches
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.gguf.file import GgufFile
@@ -41,8 +41,7 @@ from workers.weights.precision import Precision
 _NONE = np.zeros(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedWeights:
+class LoadedWeights(msgspec.Struct, frozen=True):
     """What the runner serves with now. Version 0: none (cleared)."""
 
     path: str
@@ -53,8 +52,7 @@ class LoadedWeights:
     contents: str = ""  # LoadedModel.contents
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(msgspec.Struct, frozen=True):
     """The rows of a Step as arrays."""
 
     slots: np.ndarray

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from dataclasses import dataclass
 from zlib import crc32
+
+import msgspec
 
 from engine.errors import RequestError
 from engine.messages import MediaItem, MediaSource, Prepare, Prepared
@@ -23,8 +24,7 @@ PREPARE_TIMEOUT_S = 60.0
 RETRY_AFTER_S = 1
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     message: Prepare
     media: str
     answer: asyncio.Future[Prepared]

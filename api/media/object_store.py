@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import quote, urlsplit
+
+import msgspec
 
 from engine.config import EngineConfig
 
@@ -20,8 +21,7 @@ _ENDPOINTS = {"s3": "https://s3.{region}.amazonaws.com", "bos": "https://s3.{reg
 _REGIONS = {"s3": "us-east-1", "bos": "bj"}
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectStore:
+class ObjectStore(msgspec.Struct, frozen=True):
     endpoint: str
     region: str
     access_key: str

@@ -11,14 +11,14 @@ import errno
 import mmap
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine.errors import CheckpointError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MappedFile:
+class MappedFile(msgspec.Struct, frozen=True, eq=False):
     """A whole file, read-only, and what the file system said of it when it was mapped."""
 
     path: Path

@@ -5,7 +5,7 @@ Used by the launcher (how many blocks, how large an arena) and by the workers (t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from engine.checkpoint.model_config import ModelConfig
 
@@ -14,8 +14,7 @@ _SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # of a position and hea
 _NUM_LATENT_HEADS = 1  # latent attention keeps one rotated key and, as value, one latent for all heads
 
 
-@dataclass(frozen=True, slots=True)
-class KVCacheSpec:
+class KVCacheSpec(msgspec.Struct, frozen=True):
     """The shape of a KV cache, but for the number of its blocks."""
 
     num_layers: int

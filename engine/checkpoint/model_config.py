@@ -8,20 +8,23 @@ an error, never ignored: a wrong answer would follow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Family, Latents
-from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.mrope import pair_axes
 from engine.checkpoint.quantization_config import QuantizationConfig
 from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from engine.checkpoint.gguf.file import GgufFile
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 
@@ -31,8 +34,7 @@ _MAX_LAYERS = 4096  # each takes memory before a weight is looked at
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
+class RopeConfig(msgspec.Struct, frozen=True):
     """Rotary position embedding: which frequencies, and which elements of a head make a pair.
 
     `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) where
@@ -64,8 +66,7 @@ class RopeConfig:
         return pair_axes(self.mrope_layout, self.mrope_sections)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(msgspec.Struct, frozen=True):
     """A model's shape and options, the same names for every architecture."""
 
     architecture: str  # a name in `families.FAMILIES`
@@ -115,7 +116,7 @@ class ModelConfig:
         """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
         weights are replaced in place."""
         harmless = ("dtype", "is_transformers", "eos_token_ids", "quantization", "num_draft_layers")
-        names = [field.name for field in fields(self) if field.name not in harmless]
+        names = [name for name in self.__struct_fields__ if name not in harmless]
         return [
             f"{name}: {getattr(self, name)}, {getattr(other, name)}"
             for name in names

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions
 
 Storage = Literal["awq", "gptq", "packed", "int", "float"]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightScheme:
+class WeightScheme(msgspec.Struct, frozen=True):
     """How one kind of weights is stored.
 
     `block` is the rectangle (outputs, inputs) that shares a scale; 0: all of them. `zero_offset` is what a stored zero point
@@ -34,8 +34,7 @@ class WeightScheme:
     targets: tuple[str, ...] = ("Linear",)  # module names, `re:` patterns of them, or Linear for all
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizationConfig:
+class QuantizationConfig(msgspec.Struct, frozen=True):
     """Schemes by module; `ignored` modules are stored as they are."""
 
     method: str

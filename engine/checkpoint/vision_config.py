@@ -6,9 +6,10 @@ A **patch** is a square of pixels, in `temporal_patch_size` frames; squares of p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
+
+import msgspec
 
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.json_fields import JsonOptions, read_json
@@ -18,8 +19,7 @@ _MAX_SIDE = 1024  # pixels of a patch, patches of a merged square
 IMAGE_PROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class PixelScale:
+class PixelScale(msgspec.Struct, frozen=True):
     """What becomes of a pixel's 0 to 255 before the encoder: (pixel * factor - mean) / deviation, of red, green and blue."""
 
     factor: float
@@ -27,8 +27,7 @@ class PixelScale:
     deviations: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MediaTokens:
+class MediaTokens(msgspec.Struct, frozen=True):
     """Ids that stand for media in prompts. `video` is -1 where the model takes none."""
 
     image: int
@@ -39,8 +38,7 @@ class MediaTokens:
     video_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
+class VisionConfig(msgspec.Struct, frozen=True):
     """Shape and options of a vision encoder, the same names for every architecture."""
 
     kind: str  # the family's name: which encoder computes it

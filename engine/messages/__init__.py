@@ -7,6 +7,8 @@ pickled. Read in the order of a request's way: `request.py`, `media.py`, `step.p
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from engine.messages.answer import Delta as Delta
@@ -108,8 +110,17 @@ Message = (
 Control = Command | Reply | ActorState
 
 _encoder = msgspec.msgpack.Encoder()
-_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+@functools.cache
+def _message_decoder() -> msgspec.msgpack.Decoder[Message]:
+    """Made at the first message: that takes a few milliseconds, and the supervisor gets none."""
+    return msgspec.msgpack.Decoder(Message)
+
+
+@functools.cache
+def _control_decoder() -> msgspec.msgpack.Decoder[Control]:
+    return msgspec.msgpack.Decoder(Control)
 
 
 def encode(message: Message | Control) -> bytes:
@@ -119,9 +130,9 @@ def encode(message: Message | Control) -> bytes:
 
 def decode(data: bytes | memoryview) -> Message:
     """A ring record back as its message. Raises msgspec.DecodeError (our own bug) where it is none."""
-    return _message_decoder.decode(data)
+    return _message_decoder().decode(data)
 
 
 def decode_control(data: bytes | memoryview) -> Control:
     """A control record or frame back as its message."""
-    return _control_decoder.decode(data)
+    return _control_decoder().decode(data)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 MAX_WHOLE = 1 << 53  # numbers up to here are exact in JSON too
 _BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -20,8 +21,7 @@ _FALSE = ("false", "no", "off", "0")
 MAX_PRIORITY = (1 << 31) - 1  # of a request, and of a key
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """`parse` turns a text into the value or raises ValueError with what would have been right."""
 
     metavar: str

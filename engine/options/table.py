@@ -14,7 +14,6 @@ import argparse
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,8 +61,7 @@ TOOL_VARIABLES = (
 )  # of tools/serve and the clients
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One row: its `name` on the command line and in files, and the default that is used where nobody gives a value (None:
     worked out by `engine/options/resolve.py`)."""
 
@@ -78,13 +76,12 @@ class Option:
         return self.name.replace("-", "_")
 
 
-@dataclass(slots=True)
-class OptionValues:
+class OptionValues(msgspec.Struct):
     """What was asked for: a value for every option (the default where none was given), and which were given."""
 
     values: dict[str, Any]
     given: set[str]
-    notes: list[str] = field(default_factory=list)  # for the user, harmless
+    notes: list[str] = []  # for the user, harmless
     embedded_model: str = ""  # directory of the model that comes with the program
 
 

@@ -11,15 +11,15 @@ little stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.parallel.placement import LayerPlacement, sorted_by_rank
 
 Counts = Sequence[int]  # rows of each expert of a layer
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True):
     """What a placement is for. Nodes are ranks that lie close to each other, as many on each; groups are neighbouring experts,
     as many in each, of which a row asks few."""
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Policy = Literal["prefix", "load", "round-robin"]
 REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
@@ -23,8 +24,7 @@ REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
 OPEN_SAMPLE_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
+class ReplicaLoad(msgspec.Struct, frozen=True):
     """What a replica has to do, what was sent to it and not taken yet included."""
 
     is_ready: bool = True

@@ -1,5 +1,4 @@
-"""The entry of every child process: `python -m engine.process.main --run-dir D --actor NAME --epoch E --parent PID [--arena-fd
-N] [--comm-fd N] [--media-fds NAME=N,...] [--segments NAME=N,...]`; N are descriptors that it inherits.
+"""A child process: `python -m engine.process LIFE`, a `topology.ActorLife` as JSON.
 
 Started by the supervisor with the actor's log as stdout and stderr. It ties its life to the supervisor's, makes hangs
 inspectable, attaches to the run and then lives the actor's life. Signals: SIGTERM ends the loop (or the process at once while
@@ -8,9 +7,7 @@ it still starts), SIGUSR1 writes all stacks to the log, SIGINT and SIGHUP are th
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
-import gc
 import importlib
 import logging
 import os
@@ -20,42 +17,38 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from engine.process.actor import Actor, run
 from engine.process.context import ActorContext
 from engine.process.log import LogFormatter
 from engine.process.run_directory import open_run
+from engine.process.topology import ActorLife
 from shm._native import set_parent_death_signal
 from shm.counters import State
 from shm.segment import hold_segments
 
 
 def main(argv: list[str]) -> int:
-    """Run the actor that the arguments name; the exit code of its process."""
-    gc.disable()  # until the actor is ready: modules that are loaded leave little garbage
-    arguments = _parse(argv)
-    die_with_parent(arguments.parent)
+    """Run the actor that the argument names; the exit code of its process."""
+    life = msgspec.json.decode(argv[0], type=ActorLife)
+    die_with_parent(life.parent)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    hold_segments(_inherited(arguments.segments))
-    this_run = open_run(Path(arguments.run_dir))
+    for descriptor in (*life.segments.values(), *life.media_fds.values()):
+        os.set_inheritable(descriptor, False)  # programs that an actor starts do not get them in turn
+    hold_segments(life.segments)
+    this_run = open_run(Path(life.run_dir))
     manifest = this_run.manifest()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=manifest.config.log_level.upper(), handlers=[handler])
-    context = ActorContext(
-        this_run,
-        manifest.config,
-        arguments.actor,
-        arguments.epoch,
-        arguments.arena_fd,
-        arguments.comm_fd,
-        _inherited(arguments.media_fds),
-    )
+    context = ActorContext(this_run, manifest.config, life.actor, life.epoch, life.arena_fd, life.comm_fd, life.media_fds)
     context.row.set_state(State.ATTACHED)
     _end_on_sigterm(context)
-    target = next(plan.target for plan in manifest.actors if plan.name == arguments.actor)
+    target = next(plan.target for plan in manifest.actors if plan.name == life.actor)
     return run(context, lambda context: load_actor_class(target)(context))
 
 
@@ -64,14 +57,6 @@ def die_with_parent(parent_pid: int) -> None:
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
-
-
-def _inherited(text: str) -> dict[str, int]:
-    """Names and descriptors, which programs that an actor starts do not inherit in turn."""
-    descriptors = {name: int(number) for name, number in (part.split("=") for part in text.split(",") if part)}
-    for descriptor in descriptors.values():
-        os.set_inheritable(descriptor, False)
-    return descriptors
 
 
 def load_actor_class(target: str) -> Callable[[ActorContext], Actor]:
@@ -88,20 +73,3 @@ def _end_on_sigterm(context: ActorContext) -> None:
             raise SystemExit(0)  # nobody waits for an actor that still starts
 
     signal.signal(signal.SIGTERM, end)
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="engine.process.main")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--actor", required=True)
-    parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--arena-fd", type=int, default=-1)
-    parser.add_argument("--comm-fd", type=int, default=-1)
-    parser.add_argument("--media-fds", default="")
-    parser.add_argument("--segments", default="")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

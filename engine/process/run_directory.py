@@ -26,7 +26,6 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -60,8 +59,7 @@ class Manifest(msgspec.Struct, frozen=True):
     started_at: float  # seconds since 1970
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Paths and documents of one run. Opening one takes no lock and needs no living engine."""
 
     run_id: str

@@ -67,6 +67,19 @@ class ActorPlan(msgspec.Struct, frozen=True):
     target: str
 
 
+class ActorLife(msgspec.Struct, frozen=True):
+    """What a child process is told when it is started. Descriptors are those that it inherits."""
+
+    run_dir: str
+    actor: str
+    epoch: int
+    parent: int  # pid of its supervisor
+    segments: dict[str, int] = {}  # name -> descriptor
+    arena_fd: int = -1
+    comm_fd: int = -1
+    media_fds: dict[str, int] = {}  # memory of pictures by its name
+
+
 class RingSizes(msgspec.Struct, frozen=True):
     """Bytes of each ring of a receiver's mailbox, and of each replica's broadcast ring."""
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.messages.cache import ExtraKeys
 
 
-@dataclass(slots=True, frozen=True)
-class CachedBlock:
+class CachedBlock(msgspec.Struct, frozen=True):
     """An entry of the prefix index: a block whose KV is computed for exactly these tokens after exactly that parent."""
 
     block_id: int

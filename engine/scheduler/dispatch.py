@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.messages import ClearWeights, EncoderCall, LoadWeights, SlotStart, Step
 from engine.process.outbox import BackloggedOutbox
@@ -25,8 +26,7 @@ MAX_STEPS_IN_FLIGHT = 2
 STEP_ID_BITS = 40  # below the scheduler's epoch: step ids never repeat, and every later one is greater
 
 
-@dataclass(slots=True)
-class StepInFlight:
+class StepInFlight(msgspec.Struct):
     """A dispatched step whose result is not back; its rows are in slot order."""
 
     step_id: int

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 
 class UnitState(Enum):
@@ -26,8 +27,7 @@ class UnitState(Enum):
     FORGOTTEN = "forgotten"
 
 
-@dataclass(slots=True, eq=False)
-class CachedUnit:
+class CachedUnit(msgspec.Struct, eq=False):
     """A unit's rows [first_row, first_row + num_rows) of the arena."""
 
     unit_hash: bytes

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
 from operator import attrgetter
+
+import msgspec
 
 from engine.messages import Encode, EncoderCall, Pixels, PixelsFailed
 from engine.process.context import ActorContext
@@ -38,8 +39,7 @@ RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with why it is missing
 _rank = attrgetter("rank")
 
 
-@dataclass(slots=True)
-class Need:
+class Need(msgspec.Struct):
     """A unit that some sample has still to read."""
 
     unit: PromptUnit
@@ -47,8 +47,7 @@ class Need:
     is_next: bool  # a sample cannot go on without it
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     """The call under way."""
 
     message: EncoderCall
@@ -56,13 +55,12 @@ class _Call:
     num_rows: int
 
 
-@dataclass(slots=True)
-class _StepPart:
+class _StepPart(msgspec.Struct):
     """What a step in flight has to do with features."""
 
     touched: list[CachedUnit]
-    completed: list[CachedUnit] = field(default_factory=list)
-    pixels: list[PixelRequest] = field(default_factory=list)  # that its layers are the first to read
+    completed: list[CachedUnit] = []
+    pixels: list[PixelRequest] = []  # that its layers are the first to read
 
 
 class EncoderWork:

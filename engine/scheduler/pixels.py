@@ -8,7 +8,8 @@ for again, by then perhaps of another.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.messages import Pixels, PixelsDone, PixelsFailed, WantPixels
 from engine.process.context import ActorContext
@@ -21,8 +22,7 @@ RETRY_NS = 20_000_000  # before the second one, then twice as long each time
 UNAVAILABLE = 503
 
 
-@dataclass(slots=True)
-class PixelRequest:
+class PixelRequest(msgspec.Struct):
     """Pixels of a unit, asked for or ready."""
 
     unit_hash: bytes
@@ -32,8 +32,7 @@ class PixelRequest:
     pixels: Pixels | None = None
 
 
-@dataclass(slots=True)
-class _Retry:
+class _Retry(msgspec.Struct):
     num_tries: int
     at_ns: int
 

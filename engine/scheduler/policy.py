@@ -18,7 +18,8 @@ budget of tokens and blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.block_keys import hash_blocks
 from engine.scheduler.block_pool import BlockPool
@@ -27,8 +28,7 @@ from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
 
 
-@dataclass(slots=True, frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What one step may take."""
 
     max_tokens: int  # max_num_batched_tokens
@@ -40,8 +40,7 @@ class Limits:
     mm_chunk_tokens: int = 0  # that a chunk of a prompt with media is meant to have; 0: max_tokens
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """One sequence's part of a step: positions [start, start + num_tokens)."""
 
     sequence: Sequence
@@ -50,21 +49,19 @@ class Row:
     is_sampling: bool
 
 
-@dataclass(slots=True)
-class Admission:
+class Admission(msgspec.Struct):
     """A waiting sequence that gets a slot, and the cached blocks that it starts with."""
 
     sequence: Sequence
     block_ids: list[int]
 
 
-@dataclass(slots=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct):
     """What to do, in this order: preempt, admit, then compute the rows."""
 
     preempted: Sequence | None = None
-    admitted: list[Admission] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    admitted: list[Admission] = []
+    rows: list[Row] = []
 
 
 def schedule(

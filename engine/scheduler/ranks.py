@@ -6,16 +6,14 @@ until the actor table shows a newer epoch of it. Ranks that exchange tensors gre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec.structs import replace
 
 from engine.messages import Hello, WeightsState
 from engine.process.run_directory import WeightsRecord
 
 
-@dataclass(slots=True)
-class Rank:
+class Rank(msgspec.Struct):
     """A rank: its incarnation, and the weights that it holds (version 0: none)."""
 
     path: str = ""
@@ -86,7 +84,7 @@ class Ranks:
         """The record with what the ranks hold under the numbers whose contents it does not say. Numbers that no rank can be
         made to come back to are forgotten."""
         found = {rank.version: rank.contents for rank in reversed(self._ranks) if rank.contents}
-        numbers = sorted({1, *(version for _, version in record.ranks)} & (found.keys() | record.contents.keys()))
+        numbers = sorted({version for _, version in record.ranks} & (found.keys() | record.contents.keys()))
         return replace(record, contents={version: record.contents.get(version) or found[version] for version in numbers})
 
     def overwritten(self, record: WeightsRecord) -> str:

@@ -13,9 +13,10 @@ preemption are all that.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from engine.block_keys import BlockExtras
 from engine.messages import Output, Rejected, Request
@@ -53,8 +54,7 @@ class Reader(Protocol):
         """Take what ends a sequence that cannot be served; never refused."""
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(msgspec.Struct, eq=False):
     """One sequence of a request; `token_ids` is its prompt, then all outputs known so far."""
 
     request: Request
@@ -75,8 +75,10 @@ class Sequence:
 
     slot: int = NO_SLOT
     is_started: bool = False  # the worker knows what is in the slot
-    block_ids: list[int] = field(default_factory=list)
-    block_keys: list[bytes] = field(default_factory=list)  # of the full blocks of known tokens, as far as they were needed
+    block_ids: list[int] = []
+    block_keys: list[bytes] = msgspec.field(
+        default_factory=list
+    )  # of the full blocks of known tokens, as far as they were needed
     num_indexed_blocks: int = 0
     generation: int = 0  # of the prefix index when the block table was begun
 

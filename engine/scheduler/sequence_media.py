@@ -8,7 +8,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.block_keys import BlockExtras
 from engine.messages import MediaItem, Request
@@ -19,8 +20,7 @@ UNIT_BYTES = 96  # of a unit in a SlotStart at most: eight whole numbers, its ha
 BOUNDS_BYTES = 8  # of a prompt token there: its first and last key
 
 
-@dataclass(slots=True, frozen=True)
-class PromptUnit:
+class PromptUnit(msgspec.Struct, frozen=True):
     """A unit, of whose features the tokens [start, end) are rows."""
 
     unit_hash: bytes

@@ -13,9 +13,9 @@ engine is as before the order or as after it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
 from msgspec.structs import replace
 
 from engine.errors import RequestError
@@ -43,18 +43,17 @@ class Phase(Enum):
     TELLING = "waiting for the ranks"
 
 
-@dataclass(slots=True)
-class Change:
+class Change(msgspec.Struct):
     """An order about the weights that is being carried out."""
 
     command_id: str  # as the ranks hear it
     name: str
     mode: str
     after: WeightsRecord | None  # what is true when it is done; None: what is already, the ranks are made to follow
-    tells: list[LoadWeights | ClearWeights] = field(default_factory=list)  # what the ranks must do
+    tells: list[LoadWeights | ClearWeights] = []  # what the ranks must do
     phase: Phase = Phase.RESTING
-    unanswered: set[int] = field(default_factory=set)
-    errors: list[str] = field(default_factory=list)
+    unanswered: set[int] = set()
+    errors: list[str] = []
 
 
 class WeightUpdates:

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
-from engine.process.topology import ActorPlan, role_of
+from engine.process.topology import ActorLife, ActorPlan, role_of
 from engine.supervisor.hangs import HangWatch
 from shm.process import ProcessIdentity
 
@@ -23,8 +24,7 @@ _MAX_TAIL_BYTES = 64 << 10
 _PACKAGES = Path(__file__).resolve().parents[2]  # where `engine` and its sister packages are
 
 
-@dataclass(slots=True)
-class Child:
+class Child(msgspec.Struct):
     """One life of one actor. `pidfd` is readable once it has ended."""
 
     plan: ActorPlan
@@ -38,7 +38,7 @@ class Child:
     ready_s: float = 0.0  # monotonic: since when it takes work
     failure: str = ""  # what it announced before it ended
     is_asked_to_end: bool = False  # by an operator: not a crash
-    kill_at_s: float = field(default=float("inf"))  # monotonic: when SIGKILL follows SIGTERM
+    kill_at_s: float = float("inf")  # monotonic: when SIGKILL follows SIGTERM
 
     @property
     def name(self) -> str:
@@ -79,21 +79,11 @@ class Child:
 
 def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments: RunSegments) -> Child:
     """Start `plan` with `epoch`. OSError: there is no process, descriptor or space to be had; nothing was started."""
-    command = [sys.executable, "-m", "engine.process.main", "--run-dir", str(run.directory), "--actor", plan.name]
-    command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
-    command += ["--segments", ",".join(f"{name}={descriptor}" for name, descriptor in segments.descriptors.items())]
-    pass_fds = (*segments.descriptors.values(),)
-    arena = segments.arena_of(plan.name)
-    if arena is not None:
-        command += ["--arena-fd", str(arena.fd)]
-        pass_fds += (arena.fd,)
-    comm = segments.comm_of(plan.name)
-    if comm is not None:
-        command += ["--comm-fd", str(comm.fd)]
-        pass_fds += (comm.fd,)
-    if media := segments.media_memory_of(plan.name):
-        command += ["--media-fds", ",".join(f"{name}={memory.fd}" for name, memory in media.items())]
-        pass_fds += tuple(memory.fd for memory in media.values())
+    arena, comm, media = segments.arena_of(plan.name), segments.comm_of(plan.name), segments.media_memory_of(plan.name)
+    arena_fd, comm_fd = (-1 if memory is None else memory.fd for memory in (arena, comm))
+    media_fds = {name: memory.fd for name, memory in media.items()}
+    life = ActorLife(str(run.directory), plan.name, epoch, os.getpid(), segments.descriptors, arena_fd, comm_fd, media_fds)
+    command = [sys.executable, "-m", "engine.process", msgspec.json.encode(life).decode()]
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -105,7 +95,7 @@ def spawn(run: Run, config: EngineConfig, plan: ActorPlan, epoch: int, segments:
             stderr=log,
             cwd=run.directory,  # `-m` puts it on sys.path: private, and without any module
             env=_environment(config, role_of(plan.name)),
-            pass_fds=pass_fds,
+            pass_fds=[fd for fd in (*segments.descriptors.values(), arena_fd, comm_fd, *media_fds.values()) if fd >= 0],
         )
     finally:
         os.close(log)

@@ -12,8 +12,9 @@ accused of the gap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 DUMP_GRACE_NS = 500_000_000  # for writing the stacks
 TERM_GRACE_NS = 2_000_000_000  # for a loop that comes back just now
@@ -27,8 +28,7 @@ class HangAction(Enum):
     KILL = "kill"
 
 
-@dataclass(slots=True)
-class HangWatch:
+class HangWatch(msgspec.Struct):
     """What the supervisor saw of one child's heartbeat. `still_ns` is how long it has stood still under observation."""
 
     last_look_ns: int

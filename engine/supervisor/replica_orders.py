@@ -11,8 +11,8 @@ With one replica there is nothing to take back: its record says what was before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from engine.errors import RequestError, TokamakError
@@ -35,18 +35,17 @@ from engine.process.run_directory import Run, WeightsRecord
 _BACK = "/back"  # behind the id of what takes an order back
 
 
-@dataclass(slots=True)
-class _OpenOrder:
+class _OpenOrder(msgspec.Struct):
     """An order that some scheduler is still to carry out or to take back."""
 
     command: Command
     before: dict[str, WeightsRecord]  # what each scheduler's record said when it began
     untold: list[str]  # in their turn
-    unanswered: set[str] = field(default_factory=set)
-    done: dict[str, Reply] = field(default_factory=dict)
-    failures: dict[str, Reply] = field(default_factory=dict)
+    unanswered: set[str] = set()
+    done: dict[str, Reply] = {}
+    failures: dict[str, Reply] = {}
     is_going_back: bool = False
-    notes: list[str] = field(default_factory=list)  # what could not be taken back
+    notes: list[str] = []  # what could not be taken back
 
     @property
     def changes_weights(self) -> bool:

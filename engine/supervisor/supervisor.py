@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
+import msgspec
 import zmq
 
 from engine.config import EngineConfig
@@ -50,8 +50,7 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
-@dataclass(slots=True)
-class _Start:
+class _Start(msgspec.Struct):
     """A life that is still to begin."""
 
     plan: ActorPlan

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Detokenize, Prompt, Submission, Submit, encode
@@ -32,8 +33,7 @@ LONG_JOB_NS, LONG_LOOK_NS = 50_000_000, 5_000_000
 RETRY_AFTER_S = 1
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """A message on its way through a helper, and who waits for that."""
 
     work: Work
@@ -70,13 +70,12 @@ class Job:
         return "tokens" if isinstance(self.work, Detokenize) else "prompt"
 
 
-@dataclass(slots=True)
-class _Lane:
+class _Lane(msgspec.Struct):
     max_helpers: int
     max_waiting: int
-    waiting: FairQueue[Job] = field(default_factory=FairQueue)
-    busy: dict[Helper, Job] = field(default_factory=dict)
-    idle: list[Helper] = field(default_factory=list)
+    waiting: FairQueue[Job] = msgspec.field(default_factory=FairQueue)
+    busy: dict[Helper, Job] = {}
+    idle: list[Helper] = []
 
 
 class Lanes:

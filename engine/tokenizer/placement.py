@@ -16,8 +16,8 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.vision_config import VisionConfig
@@ -29,8 +29,7 @@ _TIMED_POSITIONS = ("qwen2_5_vl",)  # in their positions, in seconds; elsewhere 
 _MAX_NOTED = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A prompt with its media in place; units in its order."""
 
     token_ids: array[int]
@@ -43,8 +42,7 @@ class Placed:
         return _note(self.num_item_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     item: int
     label: str  # text before its start token
     first_unit: int
@@ -52,8 +50,7 @@ class Span:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     token_id: int
     start: int
     length: int
@@ -200,11 +197,15 @@ class Placement:
     def _time_of(self, number: int, item: MediaItem) -> int:
         """The position in time of a row of a span; in float32, as models were trained."""
         if item.kind == "video" and self._vision.kind in _TIMED_POSITIONS:
+            import numpy as np  # text models start without it
+
             seconds = np.float32(number) * np.float32(item.seconds_per_row)
             return int(seconds * np.float32(self._vision.tokens_per_second))
         return number
 
     def _runs(self, token_ids: array[int], are_single: bool) -> Iterator[_Run]:
+        import numpy as np
+
         start = end = 0
         for place in np.flatnonzero(np.isin(np.asarray(token_ids, np.int32), self._token_ids)).tolist():
             if place != end or token_ids[place] != token_ids[start] or are_single:

@@ -8,7 +8,8 @@ schedulers, what this tokenizer sent and a scheduler has not taken yet, and the 
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
+
+import msgspec
 
 from engine.block_keys import BlockExtras, hash_blocks
 from engine.messages import Abort, Request, Submit, WeightsState
@@ -149,7 +150,9 @@ class Replicas:
             return group_replica, "group"
         loads = [replica.load(cached) for replica, cached in zip(self._replicas, num_cached, strict=True)]
         if refused_by:
-            loads = [replace(load, is_full=load.is_full or index in refused_by) for index, load in enumerate(loads)]
+            loads = [
+                msgspec.structs.replace(load, is_full=load.is_full or index in refused_by) for index, load in enumerate(loads)
+            ]
         self._turn += 1
         return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
 

@@ -7,7 +7,8 @@ refuses waits here, and requests take turns: one that brings much delays itself.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from engine.errors import RequestError
 from engine.messages import Abort, Request, Requests, encode
@@ -18,8 +19,7 @@ MAX_SENT = 1024  # then what was received is forgotten, also where nobody asks
 OWN_BYTES = 64  # of a sample in a record, besides its ids and tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(msgspec.Struct, frozen=True):
     payload: bytes
     num_samples: int = 0
     num_tokens: int = 0
@@ -87,7 +87,7 @@ class SchedulerChannel:
             record = self._records.pop()
             num_sent += 1
             if record.num_samples:
-                self._sent.append((self._outbox.sent_position, replace(record, payload=b"")))
+                self._sent.append((self._outbox.sent_position, msgspec.structs.replace(record, payload=b"")))
         if len(self._sent) > MAX_SENT:
             self.unacknowledged()
         return num_sent

@@ -5,9 +5,9 @@ Made by the executors and by the packing functions. Everything is float32 or int
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ops.modules import Columns
@@ -15,8 +15,7 @@ from ops.modules import Columns
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """A number of rows: `limit`, or at most that many and read from `counter` (int32 [1]) whenever an op runs."""
 
     limit: int
@@ -31,8 +30,7 @@ class Rows:
         return self.limit if self.counter is None else int(self.counter[0])
 
 
-@dataclass(slots=True)
-class Array:
+class Array(msgspec.Struct):
     """[rows, width]. `owner` keeps the memory; an array of a recording has neither owner nor address until it is placed.
 
     Where this rank has some columns of a matrix alone (`columns`), the array is as wide as the matrix and the others mean

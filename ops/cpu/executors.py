@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from ops import _cpu
@@ -75,7 +75,7 @@ class Immediate:
         return Array(rows, width, int(memory.ctypes.data), memory)
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
-        return replace(self.allocate(rows, width), dtype=_INT)
+        return msgspec.structs.replace(self.allocate(rows, width), dtype=_INT)
 
     def view(self, x: Array, rows: Rows, width: int) -> Array:
         return Array(rows, width, x.address, x.owner)
@@ -84,8 +84,7 @@ class Immediate:
         _cpu.run(_make(make, arguments, rows))
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Recorded(msgspec.Struct, frozen=True):
     make: OpMaker
     arguments: tuple[Any, ...]
     rows: Rows
@@ -203,8 +202,7 @@ def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
     return [begin for _, _, begin, _ in placed], max((end for *_, end in placed), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class OpProfile:
+class OpProfile(msgspec.Struct, frozen=True):
     kind: str
     name: str
     work: Work
@@ -216,8 +214,7 @@ class OpProfile:
         return " ".join(part for part in (self.kind, "+".join(parts)) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class Tape:
+class Tape(msgspec.Struct, frozen=True):
     """A recorded list of ops over an arena. Addresses are fixed; contents and numbers of rows are read at each replay."""
 
     native: _cpu.Tape

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ops import _cpu
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertGang:
+class ExpertGang(msgspec.Struct, frozen=True):
     """The ranks that share the experts. `windows`: uint8, memory that all of them have mapped, where `max_rows` rows of each
     have room (native/ops.h, ExpertWindows). The `num_ranks` ranks from `first_rank` on have the same rows as this one."""
 
@@ -21,8 +19,7 @@ class ExpertGang:
     num_ranks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
+class Gang(msgspec.Struct, frozen=True):
     """`buffers`: uint8, memory that all of them have mapped, for gathered arrays. Two halves take turns: an array in one may be
     read until this rank comes to the next gather; the half is written again after that one alone."""
 

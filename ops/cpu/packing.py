@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ops import _cpu
@@ -109,8 +109,7 @@ _DTYPES: dict[str, np.dtype] = {"float32": _FLOAT, "bfloat16": np.dtype(np.uint1
 _SIDE = {"float32": 1, "bfloat16": 2}  # inputs side by side in a line
 
 
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
+class PackedWeight(msgspec.Struct, frozen=True):
     """A matrix as the native ops read it: panels of PANEL outputs, or rows one after another."""
 
     kind: int  # index in WEIGHT_KINDS
@@ -122,8 +121,7 @@ class PackedWeight:
     is_in_panels: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PackedExperts:
+class PackedExperts(msgspec.Struct, frozen=True):
     """The matrices of many experts, those of slot after slot. Ops read `slots`, where each expert's are, whenever they run."""
 
     gate_up: PackedWeight

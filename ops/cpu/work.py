@@ -6,9 +6,9 @@ and weights, and the keys and values that are seen, each once: what a cache save
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ops.cpu.array import Array
@@ -17,8 +17,7 @@ from ops.table import NUM_SEQUENCES, AttentionMetadata, Routing
 from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     num_bytes: int
     num_operations: int = 0  # a multiply-add is two
     format: WeightFormat = FLOAT32  # of the weights, or keys and values, that are multiplied
@@ -37,8 +36,8 @@ def _bytes_of(operand: Any) -> int:
         return operand.nbytes
     if isinstance(operand, (tuple, list)):
         return bytes_of(*operand)
-    if is_dataclass(operand):
-        return bytes_of(*(getattr(operand, field.name) for field in fields(operand)))
+    if isinstance(operand, msgspec.Struct):
+        return bytes_of(*msgspec.structs.astuple(operand))
     return 0
 
 

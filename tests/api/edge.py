@@ -1,6 +1,6 @@
 """A real api process between a test that sits in front of it, as its client, and a test that sits behind it, as its engine.
 
-`Edge` makes a run's directory and segments as the supervisor does, starts `engine.process.main` for api0, answers at the
+`Edge` makes a run's directory and segments as the supervisor does, starts `engine.process` for api0, answers at the
 control socket, keeps the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
 """
 
@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from engine.checkpoint.record import ModelRecord
 from engine.messages import Command, Control, Order, Reply
 from engine.process.control import ControlServer
 from engine.process.run_directory import Manifest, Run, lock_run, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
-from engine.process.topology import MEDIA, SUPERVISOR, actors_of, default_plan
+from engine.process.topology import MEDIA, SUPERVISOR, ActorLife, actors_of, default_plan
 from engine.supervisor.port import reserve_port
 from shm.counters import State
 from shm.extent_slab import ExtentSlab
@@ -111,17 +112,15 @@ class Edge:
     def start_child(self, epoch: int) -> None:
         """Start api0 and wait until it serves."""
         self.counters.actor(CHILD).begin_epoch(epoch, time.monotonic_ns())
-        arguments = ["--run-dir", self.config.run_dir, "--actor", CHILD, "--epoch", str(epoch), "--parent", str(os.getpid())]
-        media = self._segments.media_memory_of(CHILD)
-        if media:
-            arguments += ["--media-fds", ",".join(f"{name}={memory.fd}" for name, memory in media.items())]
+        media = {name: memory.fd for name, memory in self._segments.media_memory_of(CHILD).items()}
+        life = ActorLife(self.config.run_dir, CHILD, epoch, os.getpid(), media_fds=media)
         with self.run.log_path(CHILD).open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "engine.process.main", *arguments],
+                [sys.executable, "-W", "error", "-m", "engine.process", msgspec.json.encode(life).decode()],
                 cwd=REPOSITORY,
                 stdout=log,
                 stderr=log,
-                pass_fds=[memory.fd for memory in media.values()],
+                pass_fds=[*media.values()],
             )
         wait_until(lambda: self.child.poll() is not None or self.is_child_ready(), what="api0 ready")
         assert self.child.poll() is None, self.log

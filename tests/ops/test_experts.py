@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import paddle
 import pytest
+from msgspec.structs import replace
 
 from ops import _cpu
 from ops.cpu import table as native

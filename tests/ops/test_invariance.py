@@ -175,6 +175,7 @@ def _rope(head_dim: int):  # type: ignore[no-untyped-def]
     return RopeConfig("default", 10_000.0, head_dim, False, 320)
 
 
+@pytest.mark.slow
 def test_two_threads() -> None:
     """The same with two BLAS threads, in a process of their own."""
     program = (

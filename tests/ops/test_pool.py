@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.native_program import run_program
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_task_runs_once_and_is_finished(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tools.bench.shm import TITLES
 COMMAND = [sys.executable, "-m", "tools.cli", "bench", "shm"]
 
 
+@pytest.mark.slow
 def test_benchmark_measures_every_route_at_every_size() -> None:
     before = set(segment_names())
     arguments = ["--sizes", "64", "1048576", "--rounds", "1", "--count", "5", "--json"]

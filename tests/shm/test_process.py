@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from shm import _native
@@ -39,8 +39,8 @@ def test_child_is_alive_until_it_ends_even_as_a_zombie() -> None:
 
 def test_same_pid_with_another_start_or_boot_is_another_process() -> None:
     identity = ProcessIdentity.of()
-    assert not dataclasses.replace(identity, start_ticks=identity.start_ticks - 1).is_alive()
-    assert not dataclasses.replace(identity, boot_id="of another boot").is_alive()
+    assert not msgspec.structs.replace(identity, start_ticks=identity.start_ticks - 1).is_alive()
+    assert not msgspec.structs.replace(identity, boot_id="of another boot").is_alive()
 
 
 def test_command_with_spaces_and_parentheses_is_parsed() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.native_program import run_program
+
+pytestmark = pytest.mark.slow
 
 
 def test_no_wake_is_lost_in_the_narrowest_window(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from shm.segment import MemoryFile
 from tests.shm.peers import BOARD_BYTES, MAX_STALLS, check, record, send, sizes
 from tests.waiting import WATCHDOG_S
 
+pytestmark = pytest.mark.slow
+
 SECOND = 1_000_000_000
 NUM_LIVES = 150
 

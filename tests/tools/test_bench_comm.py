@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = [sys.executable, "-m", "tools.cli", "bench", "comm"]
 
 
+@pytest.mark.slow
 def test_benchmark_measures_both_routes() -> None:
     arguments = ["--sizes", "4096", "1048576", "--rounds", "1", "--json"]
     done = subprocess.run([*COMMAND, *arguments], check=True, capture_output=True, text=True, timeout=300)

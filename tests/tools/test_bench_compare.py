@@ -21,6 +21,7 @@ def compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=REPOSITORY, check=False)
 
 
+@pytest.mark.slow
 def test_two_engines(tmp_path: Path) -> None:
     workloads = ["decode:16:1000:2:2", "prefill:64:1:1:2", "load:16:4:2:4", "prefix:36:4:1:2"]
     arguments = [part for workload in workloads for part in ("--workload", workload)]
@@ -39,6 +40,7 @@ def test_two_engines(tmp_path: Path) -> None:
         assert all(float(cell) > 0 for cell in cells[:3])
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_fails(tmp_path: Path) -> None:
     done = compare(tmp_path, f"one={ENGINE}", "--rounds", "1", "--workload", "decode:16:1:2:2", "--workload", "load:16:4:1:1")
     assert done.returncode == 1

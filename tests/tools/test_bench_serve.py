@@ -266,6 +266,7 @@ def test_summary() -> None:
     assert result["errors"] == [{"kind": "http 429", "count": 1, "first": "slow down"}]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_shows_what_it_has(tmp_path: Path) -> None:
     """Ctrl+C while requests hang: the result of those that ended, or 130 where none did."""
     command = [sys.executable, "-c", "import sys; from tools.bench.serve import main; sys.exit(main(sys.argv[1:]))"]

@@ -76,6 +76,7 @@ def test_alone_is_the_same_result() -> None:
         assert _cpu.num_threads() == 2
 
 
+@pytest.mark.slow
 def test_a_step_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path, TINY)
     options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "prefill", "--tokens", "33", "--repeat", "2"]

@@ -78,6 +78,7 @@ def errors(sample: Sample, logprobs: np.ndarray) -> np.ndarray:
     return np.array(of_prompt + of_answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_shapes(variant: str, tmp_path: Path) -> None:
     config = CONFIG | VARIANTS[variant]
@@ -110,6 +111,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Deepseek
     return path, DeepseekForward(config, model, drawn_tensors(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "limit"), PRECISIONS, ids=str)
 def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Path, DeepseekForward]) -> None:
     """Near float32, and the same bits in chunks."""

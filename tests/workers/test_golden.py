@@ -136,6 +136,7 @@ def test_agrees_with_transformers(plain: list[Sample], architecture: str) -> Non
         assert sample.ranks == [1] * len(sample.outputs)
 
 
+@pytest.mark.slow
 def test_native_plans_and_threads_agree(architecture: str) -> None:
     """Recorded or op by op, with any number of threads: the same bits."""
     answers = []

@@ -97,6 +97,7 @@ def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path, kv_c
     assert answer(runner) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
 def test_a_narrow_cache(first: Path, kv_cache_dtype: str) -> None:
     """The same bits however the prompt is cut, op by op and on two threads; log-probabilities near those of a cache in

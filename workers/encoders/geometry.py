@@ -6,13 +6,11 @@ becomes a token are neighbouring rows. Encoders with windows have the squares wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class Patches:
+class Patches(msgspec.Struct, frozen=True):
     """Of one grid of patches [height, width], in the order that they are computed in."""
 
     rows: np.ndarray  # of each patch, int64

@@ -14,8 +14,8 @@ each layer writes anew, each segment in blocks of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.vision_config import VisionConfig
@@ -31,8 +31,7 @@ _BLOCK_SIZE = 32  # slots; segments begin at a block
 _MAX_PLACES = 1 << 13  # rows or columns of patches: more than any picture that is let in
 
 
-@dataclass(frozen=True, slots=True)
-class UnitPatches:
+class UnitPatches(msgspec.Struct, frozen=True):
     """A unit as it is computed: `frames` grids of the same patches, one behind another."""
 
     frames: int

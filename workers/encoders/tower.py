@@ -8,8 +8,9 @@ once, and none has an effect on another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from engine.checkpoint.vision_config import VisionConfig
 from ops.modules import AttentionShape, LayerCache, LayerNorm, Linear, Norm, PatchLinear, PositionTable, Tensor
@@ -18,8 +19,7 @@ from workers.encoders.inputs import EncoderInputs
 from workers.weights.declaration import Weights
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """What is at hand between two layers: `step`s and tensors of a backend."""
 
     inputs: EncoderInputs
@@ -29,7 +29,7 @@ class Call:
     angles: Any  # of `OpTable.rotary_angles`
     h: Tensor  # the layer's input is h + residual, or h where there is none
     residual: Tensor = None
-    deepstack: list[Tensor] = field(default_factory=list)  # tokens' features of inner layers
+    deepstack: list[Tensor] = []  # tokens' features of inner layers
 
 
 class Mlp(Protocol):

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from engine.config import EplbConfig
@@ -31,8 +31,7 @@ from workers.parallel.experts import ExpertRank
 _PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """What the leader saw."""
 
     at_s: float
@@ -40,15 +39,14 @@ class _Look:
     counts: np.ndarray  # [layers, experts], of all ranks, in all
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(msgspec.Struct):
     """What an operator asks for."""
 
     command_id: str
     is_forced: bool
     is_begun: bool = False  # what is looked for, or proposed, is for it
     version: int | None = None  # that it put in force
-    details: Details = field(default_factory=dict)
+    details: Details = {}
 
 
 class Balancer:

@@ -7,8 +7,9 @@ Nothing is cut along inputs and nothing is added up across ranks, so each number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import msgspec
 
 from ops.modules import AttentionShape, Columns, HeadRange, LatentShape
 
@@ -18,8 +19,7 @@ MIN_PANELS = 2  # of a rank: what is smaller takes less time than waiting for th
 Shape = TypeVar("Shape", AttentionShape, LatentShape)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorShare:
+class TensorShare(msgspec.Struct, frozen=True):
     """Rank `rank` of `size`."""
 
     rank: int = 0
@@ -34,7 +34,7 @@ class TensorShare:
         count, kv_count = shape.num_heads // self.size, max(1, shape.num_kv_heads // self.size)
         assert count * self.size == shape.num_heads, f"{shape.num_heads} heads on {self.size} ranks"
         first_kv = self.rank * shape.num_kv_heads // self.size
-        return replace(shape, own=HeadRange(self.rank * count, count, first_kv, kv_count))
+        return msgspec.structs.replace(shape, own=HeadRange(self.rank * count, count, first_kv, kv_count))
 
     def columns(self, num_outputs: Sequence[int]) -> Columns:
         """Of outputs one after another the same part of each; none: all, as it is too little to be cut."""

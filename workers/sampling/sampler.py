@@ -16,16 +16,14 @@ Log-probabilities and ranks are those of the raw logits, before any of it; they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ops import _cpu
 from workers.step.slots import Slots
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """A token of each row, and what is known of it. 0 in the rows that want no log-probabilities."""
 
     token_ids: np.ndarray  # int32 [n]

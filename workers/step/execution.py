@@ -8,8 +8,9 @@ the numbers of rows are read from the inputs: one tape serves prefill, decode an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Any, Protocol
+
+import msgspec
 
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording
@@ -59,9 +60,9 @@ def _telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:
 
         return call
 
-    names = [field.name for field in fields(OpTable)]
+    names = OpTable.__struct_fields__
     followers: dict[str, Any] = {name: followed(getattr(ops, name)) for name in names[names.index("begin") :]}
-    return replace(ops, **followers)
+    return msgspec.structs.replace(ops, **followers)
 
 
 class EagerPlan:

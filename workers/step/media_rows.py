@@ -6,8 +6,7 @@ looked up: positions on the time axis may lie far beyond the longest prompt, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
@@ -15,8 +14,7 @@ from workers.step.slots import Slots
 from workers.weights.rotary import rotary_angles
 
 
-@dataclass(frozen=True, slots=True)
-class RowsOfMedia:
+class RowsOfMedia(msgspec.Struct, frozen=True):
     """Of n rows: int32 [n], the first two, and float32 [n, head_dim], empty where positions are one number."""
 
     feature_rows: np.ndarray

@@ -9,8 +9,7 @@ Positions (Wang et al. 2024, "Qwen2-VL"): text counts on all three axes alike; a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from engine.messages import MediaUnit, SlotStart
@@ -18,8 +17,7 @@ from engine.messages import MediaUnit, SlotStart
 NO_ROW = -1
 
 
-@dataclass(slots=True, eq=False)
-class PromptMedia:
+class PromptMedia(msgspec.Struct, eq=False):
     """Unit u of a prompt has the tokens [starts[u], ends[u]), and its features begin at `rows[u]` of the encoder arena (NO_ROW:
     they are not there). Text between is at its place + shifts[the number of units before it], on all axes."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.checkpoint.model_config import RopeConfig
 from engine.checkpoint.vision_config import PixelScale
@@ -31,23 +32,22 @@ from ops.modules import (
 from workers.parallel.share import TensorShare
 
 
-@dataclass(slots=True)
-class Weights:
+class Weights(msgspec.Struct):
     """The modules that one model declared, in its order; linears know which of their outputs this rank computes."""
 
-    share: TensorShare = field(default_factory=TensorShare)
-    linears: list[Linear] = field(default_factory=list)
-    head_linears: list[HeadLinear] = field(default_factory=list)
-    embeddings: list[Embedding] = field(default_factory=list)
-    norms: list[Norm] = field(default_factory=list)
-    layer_norms: list[LayerNorm] = field(default_factory=list)
-    patch_linears: list[PatchLinear] = field(default_factory=list)
-    position_tables: list[PositionTable] = field(default_factory=list)
-    encoder_linears: list[Linear] = field(default_factory=list)
-    head_norms: list[HeadNorm] = field(default_factory=list)
-    routers: list[Router] = field(default_factory=list)
-    mixtures: list[Experts] = field(default_factory=list)
-    rotaries: list[tuple[RopeConfig, Rotary]] = field(default_factory=list)
+    share: TensorShare = msgspec.field(default_factory=TensorShare)
+    linears: list[Linear] = []
+    head_linears: list[HeadLinear] = []
+    embeddings: list[Embedding] = []
+    norms: list[Norm] = []
+    layer_norms: list[LayerNorm] = []
+    patch_linears: list[PatchLinear] = []
+    position_tables: list[PositionTable] = []
+    encoder_linears: list[Linear] = []
+    head_norms: list[HeadNorm] = []
+    routers: list[Router] = []
+    mixtures: list[Experts] = []
+    rotaries: list[tuple[RopeConfig, Rotary]] = []
 
     def linear(
         self,

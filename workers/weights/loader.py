@@ -10,11 +10,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
@@ -66,8 +66,7 @@ class Stored(Protocol):
     def check_unchanged(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     """`num_bytes`: of its weights as they are kept; `contents`: what tells their values from any others."""
 
     model: Model
@@ -104,7 +103,7 @@ def load_model(
     outcome: CacheOutcome = "off"
     found = ""
     directory = cache if ops.layout is not None else None
-    description = {"model": _shape(config, weights), "layout": ops.layout and ops.layout()} | asdict(precision)
+    description = {"model": _shape(config, weights), "layout": ops.layout and ops.layout()} | msgspec.structs.asdict(precision)
 
     def of(contents: str) -> dict[str, Any]:
         return {"contents": contents} | description
@@ -235,7 +234,7 @@ class _Loading:
 
     def _formats(self) -> list[tuple[Any, ...]]:
         """Of every matrix; another load of the same file need not look for them."""
-        return [astuple(matrices[0].format) for matrices in self._matrices]
+        return [msgspec.structs.astuple(matrices[0].format) for matrices in self._matrices]
 
     def _set_formats(self, formats: list[tuple[Any, ...]]) -> None:
         for matrices, format in zip(self._matrices, formats, strict=True):

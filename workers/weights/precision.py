@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.errors import CheckpointError
 from ops.modules import Linear
@@ -29,8 +30,7 @@ _WINT8 = WeightFormat("int8")
 _WINT4_GROUPS = (64, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(msgspec.Struct, frozen=True):
     """What was asked for, as in EngineConfig."""
 
     dtype: str = "float32"

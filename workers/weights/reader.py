@@ -21,10 +21,10 @@ import json
 import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.files import MappedFile, read_file
@@ -55,8 +55,7 @@ _UNUSED_BY_ENCODERS = r"^visual\.vision_model\.(head\.|embeddings\.packing_posit
 _MAX_LISTED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """A stored tensor, or some columns of a fused one."""
 
     tensor: Tensor

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.files import map_file
@@ -41,8 +41,7 @@ FLOATS = ("F32", "F16", "F64", "BF16", "U16")
 _BFLOAT16 = ("BF16", "U16")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """A tensor's entry in a file; [begin, end) are bytes of the file."""
 
     file: SafetensorsFile

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions
 
 _MAX_EXPERTS = 65_536  # of a layer; each takes memory before a weight is looked at
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertsConfig:
+class ExpertsConfig(msgspec.Struct, frozen=True):
     """The sparse layers, which have experts in place of an MLP. How experts are chosen and weighed is said by
     `ops.modules.RoutingRule`, whose fields these are."""
 

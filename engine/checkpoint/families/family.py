@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import VisionConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Biases:
+class Biases(msgspec.Struct, frozen=True):
     """Which projections add one."""
 
     qkv: bool  # queries, keys and values
@@ -18,8 +17,7 @@ class Biases:
     mlp: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Latents:
+class Latents(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, 2024): elements of what is computed and kept of a position, and of a head."""
 
     query_dim: int  # of what queries are compressed to first; 0: they are not

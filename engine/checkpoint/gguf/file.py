@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from engine.checkpoint.files import map_file
 from engine.errors import CheckpointError
@@ -44,8 +45,7 @@ BLOCKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
+class GgufTensor(msgspec.Struct, frozen=True):
     """A tensor's entry; [begin, end) are bytes of the file. Rows (the last dimension) are whole blocks."""
 
     file: GgufFile

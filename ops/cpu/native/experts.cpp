@@ -157,7 +157,7 @@ public:
             num_elements += elements;
             const i64 parts = std::min(cut.tiles, divide_up(elements, SMALL_COUNT));
             for (i64 part = 0, begin = 0, end; part < parts; ++part, begin = end) {
-                end = part + 1 == parts ? rows : rows * (cut.tiles * (part + 1) / parts) / cut.tiles;
+                end = first_row(rows, cut.tiles, part + 1, parts);
                 tasks_.push_back({static_cast<i32>(i), begin, end, 0, 0});
             }
         }
@@ -216,8 +216,7 @@ private:
         for (i64 part = 0, begin = range.begin, end; part < parts; ++part, begin = end) {
             end = part + 1 == parts ? range.end : range.begin + groups * (part + 1) / parts * PANEL_GROUP;
             for (i64 row_part = 0, row = 0, row_end; row_part < cut.row_parts; ++row_part, row = row_end) {  // share weights
-                row_end = cut.rows;
-                if (row_part + 1 < cut.row_parts) row_end = cut.rows * (cut.tiles * (row_part + 1) / cut.row_parts) / cut.tiles;
+                row_end = first_row(cut.rows, cut.tiles, row_part + 1, cut.row_parts);
                 tasks_.push_back({static_cast<i32>(index), row, row_end, begin, end});
             }
         }

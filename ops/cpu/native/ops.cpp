@@ -119,8 +119,7 @@ void run_op(Engine &engine, const LinearOp &op) {
         const i64 row_part = task % row_parts, part = task / row_parts;  // neighbours in time share their weights
         const i64 begin = split.groups * part / split.parts * split.group;
         const i64 end = std::min(panels, split.groups * (part + 1) / split.parts * split.group);
-        const auto row_at = [&](i64 part) { return rows * (tiles * part / row_parts) / tiles; };
-        run(row_at(row_part), row_at(row_part + 1), begin, end);
+        run(first_row(rows, tiles, row_part, row_parts), first_row(rows, tiles, row_part + 1, row_parts), begin, end);
     });
 }
 

@@ -15,6 +15,9 @@ constexpr i64 PANEL_GROUP = 4;          // of tasks, as the micro-kernels for fe
 
 inline i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
 
+// Where part number `part` of `parts` begins of rows that are so many tiles, of which each part has about as many.
+inline i64 first_row(i64 rows, i64 tiles, i64 part, i64 parts) { return rows * (tiles * part / parts) / tiles; }
+
 // function(begin, end) over [0, rows), in one piece where it is little.
 template <class Function>
 void for_rows(Engine &engine, i64 rows, i64 width, const Function &function) {

@@ -300,6 +300,7 @@ def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: Edge) -> None
     assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
 
 
+@pytest.mark.slow
 def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All samples of a prompt go to one tokenizer; the other one's are left alone."""
     with Edge(tmp_path_factory.mktemp("run"), tokenizer_processes=2) as edge, contextlib.ExitStack() as stack:
@@ -366,6 +367,7 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
     assert reader.choices[-1]["finish_reason"] == "abort"
 
 
+@pytest.mark.slow
 def test_a_full_ring_delays_its_sender_alone(paced: Edge) -> None:
     """A tokenizer that does not read: who brings more than the ring holds waits, and those who come later pass it by."""
     reader = Reader(paced, "before-the-jam")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from engine.block_keys import ROOT, hash_block
 from engine.parallel.routing import OPEN_SAMPLE_TOKENS, REASONS, ReplicaLoad, route

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from engine.messages import Hello, WeightsState
 from engine.process.run_directory import WeightsRecord
 from engine.scheduler.ranks import Ranks
@@ -89,6 +91,12 @@ def test_contents_are_those_of_the_first_rank_that_has_them() -> None:
     ranks.greet(1, Hello("worker1", 2, 1, "/old", "b"))
     assert ranks.with_contents(known) == known
     assert (ranks.have_wrong_weights(known), ranks.overwritten(known)) == (True, "/old")
+
+
+def test_contents_of_numbers_that_no_rank_can_come_back_to_are_forgotten() -> None:
+    ranks, contents = both_there(), {1: "a", 2: "b"}
+    assert ranks.with_contents(replace(record(OLD, NEW), contents=contents)).contents == contents
+    assert ranks.with_contents(replace(record(NEW, NEW), contents=contents)).contents == {2: "b"}
 
 
 def test_cleared_ranks_hold_nothing() -> None:

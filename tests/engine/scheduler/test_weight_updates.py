@@ -458,7 +458,7 @@ def test_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
     simulation.restart_rank(files="b")
     simulation.run_until(lambda: simulation.rank.version == 2, "a number of its own")
     simulation.finish()
-    assert simulation.run.weights() == WeightsRecord(MODEL, 2, 2, WeightsState.NORMAL, ((MODEL, 2),), {1: "a", 2: "b"})
+    assert simulation.run.weights() == WeightsRecord(MODEL, 2, 2, WeightsState.NORMAL, ((MODEL, 2),), {2: "b"})
     simulation.check(*streams)
     assert {output.weight_version for stream in streams for output in stream.outputs} == {1, 2}
     assert any("was written over while it was in use" in entry.text for entry in simulation.segments.counters.errors.entries())
@@ -491,7 +491,7 @@ def test_ranks_that_found_different_contents(tmp_path: Path) -> None:
         stream = simulation.submit([1, 2, 3])
         simulation.finish()
         simulation.check(stream)
-        assert simulation.run.weights().contents == {1: "a", 2: "b"}
+        assert simulation.run.weights().contents == {2: "b"}
 
 
 def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulation) -> None:
@@ -531,7 +531,7 @@ def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulatio
     reply = simulation.ask(Resume())
     assert (reply.status, "written over" in reply.message, state_of(simulation)) == (400, True, WeightsState.CLEARED)
     assert simulation.ask(ReloadWeights()).status == 200
-    assert simulation.run.weights().contents == {1: "a", 2: "b"}
+    assert simulation.run.weights().contents == {2: "b"}
 
 
 def test_a_checkpoint_written_over_wakes_nobody(simulation: Simulation) -> None:

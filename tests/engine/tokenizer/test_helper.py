@@ -124,6 +124,7 @@ def test_queues_are_bounded(lanes: Bench, gate: Path, size: int, limit: int) -> 
     lanes.add(call("again", text), is_newcomer=False)  # begun before a crash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [("die", "exit code 7"), ("spin", "processor time"), ("memory", "memory")],

@@ -621,6 +621,7 @@ def test_a_hostile_template_holds_nobody(bench: Bench) -> None:
     assert bench.count("helper_jobs_cancelled_total") == 4
 
 
+@pytest.mark.slow
 def test_a_template_that_takes_too_long_fails_its_request(bench: Bench) -> None:
     bench.send("api0", submit(chat({"role": "user", "content": "x"}, chat_template=SEARCH)))
     rejected = bench.one(Rejected)

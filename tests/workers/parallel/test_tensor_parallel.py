@@ -92,6 +92,7 @@ def test_two_ranks_give_the_bytes_of_one() -> None:
             assert answers == alone, job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, ODD)
@@ -99,6 +100,7 @@ def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
     assert on_each(num_ranks, serve_all, [job]) == [[serve(*job)]] * num_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_experts_and_latents(num_ranks: int, tmp_path: Path) -> None:
     """In every precision, and op by op."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.families import FAMILIES
@@ -89,9 +89,9 @@ def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufT
         for expert in range(tensor.shape[0]):
             begin = tensor.begin + expert * num_bytes
             name = f"{layer}.mlp.experts.{expert}.{_OF_EXPERTS[match[2]]}.{match[3]}"
-            yield name, replace(tensor, shape=tensor.shape[1:], begin=begin, end=begin + num_bytes)
+            yield name, msgspec.structs.replace(tensor, shape=tensor.shape[1:], begin=begin, end=begin + num_bytes)
     elif match and match[2] == "exp_probs_b" and config.experts and tensor.shape == (config.experts.num_experts,):
-        yield f"{layer}.{config.experts.correction}", replace(tensor, shape=config.experts.correction_shape)
+        yield f"{layer}.{config.experts.correction}", msgspec.structs.replace(tensor, shape=config.experts.correction_shape)
     else:
         yield _plain_name(tensor.name), tensor
 

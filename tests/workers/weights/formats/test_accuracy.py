@@ -50,6 +50,7 @@ def assert_within(errors: Errors, bound: float) -> None:
     assert abs(errors.perplexity) <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, conversations: list[Conversation], exact: np.ndarray) -> None:
     assert_within(Errors.of(logprobs_of(DEMO, conversations, **OPTIONS[name]), exact), BOUNDS[name])

@@ -106,6 +106,7 @@ def test_e4m3() -> None:
     assert e4m3(np.array([0x7E, 0x01, 0x08], np.uint8)).tolist() == [448, 2**-9, 2**-6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [pack_quantized(8, 32), fp8_blocks()], ids=["packed 8", "fp8 blocks"])
 def test_served(form: Format, tmp_path: Path) -> None:
     """Answers as the same weights do that were stored as float32, where both become float32."""
