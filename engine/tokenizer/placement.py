@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import RequestError
