@@ -55,14 +55,17 @@ class ApiActor(Actor):
 
     def on_start(self) -> None:
         config = self.context.config
+        record = ModelRecord.of_run(self.context.run.model_path)
+        vision = record.config.vision if self._desk else None
+        kinds = () if vision is None else ("image",) if vision.video_token_id < 0 else ("image", "video")
         services = Services(
             self.context,
             self.client,
-            ServedModel.of(config, ModelRecord.of_run(self.context.run.model_path)),
+            ServedModel.of(config, record),
             ControlClient(self.context.run),
             BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
             BodyBudget(config.max_body_bytes),
-            MediaRequests(self.context, self._desk),
+            MediaRequests(self.context, self._desk, kinds),
         )
         allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         self._sockets = [listening_socket(config.host, config.port)]

@@ -67,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_max_dispatch_tokens_per_rank: int = 0  # rows of the windows through which these exchange them, resident from the start
     enable_eplb: bool = False  # experts move between ranks by how much they are asked for
     eplb_config: EplbConfig = EplbConfig()
+    group_ports: tuple[int, ...] = ()  # of the loopback, held by the supervisor, where groups of reference ops find each other
     comm_bytes: int = 0  # size of the comm arena of a replica, or of all that share experts; 0: it has one rank
     api_processes: int
     tokenizer_processes: int
@@ -126,6 +127,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_ranks(self) -> int:
         """Of all replicas together."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def are_gangs_whole(self) -> bool:
+        """Ranks exchange tensors in groups of Paddle's processes, which go on without nobody: one that dies ends its gang."""
+        return self.ops != "native"
+
+    @property
+    def num_groups(self) -> int:
+        """Of such processes: the ranks of each replica, and all that share experts."""
+        if not self.are_gangs_whole:
+            return 0
+        return (self.data_parallel_size if self.tensor_parallel_size > 1 else 0) + self.enable_expert_parallel
 
     @property
     def num_redundant_experts(self) -> int:

@@ -47,6 +47,7 @@ class AttentionMetadata(Protocol):
 
     max_rows: int
     num_rows: int  # R, a multiple of the table's row_tile
+    num_tokens: int  # of them, those that are not padding
     num_tiles: int  # at least 2
     tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
     num_key_splits: int  # covers the longest context of the step

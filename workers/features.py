@@ -7,8 +7,7 @@ whose it is. What is not there as it should be is reported, and the step is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -18,24 +17,12 @@ from engine.messages import Encode, EncoderCall
 from shm.encoder_arena import EncoderArena
 from shm.errors import SharedMemoryError
 from shm.extent_slab import ExtentSlab
+from workers.encoder import Encoder
 from workers.parallel.communicator import Communicator
 from workers.step.prompt_media import NO_ROW
 from workers.step.slots import Slots
 
 Missing = dict[bytes, str]  # unit -> why it is not there
-
-
-class Encoder(Protocol):
-    """The model's (`workers/encoder.py`)."""
-
-    config: VisionConfig
-
-    def run(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
-        """The call's layers, and where they are the last ones, its units' features and lines in the arena. `pixels` come with
-        the first: of each unit, by its hash."""
-
-    def goes_on_with(self, call: EncoderCall) -> bool:
-        """Whether the layers before those of `call` left here what they need."""
 
 
 class Features:

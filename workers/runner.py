@@ -21,10 +21,12 @@ from engine.messages import PromptLogprobs, Step, StepResult
 from engine.process.run_directory import Run
 from ops.modules import Experts
 from workers.devices.device import make_device
-from workers.encoder import Encoder as MediaEncoder
-from workers.features import Encoder, Features, Missing, together
+from workers.encoder import Encoder
+from workers.features import Features, Missing, together
+from workers.models import Model
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
+from workers.parallel.meetings import Meetings
 from workers.parallel.sampling import exchanged
 from workers.parallel.share import TensorShare
 from workers.sampling import sampler
@@ -107,13 +109,15 @@ class ModelRunner:
         self._share = TensorShare()
         if communicator is not None:
             self._share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
-        self._gang = communicator.gang(experts.gang if experts else None) if communicator else None
+        is_native = config.ops == "native"
+        self._gang = communicator.gang(experts.gang if experts else None) if communicator and is_native else None
+        meetings = Meetings.of(config, rank, self._communicator, experts.communicator if experts else None)
         self._config = config
         self._on_op = on_op
         self._model_config = model_config
         self._rank = rank
         self._device = device = make_device(
-            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang
+            config.device, config.ops, config.threads, rank, config.num_ranks, config.cpu_kernels, self._gang, meetings
         )
         self._ops = device.ops
         spec = KVCacheSpec.of(model_config, config.block_size, config.kv_cache_dtype)
@@ -167,20 +171,23 @@ class ModelRunner:
         # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
         # reach those that follow
         self._ops.clear_block(self._cache, DUMMY_BLOCK)
+        self.encoder = self._make_encoder(loaded.model, version)
         plan = make_plan(self._config.plan, loaded.model, self._ops, self.inputs, self._cache, self._on_op, self._gang)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
-        self.encoder = None
-        if self._features is not None and loaded.model.encoder is not None:
-            arena, share = self._features.arena, self._share
-            self.encoder = MediaEncoder(
-                loaded.model.encoder, self._device, arena, version, self._config.plan, share.rank, share.size, self._on_op
-            )
 
     def clear(self) -> None:
         """Let go of the weights."""
         self.weights = LoadedWeights("", 0, 0, None)
-        self.encoder = None
         self.mixtures = []
+        self.encoder = None
+
+    def _make_encoder(self, model: Model, version: int) -> Encoder | None:
+        """None: the model takes no media, or is not to."""
+        if self._features is None or model.encoder is None:
+            return None
+        place, count = (0, 1) if self._communicator is None else (self._communicator.place, self._communicator.count)
+        arena, plan = self._features.arena, self._config.plan
+        return Encoder(model.encoder, self._device, arena, version, plan, place, count, self._on_op)
 
     # --------------------------------------------------------------------------------------------------------- steps
 

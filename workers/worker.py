@@ -289,6 +289,7 @@ class WorkerActor(Actor):
             timeout_s=config.hang_timeout_s + _HANG_GRACE_S,
             spin_ns=SPIN_NS if has_own_cores else 0,
             shares_experts=shares_experts,
+            needs_all=config.are_gangs_whole,
         )
 
     def _make_turns(self) -> GangTurns | None:

@@ -119,7 +119,10 @@ class Fetcher:
             found = await self._try(link, max_bytes)
             if not isinstance(found, str):
                 return found
-            link = _parsed(urljoin(link.text, found))
+            try:
+                link = _parsed(urljoin(link.text, found))
+            except ValueError:
+                raise invalid_link("redirects to no valid URL") from None
         raise invalid_link(f"redirects more than {MAX_REDIRECTS} times")
 
     async def _try(self, link: _Link, max_bytes: int) -> bytearray | str:

@@ -6,7 +6,7 @@ Used by the route handlers of the api process. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,14 +68,16 @@ def completion_parts(body: CompletionMedia) -> list[MediaPart]:
     return parts
 
 
-def check_parts(parts: list[MediaPart], is_seeing: bool, takes_features: bool, limits: Mapping[str, int]) -> None:
-    """What can be said without looking at them."""
-    if parts and not is_seeing:
-        raise RequestError(
-            f"{parts[0].path}: this model takes text alone; leave the {parts[0].kind} out",
-            code="unsupported_media",
-            param=parts[0].path,
-        )
+def check_parts(parts: list[MediaPart], kinds: Collection[str], takes_features: bool, limits: Mapping[str, int]) -> None:
+    """What can be said without looking at them. `kinds`: that the model takes."""
+    for part in parts:
+        if part.kind not in kinds:
+            taken = " and ".join(["text", *kinds])
+            raise RequestError(
+                f"{part.path}: this model takes {taken} alone; leave the {part.kind} out",
+                code="unsupported_media",
+                param=part.path,
+            )
     numbers = Counter(part.kind for part in parts)
     for kind, number in numbers.items():
         if number > limits[kind]:

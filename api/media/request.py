@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from urllib.parse import unquote
 
 from starlette.types import Receive
@@ -32,9 +32,11 @@ _FRAMES = "data:video/jpeg;base64,"
 
 
 class MediaRequests:
-    """What the handlers of one api process share. `desk` is None where the model takes text alone."""
+    """What the handlers of one api process share. `desk` is None where the model takes text alone; `kinds`: what else it
+    takes."""
 
-    def __init__(self, context: ActorContext, desk: MediaDesk | None) -> None:
+    def __init__(self, context: ActorContext, desk: MediaDesk | None, kinds: Collection[str]) -> None:
+        self._kinds = kinds
         self._config = context.config
         self._name = context.name
         self._desk = desk
@@ -47,7 +49,7 @@ class MediaRequests:
         """The items of a request's parts, in their order, held until somebody calls `release`. `receive`: of a client that may
         leave meanwhile. RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
         config = self._config
-        check_parts(parts, self._desk is not None, config.enable_mm_embeds, config.limit_mm_per_prompt)
+        check_parts(parts, self._kinds, config.enable_mm_embeds, config.limit_mm_per_prompt)
         if self._desk is None or not parts:
             return HeldMedia()
         given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}

@@ -105,7 +105,8 @@ class MediaActor(Actor):
 
     def on_peer(self, name: str, epoch: int) -> None:
         """Nobody waits for what another life asked for."""
-        self._outbox(name).clear()
+        if name in self._outboxes:
+            self._outboxes[name].clear()
         if role_of(name) == "api":
             self._drop([prepare for prepare in self._prepares if prepare.api == name and prepare.api_epoch < epoch])
         elif role_of(name) == SCHEDULER:

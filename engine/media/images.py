@@ -72,15 +72,19 @@ def sides_of(data: bytes | bytearray, max_pixels: int) -> tuple[int, int]:
         return (width, height) if is_turned else (height, width)
 
 
-def pixels_of(data: bytes | bytearray, settings: PictureSettings, max_pixels: int) -> Pixels:
-    """uint8 [height, width, 3] in the size that `settings` bring it to. RequestError as of `sides_of`."""
+def pixels_of(image: Image.Image, settings: PictureSettings) -> Pixels:
+    """uint8 [height, width, 3] of what `decoded` gives, in the size that `settings` bring it to."""
+    return resized(image, settings.size_of(image.height, image.width), settings.resample)
+
+
+def decoded(data: bytes | bytearray, max_pixels: int) -> Image.Image:
+    """The whole picture, as `upright` has it. RequestError as of `sides_of`, or it is damaged further behind."""
     with decoding("image"):
-        image = upright(data, max_pixels)
-        return resized(image, settings.size_of(image.height, image.width), settings.resample)
+        return upright(data, max_pixels)
 
 
 def upright(data: bytes | bytearray, max_pixels: int) -> Image.Image:
-    """In red, green and blue, and the right way up."""
+    """In red, green and blue, and the right way up. Whatever the decoder raises."""
     if format_of(data) == "WEBP":
         _check_sides(*_webp_sides(data), max_pixels)
     image: Image.Image = _open(data, max_pixels)

@@ -21,8 +21,11 @@ from engine.messages import MediaItem, MediaSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL import Image
 
 Parts = list[bytearray]
+NUM_WHOLE = 10_000
+KEPT_PIXELS = 1 << 22  # of a picture that was just looked at
 
 
 class MediaItems:
@@ -46,7 +49,9 @@ class MediaItems:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._beat = beat
-        # What was used last, by the hash of its first unit: its next unit is asked for next.
+        self._whole: dict[bytes, None] = {}  # pictures that were decoded without fault, the latest last
+        # What was used last, by the hash of its first unit: it, or its next unit, is asked for next.
+        self._picture: tuple[bytes, Image.Image] | None = None
         self._clip: tuple[bytes, video.Clip] | None = None
         self._rows: tuple[bytes, NDArray[np.float32]] | None = None
 
@@ -69,7 +74,9 @@ class MediaItems:
             return self._look_at_features(source, parts, settings, name)
         if source.kind == "image":
             height, width = settings.picture.size_of(*images.sides_of(parts[0], self._max_pixels))
-            return self._item(source, name, self._grid_of(1, height, width))
+            item = self._item(source, name, self._grid_of(1, height, width))
+            self._check_whole(item.unit_hashes[0], parts[0])
+            return item
         clip = self._opened(unit_hash(name, 0), parts, settings)
         chosen = self._chosen(clip, settings)
         clip.check_gaps(chosen)
@@ -94,7 +101,10 @@ class MediaItems:
             return self._rows[1][index * rows : (index + 1) * rows]
         settings = self.settings_of(item.source)
         if item.kind == "image":
-            return images.pixels_of(parts[0], settings.picture, self._max_pixels)[None]
+            kept, self._picture = self._picture, None
+            is_same = kept is not None and kept[0] == item.unit_hashes[0]
+            image = kept[1] if kept and is_same else images.decoded(parts[0], self._max_pixels)
+            return images.pixels_of(image, settings.picture)[None]
         clip = self._opened(item.unit_hashes[0], parts, settings)
         count = self._vision.frames_per_unit
         chosen = self._padded(self._chosen(clip, settings))[index * count : (index + 1) * count]
@@ -110,6 +120,17 @@ class MediaItems:
         if self._clip is not None:
             self._clip[1].close()
             self._clip = None
+
+    def _check_whole(self, first_hash: bytes, data: bytearray) -> None:
+        """A damaged picture is refused before anybody asks for its pixels; one that was whole once is not decoded again."""
+        if first_hash in self._whole:
+            del self._whole[first_hash]
+        else:
+            image = images.decoded(data, self._max_pixels)
+            self._picture = (first_hash, image) if image.width * image.height <= KEPT_PIXELS else None
+        self._whole[first_hash] = None
+        while len(self._whole) > NUM_WHOLE:
+            del self._whole[next(iter(self._whole))]
 
     def _look_at_features(self, source: MediaSource, parts: Parts, settings: MediaSettings, name: bytes) -> MediaItem:
         """Of a video that somebody else cut into frames, these are taken to be as far apart as the settings say."""

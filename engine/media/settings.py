@@ -103,7 +103,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
             picture = _picture_settings(vision, picture_file)
             clip = _clip_settings(vision, clip_file, record.files)
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{record.path}: the processor files are wrong: {error}") from None
+            raise CheckpointError(f"its processor files are wrong: {error}") from None
         try:
             return MediaSettings(picture, clip).changed(processor_kwargs, io_kwargs)
         except RequestError as error:

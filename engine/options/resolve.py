@@ -107,7 +107,7 @@ def resolve(
     num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     run_id = new_run_id()
-    num_ranks = resolve_ranks(options, model, ops)
+    num_ranks = resolve_ranks(options, model)
     tensor_ranks = values["tensor_parallel_size"]
     config = EngineConfig(
         model=str(model_path),

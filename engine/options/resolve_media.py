@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.checkpoint.record import ModelRecord
-from engine.errors import OptionError
+from engine.errors import CheckpointError, OptionError
 from engine.media.settings import MediaSettings
 from engine.options.table import OptionValues
 
@@ -52,7 +52,10 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
     if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
         values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
     fields["media_processes"] = values["media_processes"]
-    settings = MediaSettings.of(record, values["mm_processor_kwargs"], values["media_io_kwargs"])
+    try:
+        settings = MediaSettings.of(record, values["mm_processor_kwargs"], values["media_io_kwargs"])
+    except CheckpointError as error:
+        raise OptionError(f"--model {record.path}: {error}") from error
     largest = min(settings.max_frame_pixels // vision.merged_pixels**2, max_model_len)
     unit_bytes = 3 * largest * vision.merged_pixels**2 * (vision.frames_per_unit if vision.video_token_id >= 0 else 1)
     fields["encoder_cache_size"] = values["encoder_cache_size"] or max(DEFAULT_ENCODER_CACHE, largest)

@@ -15,8 +15,8 @@ from engine.parallel.placement import max_redundant_experts
 _OF_SHARED_EXPERTS = ("ep_batched_token_timeout_ms", "ep_mixed_steps", "num_max_dispatch_tokens_per_rank")
 
 
-def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
-    """Ranks of all replicas together. OptionError where the model or the ops cannot be cut like that."""
+def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
+    """Ranks of all replicas together. OptionError where the model cannot be cut like that."""
     values = options.values
     size: int = values["tensor_parallel_size"]
     heads, kv_heads = model.num_attention_heads, model.num_kv_heads
@@ -35,14 +35,9 @@ def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
             f"--tensor-parallel-size {size} neither divides the model's {kv_heads} KV heads nor is divided by them; "
             f"give one of {fitting}"
         )
-    if size > 1 and ops != "native":
-        raise OptionError(
-            f"--tensor-parallel-size {size}: reference ops run on one rank of a replica; use --ops native, or "
-            "--data-parallel-size for more processes"
-        )
     num_ranks: int = size * values["data_parallel_size"]
     if values["enable_expert_parallel"]:
-        _check_experts(model, ops, num_ranks)
+        _check_experts(model, num_ranks)
     if values["enable_eplb"]:
         _check_balancing(values["enable_expert_parallel"], values["eplb_config"], model, num_ranks)
     if num_ranks > MAX_RANKS:
@@ -53,7 +48,7 @@ def resolve_ranks(options: OptionValues, model: ModelConfig, ops: str) -> int:
     return num_ranks
 
 
-def _check_experts(model: ModelConfig, ops: str, num_ranks: int) -> None:
+def _check_experts(model: ModelConfig, num_ranks: int) -> None:
     if model.experts is None:
         raise OptionError(f"--enable-expert-parallel: the model is {model.architecture} and has no experts; leave it out")
     if num_ranks == 1:
@@ -61,8 +56,6 @@ def _check_experts(model: ModelConfig, ops: str, num_ranks: int) -> None:
             "--enable-expert-parallel: there is 1 rank, and experts are shared by 2 at least; add --data-parallel-size or "
             "--tensor-parallel-size"
         )
-    if ops != "native":
-        raise OptionError(f"--enable-expert-parallel: {ops} ops compute all experts on each rank; use --ops native")
 
 
 def resolve_dispatch_rows(options: OptionValues) -> int:

@@ -193,6 +193,11 @@ class RunSegments:
         list(self.broadcasts.values())[replica].evict(rank)
         self.set_member(worker, False)
 
+    def peers_of(self, worker: str) -> list[str]:
+        """The other ranks of a rank's gang."""
+        gang, rank = _place_in(self._gangs, worker)
+        return [name for place, name in enumerate(self._gangs[gang]) if place != rank]
+
     def set_member(self, worker: str, is_member: bool) -> None:
         """Whether a rank takes part in its gang."""
         if self.gangs:

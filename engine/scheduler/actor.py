@@ -196,7 +196,7 @@ class SchedulerActor(Actor):
         )
         self._held_until_ns = output.held_until_ns
         if self.encoder is not None:
-            self.encoder.looked_for_rows(bool(output.rows), layers is not None or self.dispatcher.num_in_flight > 0)
+            self.encoder.needs.looked_for_rows(bool(output.rows), layers is not None or self.dispatcher.num_in_flight > 0)
         if output.preempted is not None:
             batch.preempt(output.preempted)
             self._preemptions.add(1)
@@ -258,7 +258,7 @@ class SchedulerActor(Actor):
 
     def _reject_readers(self, encoder: EncoderWork, unit_hash: bytes, error: RequestError) -> None:
         """Nothing can be made of the samples that need this unit."""
-        for sequence in encoder.readers_of(unit_hash):
+        for sequence in encoder.needs.readers_of(unit_hash):
             self._rejections.add(1)
             sequence.reader.reject(rejection(sequence.request, error))
             self.batch.finish(sequence)

@@ -6,15 +6,13 @@ than what costs as much as its tokens may. Rows of a step are computed after its
 
 Where the arena has no room for a unit that a sample cannot go on without, what nobody needs goes first, the least recently used
 in front, then what samples behind it need, the last one's in front: the first always gets on. Nobody holds rows: who needs a
-unit is looked up when a call begins, so that nothing is left of a sample that ends, however it does.
+unit is looked up when a call begins (`unit_needs.py`).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, islice, takewhile
-from operator import attrgetter
+from itertools import chain, takewhile
 
 import msgspec
 
@@ -23,28 +21,15 @@ from engine.process.context import ActorContext
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.encoder_cache import CachedUnit, EncoderCache, UnitState
 from engine.scheduler.pixels import PixelRequest, PixelRequests
-from engine.scheduler.policy import find_prefix
-from engine.scheduler.sequence import Sequence, SequenceState
 from engine.scheduler.sequence_media import PromptUnit
+from engine.scheduler.unit_needs import Need, UnitNeeds
 
-MAX_LOOK_AHEAD = 8  # waiting samples with media whose units are encoded before they are admitted
 MAX_CALL_STEPS = 4  # that several units of one call take together: with more the first would wait for the last
 MAX_CALL_UNITS = 64
 MAX_LOSSES = 5  # of one unit, one behind the other, before its samples fail
 
 CALL_BYTES = 64 + 192 * MAX_CALL_UNITS  # of a call in a Step at most
 RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with why it is missing
-
-
-_rank = attrgetter("rank")
-
-
-class Need(msgspec.Struct):
-    """A unit that some sample has still to read."""
-
-    unit: PromptUnit
-    place: int  # among all that are needed
-    is_next: bool  # a sample cannot go on without it
 
 
 class _Call(msgspec.Struct):
@@ -69,6 +54,7 @@ class EncoderWork:
     def __init__(self, context: ActorContext, batch: BatchState) -> None:
         config = context.config
         self.cache = EncoderCache(config.encoder_cache_size)
+        self.needs = UnitNeeds(context, batch, self.cache)
         self._pixels = PixelRequests(context)
         self._batch = batch
         self._depth = config.encoder_depth
@@ -77,13 +63,10 @@ class EncoderWork:
         self._lent: list[PixelRequest] = []  # of the call under way, until its first layers are dispatched
         self._parts: dict[int, _StepPart] = {}  # by step
         self._losses: dict[bytes, int] = {}
-        self._is_stalled = False
         self._is_without_room = False  # pixels lie ready, and no rows are free for any of them
         self._num_calls = context.epoch << 32
         names = ("calls", "units", "rows", "losses", "evictions")
         self._cells = {name: context.counter(f"encoder_{name}_total") for name in names}
-        self._queries = context.counter("mm_cache_queries_total")
-        self._hits = context.counter("mm_cache_hits_total")
         self._usage = context.counter("encoder_cache_usage_perc")
         self._num_cached = context.counter("num_encoder_cache_units")
 
@@ -98,7 +81,7 @@ class EncoderWork:
     def advance(self, now_ns: int) -> int:
         """Ask for pixels of what is needed, give back and give up what is not. The number of messages sent."""
         if not self.is_idle:
-            needs = self._needs()
+            needs = self.needs.look_up()
             if self._call is not None and not any(unit.unit_hash in needs for unit in self._call.units):
                 self._drop_call()
             self._pixels.keep(needs)
@@ -151,10 +134,6 @@ class EncoderWork:
             self.cache.use(part.touched)
             self._parts[step_id] = part
 
-    def looked_for_rows(self, has_rows: bool, is_at_work: bool) -> None:
-        """Whether a sample gets on with the next step; `is_at_work`: or may, when what is under way is back."""
-        self._is_stalled = not has_rows and (self._is_stalled or not is_at_work)
-
     def completed(self, step_id: int, encoded: Collection[bytes]) -> None:
         """Its result is back."""
         part = self._parts.pop(step_id, None)
@@ -169,6 +148,7 @@ class EncoderWork:
                 self._losses.pop(unit.unit_hash, None)
             else:
                 self.cache.forget(unit)
+        self._show()
 
     def rollback(self) -> None:
         """The steps in flight are lost: what results have confirmed serves on, the rest starts at layer 0."""
@@ -212,53 +192,11 @@ class EncoderWork:
     def media_restarted(self, name: str, epoch: int) -> None:
         self._pixels.media_restarted(name, epoch)
 
-    def readers_of(self, unit_hash: bytes) -> list[Sequence]:
-        """The samples that have still to read a unit."""
-        return [
-            sequence
-            for sequence in self._batch.sequences.values()
-            if sequence.media is not None
-            and any(unit.unit_hash == unit_hash for unit in sequence.media.needed(self._position(sequence)))
-        ]
-
-    # ------------------------------------------------------------------------------------------------------- needs
-
-    def _needs(self) -> dict[bytes, Need]:
-        """Every unit that is needed, in the samples' order and each prompt's."""
-        needs: dict[bytes, Need] = {}
-        for sequence in self._in_order():
-            media = sequence.media
-            if media is None or sequence.reader.is_slow:
-                continue
-            units = media.needed(self._position(sequence))
-            if not media.is_counted:
-                media.is_counted = True
-                self._queries.add(len(units))
-                self._hits.add(sum(unit.unit_hash in needs or self.cache.get(unit.unit_hash) is not None for unit in units))
-            is_next = True
-            for unit in units:
-                need = needs.setdefault(unit.unit_hash, Need(unit, len(needs), is_next))
-                need.is_next |= is_next
-                is_next = is_next and self.cache.is_readable(unit.unit_hash)
-        return needs
-
-    def _in_order(self) -> Iterator[Sequence]:
-        """All that runs, and what is next in line. While nothing gets on, what runs goes first, since it may hold the slots and
-        blocks that what waits needs."""
-        waiting = islice((sequence for sequence in self._batch.waiting if sequence.media is not None), MAX_LOOK_AHEAD)
-        return chain(self._batch.running, waiting) if self._is_stalled else heapq.merge(self._batch.running, waiting, key=_rank)
-
-    def _position(self, sequence: Sequence) -> int:
-        """Where the sequence goes on, or would if it were admitted now."""
-        if sequence.state is SequenceState.RUNNING:
-            return sequence.num_computed
-        return len(find_prefix(sequence, self._batch.pool, self._batch.limits)) * self._batch.limits.block_size
-
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _begin_call(self) -> None:
         """Of what is needed and not cached, as much as has its pixels, and room."""
-        needs = self._needs()
+        needs = self.needs.look_up()
         num_rows = 0
         units: list[CachedUnit] = []
         encodes: list[Encode] = []

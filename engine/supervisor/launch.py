@@ -55,7 +55,9 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
         try:
             port = open_until_end.enter_context(reserve_port(config.host, config.port))
-            config = msgspec.structs.replace(config, port=port.getsockname()[1])
+            groups = [open_until_end.enter_context(reserve_port("127.0.0.1", 0)) for _ in range(config.num_groups)]
+            group_ports = tuple(group.getsockname()[1] for group in groups)
+            config = msgspec.structs.replace(config, port=port.getsockname()[1], group_ports=group_ports)
             run, lock = _open_run(config, model, plan, open_until_end)
             experts = model.config.experts
             shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)

@@ -158,7 +158,7 @@ class Supervisor:
             self._bury(child)
         self._watch(now_ns)
         for start in [start for start in self._starts.values() if now_ns >= start.at_s * 1e9]:
-            self._attempt(start)
+            self._attempt_together(start)
         if self._phase is Phase.STARTING:
             self._advance_start()
         elif self._phase is Phase.STOPPING:
@@ -248,8 +248,9 @@ class Supervisor:
         cause = f"{child.name} died: {child.failure or how}"
         if role_of(child.name) == "worker":
             self.segments.evict(child.name)
+            self._end_peers(child)
         self._orders.actor_died(child.name, cause)
-        if self._phase is Phase.STARTING and not child.is_ready:
+        if self._phase is Phase.STARTING and not child.is_ready and not child.is_asked_to_end:
             self._fail(f"the engine cannot start: {cause}", child)
         elif child.is_asked_to_end or self._may_go_on(child.name):
             self._start_again(child, cause)
@@ -260,6 +261,22 @@ class Supervisor:
     def _may_go_on(self, name: str) -> bool:
         """Whether an actor that died may be started again; a file that killed it is not held against it."""
         return self.segments.blame_file(name) or self._restarts.record_death(name, time.monotonic())
+
+    def _end_peers(self, dead: Child) -> None:
+        """Where a gang cannot go on without one of its ranks all end with it and begin their next life together. That is one
+        death."""
+        for name in self._peers(dead.name):
+            peer = self.children.get(name)
+            if peer is None:
+                self._starts[name].epoch = dead.epoch + 1
+            elif peer.epoch == dead.epoch and not peer.is_asked_to_end:
+                peer.is_asked_to_end = True
+                peer.failure = f"ended with {dead.name}, without which its gang cannot go on"
+                peer.send_signal(SIGKILL)
+
+    def _peers(self, name: str) -> list[str]:
+        """Actors that live and die with this one."""
+        return self.segments.peers_of(name) if role_of(name) == "worker" and self.config.are_gangs_whole else []
 
     def _await_failure(self, dead: Child) -> None:
         """An actor that failed says why before it ends; that may come a moment after its end is seen."""
@@ -281,7 +298,7 @@ class Supervisor:
         if not dead.is_asked_to_end:
             self.segments.counters.errors.record(dead.name, cause)
         if not delay_s:
-            self._attempt(start)
+            self._attempt_together(start)
 
     def _put_off(self, start: _Start) -> float:
         """Until its time; how many seconds that is."""
@@ -289,6 +306,11 @@ class Supervisor:
         start.at_s = time.monotonic() + delay_s
         self._starts[start.plan.name] = start
         return delay_s
+
+    def _attempt_together(self, start: _Start) -> None:
+        """Start a child again, once all of its gang have ended their last lives."""
+        if all(self.children[peer].epoch == start.epoch for peer in self._peers(start.plan.name) if peer in self.children):
+            self._attempt(start)
 
     def _attempt(self, start: _Start) -> None:
         """Start a child again; where that cannot be done now, later."""

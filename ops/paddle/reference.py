@@ -14,13 +14,15 @@ alone):
   sum. A BLAS treats operands that begin within a line with other code.
 - Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
   outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
+- Of several ranks (`gang.py`) each makes whole chunks, and products of whole groups of query heads, of which it takes its own
+  columns and heads: so each product is the same as on one rank.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -30,6 +32,7 @@ from paddle.nn import functional
 
 from ops.modules import (
     AttentionShape,
+    Columns,
     Embedding,
     Experts,
     HeadLinear,
@@ -54,6 +57,39 @@ LANES = 16  # float32 of a 64-byte line
 MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A linear's weights [chunks, 1, in, OUTPUT_CHUNK], and where the outputs that are wanted lie among all of theirs."""
+
+    weights: paddle.Tensor
+    own: tuple[slice, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(part.stop - part.start for part in self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The columns of a result that this rank computes, from `begin` on, of `width`."""
+
+    tensor: paddle.Tensor
+    begin: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertChunks:
+    """Of each expert. All ranks have all experts, in memory of their own."""
+
+    gate_up: list[Chunks]
+    down: list[Chunks]
+
+    def arrays(self) -> tuple[()]:
+        """What is to be faulted in where an expert comes to a rank: nothing."""
+        return ()
+
+
 # -------------------------------------------------------------------------------------------------------- weights
 
 
@@ -62,10 +98,13 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
     values = {name: float32(source()) for name, source in sources.items()}
     match module:
         case Linear():
-            module.weight = paddle.to_tensor(_chunks(values["weight"]))
-            module.bias = paddle.to_tensor(values["bias"]) if "bias" in values else None
-        case HeadLinear():  # [num_heads, chunks, 1, in, OUTPUT_CHUNK]
-            module.weight = paddle.to_tensor(np.stack([_chunks(head) for head in module.weights_of_heads(values["weight"])]))
+            module.weight = _own_chunks(values["weight"], module.columns)
+            if "bias" in values:
+                own = [values["bias"][begin:end] for begin, end in module.columns or ((0, module.width),)]
+                module.bias = paddle.to_tensor(np.concatenate(own))
+        case HeadLinear():  # [heads, chunks, 1, in, OUTPUT_CHUNK]
+            heads = module.weights_of_heads(values["weight"])
+            module.weight = paddle.to_tensor(np.stack([_chunks(heads[head]) for head in module.heads]))
         case Embedding() | Norm():
             module.weight = paddle.to_tensor(values["weight"])
         case LayerNorm():
@@ -79,13 +118,25 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.cosines, module.sines = paddle.to_tensor(values["cosines"]), paddle.to_tensor(values["sines"])
             module.partners = paddle.to_tensor(values["partners"].astype(np.int32))
         case Router():
-            module.linear.weight = paddle.to_tensor(_chunks(values["weight"]))
+            module.linear.weight = _own_chunks(values["weight"], ())
             module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
         case Experts():
-            module.weight = {
-                part: [paddle.to_tensor(_chunks(values[f"{part}.{index}"])) for index in range(module.num_experts)]
-                for part in module.parts
+            parts = {
+                part: [_own_chunks(values[f"{part}.{index}"], linear.columns) for index, linear in enumerate(linears)]
+                for part, linears in module.parts.items()
             }
+            module.weight = ExpertChunks(**parts)
+
+
+def _own_chunks(weight: np.ndarray, columns: Columns) -> Chunks:
+    """The chunks of [out, in] that have these columns; none: all."""
+    whole, ranges = _chunks(weight), columns or ((0, len(weight)),)
+    places = sorted({place for begin, end in ranges for place in range(begin // OUTPUT_CHUNK, -(-end // OUTPUT_CHUNK))})
+    firsts = [places.index(begin // OUTPUT_CHUNK) * OUTPUT_CHUNK + begin % OUTPUT_CHUNK for begin, _ in ranges]
+    own = tuple(slice(first, first + end - begin) for first, (begin, end) in zip(firsts, ranges, strict=True))
+    if len(places) == 1:  # two at least
+        places.append(places[0] - 1)
+    return Chunks(paddle.to_tensor(whole[places]), own)
 
 
 def _chunks(weight: np.ndarray) -> np.ndarray:
@@ -122,7 +173,8 @@ class AttentionStep:
     block_size: int
     key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
     query_positions: paddle.Tensor  # int32 [T, Q, 1]
-    head_slots: dict[int, paddle.Tensor] = field(default_factory=dict)  # by kv heads: int32 [T, S * heads * KEY_SPLIT]
+    # by kv heads, of the cache and of them the rank's: int32 [T, S * heads * KEY_SPLIT]
+    head_slots: dict[tuple[int, range], paddle.Tensor] = field(default_factory=dict)
     masks: dict[int, paddle.Tensor] = field(default_factory=dict)  # by window: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
 
 
@@ -149,16 +201,27 @@ def _attention_step(inputs: AttentionMetadata, size: int) -> AttentionStep:
     return AttentionStep(inputs, size, slots * is_key.astype("int32"), queries.reshape([tiles, inputs.tile_rows, 1]))
 
 
-def _head_slots(step: AttentionStep, num_kv_heads: int) -> paddle.Tensor:
+def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape) -> paddle.Tensor:
     """Rows of the cache seen as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
-    rows = step.head_slots.get(num_kv_heads)
+    key = shape.num_kv_heads, _kv_heads(shape)
+    rows = step.head_slots.get(key)
     if rows is None:
         tiles, splits = step.inputs.num_tiles, step.inputs.num_key_splits
-        shape = [tiles, splits, num_kv_heads, KEY_SPLIT]
+        num_kv_heads, own = key
+        in_splits = [tiles, splits, len(own), KEY_SPLIT]
         slots = step.key_slots.reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads
-        rows = _expand(slots, shape) + _expand(paddle.arange(num_kv_heads, dtype="int32").unsqueeze(-1), shape)
-        rows = step.head_slots[num_kv_heads] = rows.reshape([tiles, splits * num_kv_heads * KEY_SPLIT])
+        rows = _expand(slots, in_splits) + _expand(_arange(own).unsqueeze(-1), in_splits)
+        rows = step.head_slots[key] = rows.reshape([tiles, splits * len(own) * KEY_SPLIT])
     return rows
+
+
+def _kv_heads(shape: AttentionShape | LatentShape) -> range:
+    """That this rank reads and writes."""
+    return range(shape.heads.first_kv, shape.heads.first_kv + shape.heads.kv_count)
+
+
+def _arange(values: range) -> paddle.Tensor:
+    return paddle.arange(values.start, values.stop, dtype="int32")
 
 
 def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
@@ -214,16 +277,25 @@ def take_features(step: AttentionStep, x: paddle.Tensor, number: int) -> paddle.
     return paddle.scatter(x, places, values + paddle.gather(x, places) if number else values)
 
 
-def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor:
-    y = _product(x, module.weight, module.width)
-    return y if module.bias is None else y + module.bias
+def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
+    y = _product(x, module.weight)
+    y = y if module.bias is None else y + module.bias
+    return Cut(y, module.columns[0][0], module.width) if module.columns else y
 
 
-def _product(x: paddle.Tensor, weight: paddle.Tensor, width: int) -> paddle.Tensor:
+def _product(x: paddle.Tensor, chunks: Chunks) -> paddle.Tensor:
     rows = x.shape[0]
-    chunks = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), weight)
-    y = chunks.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
-    return y if y.shape[1] == width else y[:, :width]
+    y = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), chunks.weights)
+    y = y.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
+    if y.shape[1] == chunks.width:
+        return y
+    parts = [y[:, part] for part in chunks.own]
+    return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=1)
+
+
+def own_columns(x: paddle.Tensor | Cut) -> paddle.Tensor:
+    """What this rank has of x."""
+    return x.tensor if isinstance(x, Cut) else x
 
 
 def rms_norm(x: paddle.Tensor, module: Norm) -> paddle.Tensor:
@@ -262,22 +334,35 @@ def rotary_angles(inputs: Inputs, module: Rotary) -> tuple[paddle.Tensor, paddle
 
 def rotate_and_store(
     inputs: Inputs,
-    qkv: paddle.Tensor,
+    qkv: paddle.Tensor | Cut,
     angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor],
     norm: HeadNorm | None,
     shape: AttentionShape,
     cache: LayerCache,
 ) -> paddle.Tensor:
-    num_rotated = shape.num_heads + shape.num_kv_heads
-    heads = qkv.reshape([inputs.num_rows, num_rotated + shape.num_kv_heads, shape.head_dim])
+    own = shape.heads
+    num_rotated = own.count + own.kv_count
+    heads = own_columns(qkv).reshape([inputs.num_rows, num_rotated + own.kv_count, shape.head_dim])
     x = heads[:, :num_rotated]
-    if norm is not None:
-        x = _normalize(x, norm.weight, norm.epsilon)
+    if norm is not None:  # queries are alike, and so are keys
+        weight = norm.weight[shape.num_heads - own.count : shape.num_heads + own.kv_count]
+        x = _normalize(x, weight, norm.epsilon)
     x = _rotate(x, angles)
     slots = inputs.slot_mapping[: inputs.num_rows]
-    paddle.scatter_(cache.keys, slots, x[:, shape.num_heads :].reshape([-1, shape.keys_width]))
-    paddle.scatter_(cache.values, slots, heads[:, num_rotated:].reshape([-1, shape.keys_width]))
-    return x[:, : shape.num_heads].reshape([-1, shape.queries_width])
+    _store_heads(cache.keys, slots, x[:, own.count :], shape)
+    _store_heads(cache.values, slots, heads[:, num_rotated:], shape)
+    return x[:, : own.count].reshape([inputs.num_rows, -1])
+
+
+def _store_heads(cache: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tensor, shape: AttentionShape) -> None:
+    """The rank's KV heads [R, heads, head_dim]; those of others stay."""
+    if shape.own is None:
+        paddle.scatter_(cache, slots, heads.reshape([-1, shape.keys_width]))
+        return
+    own = _kv_heads(shape)
+    in_cache = [len(slots), len(own)]
+    rows = _expand((slots * shape.num_kv_heads).unsqueeze(-1), in_cache) + _expand(_arange(own), in_cache)
+    paddle.scatter_(cache.reshape([-1, shape.head_dim]), rows.flatten(), heads.reshape([-1, shape.head_dim]))
 
 
 def _rotate(x: paddle.Tensor, angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
@@ -286,24 +371,53 @@ def _rotate(x: paddle.Tensor, angles: tuple[paddle.Tensor, paddle.Tensor, paddle
     return x * _expand(cosines, x.shape) + paddle.gather(x, partners, axis=-1) * _expand(sines, x.shape)
 
 
-def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor:
-    heads, dim = shape.num_kv_heads, shape.head_dim
-    queries = (queries * (1.0 / math.sqrt(dim))).reshape([queries.shape[0], heads, shape.num_heads // heads, dim])
+def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor | Cut:
+    dim = shape.head_dim
     keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
-    return _attend_pages(step, queries, [keys], values, shape.sliding_window)
+    output = _attend_heads(step, queries * (1.0 / math.sqrt(dim)), [keys], values, shape, shape.sliding_window)
+    return output if shape.own is None else Cut(output, shape.own.first * dim, shape.queries_width)
+
+
+def _attend_heads(
+    step: AttentionStep,
+    queries: paddle.Tensor,
+    keys: list[paddle.Tensor],
+    values: paddle.Tensor,
+    shape: AttentionShape | LatentShape,
+    window: int,
+) -> paddle.Tensor:
+    """The rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. Where ranks share a KV head, what others have of its
+    group of queries is zeros here."""
+    own, rows = shape.heads, queries.shape[0]
+    group = shape.num_heads // shape.num_kv_heads
+    count, first = own.count // own.kv_count, own.first % group
+    queries = queries.reshape([rows, own.kv_count, count, -1])
+    if count == group:
+        return _attend_pages(step, queries, keys, values, shape, window)
+    sizes = ([rows, own.kv_count, others, queries.shape[-1]] for others in (first, group - first - count))
+    before, after = ([paddle.zeros(size)] if size[2] else [] for size in sizes)
+    queries = paddle.concat([*before, queries, *after], axis=2)
+    output = _attend_pages(step, queries, keys, values, shape, window)
+    output = output.reshape([output.shape[0], own.kv_count, group, -1])[:, :, first : first + count]
+    return output.reshape([output.shape[0], -1])
 
 
 def _attend_pages(
-    step: AttentionStep, queries: paddle.Tensor, keys: list[paddle.Tensor], values: paddle.Tensor, window: int
+    step: AttentionStep,
+    queries: paddle.Tensor,
+    keys: list[paddle.Tensor],
+    values: paddle.Tensor,
+    shape: AttentionShape | LatentShape,
+    window: int,
 ) -> paddle.Tensor:
     """Queries [R, kv_heads, group, key_dim] against the parts of keys, [slots * kv_heads, dim] each, side by side ->
-    [R, kv_heads * group * value_dim]."""
+    [R, kv_heads * group * value_dim]; of the rank's KV heads."""
     inputs = step.inputs
     heads, group = queries.shape[1:3]
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
     queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, *queries.shape[1:]])
-    rows, mask = _head_slots(step, heads), _mask(step, window)
+    rows, mask = _head_slots(step, shape), _mask(step, window)
     num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * heads * group
     num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
     bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
@@ -352,7 +466,7 @@ def keep_rows(
 
 def store_latent(
     inputs: Inputs,
-    queries: paddle.Tensor,
+    queries: paddle.Tensor | Cut,
     compressed: paddle.Tensor,
     angles: tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor],
     norm: Norm,
@@ -363,30 +477,35 @@ def store_latent(
     latents, keys = compressed[:, : shape.latent_dim], compressed[:, shape.latent_dim :].unsqueeze(1)
     paddle.scatter_(cache.keys, slots, _rotate(keys, angles).squeeze(1))
     paddle.scatter_(cache.values, slots, _normalize(latents, norm.weight, norm.epsilon))
-    heads = queries.reshape([inputs.num_rows, shape.num_heads, shape.plain_dim + shape.rotary_dim])
+    heads = own_columns(queries).reshape([inputs.num_rows, shape.heads.count, shape.head_dim])
     rotated = _rotate(heads[:, :, shape.plain_dim :], angles)
-    return paddle.concat([heads[:, :, : shape.plain_dim], rotated], axis=-1).reshape(queries.shape)
+    return paddle.concat([heads[:, :, : shape.plain_dim], rotated], axis=-1).reshape([inputs.num_rows, -1])
 
 
 def latent_attention(
-    step: AttentionStep, absorbed: paddle.Tensor, queries: paddle.Tensor, shape: LatentShape, cache: LayerCache
+    step: AttentionStep, absorbed: paddle.Tensor | Cut, queries: paddle.Tensor, shape: LatentShape, cache: LayerCache
 ) -> paddle.Tensor:
-    rotated = queries.reshape([-1, 1, shape.num_heads, shape.plain_dim + shape.rotary_dim])[..., shape.plain_dim :]
-    both = paddle.concat([absorbed.reshape([-1, 1, shape.num_heads, shape.latent_dim]), rotated], axis=-1) * shape.scale
-    return _attend_pages(step, both, [cache.values, cache.keys], cache.values, 0)
+    heads = [queries.shape[0], shape.heads.count, -1]
+    rotated = queries.reshape(heads)[..., shape.plain_dim :]
+    both = paddle.concat([own_columns(absorbed).reshape(heads), rotated], axis=-1) * shape.scale
+    return _attend_heads(step, both.reshape([heads[0], -1]), [cache.values, cache.keys], cache.values, shape, 0)
 
 
-def head_linear(x: paddle.Tensor, module: HeadLinear) -> paddle.Tensor:
-    rows, heads = x.shape[0], module.num_heads
+def head_linear(x: paddle.Tensor, module: HeadLinear) -> paddle.Tensor | Cut:
+    rows, heads = x.shape[0], len(module.heads)
     x = x.reshape([rows, heads, -1])[:, :, : module.num_inputs].transpose([1, 0, 2])
     chunks = paddle.matmul(_whole_lines(x).reshape([heads, 1, rows, 1, -1]), module.weight)
     y = chunks.reshape([heads, -1, rows, OUTPUT_CHUNK]).transpose([2, 0, 1, 3]).reshape([rows, heads, -1])
-    return y[:, :, : module.num_outputs].reshape([rows, -1])
+    y = y[:, :, : module.num_outputs].reshape([rows, -1])
+    if heads == module.num_heads:
+        return y
+    return Cut(y, module.heads.start * module.num_outputs, module.num_heads * module.num_outputs)
 
 
-def activate_and_multiply(x: paddle.Tensor, activation: str) -> paddle.Tensor:
-    gate, up = paddle.split(x, 2, axis=-1)
-    return _ACTIVATIONS[activation](gate) * up
+def activate_and_multiply(x: paddle.Tensor | Cut, activation: str) -> paddle.Tensor | Cut:
+    gate, up = paddle.split(own_columns(x), 2, axis=-1)
+    y = _ACTIVATIONS[activation](gate) * up
+    return Cut(y, x.begin, x.width // 2) if isinstance(x, Cut) else y
 
 
 def activate(x: paddle.Tensor, activation: str) -> paddle.Tensor:
@@ -402,7 +521,7 @@ def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
 
 
 def route(step: AttentionStep, x: paddle.Tensor, module: Router) -> Routing:
-    logits, rule = linear(x, module.linear), module.rule
+    logits, rule = own_columns(linear(x, module.linear)), module.rule
     if rule.scoring == "softmax":
         weights = paddle.exp(logits - _expand(paddle.max(logits, axis=-1, keepdim=True), logits.shape))
         scores = weights / _expand(paddle.sum(weights, axis=-1, keepdim=True), logits.shape)
@@ -452,19 +571,31 @@ def _largest(values: paddle.Tensor, count: int) -> paddle.Tensor:
 def experts(
     x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Expert by expert, the rows of each filled up to whole tiles with its first."""
-    rows, num_chosen = routing.ids.shape
     ids = routing.ids.numpy().reshape(-1)
-    results = paddle.zeros([rows * num_chosen, module.num_inputs])
+    choices = np.arange(len(ids))
+    activated = own_columns(
+        activate_and_multiply(expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up), activation)
+    )
+    return add_choices(expert_products(activated, choices, ids, module.weight.down), routing, shared)
+
+
+def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts: Sequence[Chunks]) -> paddle.Tensor:
+    """[n, out]: row rows[i] of x times the weights of expert ids[i]. Expert by expert, the rows of each filled up to whole
+    tiles with its first. Those of expert -1, which is none, are zero."""
+    results = paddle.zeros([len(ids), experts[0].width])
     for expert in np.unique(ids[ids >= 0]):
         own = np.flatnonzero(ids == expert)
-        places = paddle.to_tensor(np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE)))
-        gate_up = _product(paddle.gather(x, places // num_chosen), module.weight["gate_up"][expert], 2 * module.inner)
-        inner = activate_and_multiply(gate_up, activation)
-        paddle.scatter_(results, places, _product(inner, module.weight["down"][expert], module.num_inputs))
-    weighed = results.reshape([rows, num_chosen, -1]) * _expand(
-        routing.weights.unsqueeze(-1), [rows, num_chosen, module.num_inputs]
-    )
+        places = np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE))
+        products = _product(paddle.gather(x, paddle.to_tensor(rows[places])), experts[expert])
+        paddle.scatter_(results, paddle.to_tensor(places), products)
+    return results
+
+
+def add_choices(results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
+    """Results of each row's choices [R * chosen, n], weighed, added up in their order, and then the shared ones: [R, n]."""
+    rows, num_chosen = routing.weights.shape
+    shape = [rows, num_chosen, results.shape[1]]
+    weighed = results.reshape(shape) * _expand(routing.weights.unsqueeze(-1), shape)
     parts = paddle.unbind(weighed, axis=1)
     return paddle.add_n([*parts, *([] if shared is None else [shared])])
 

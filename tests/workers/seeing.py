@@ -19,14 +19,18 @@ from workers.features import Features
 from workers.runner import ModelRunner
 from workers.weights.formats.floats import bfloat16_bits
 
-ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe")
+ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe", "paddleocr_vl")
 NUM_ROWS = 256
 
 
-def make_arena(path: Path, num_rows: int = NUM_ROWS, dtype: str = "float32") -> EncoderArena:
+def shape_of_arena(path: Path, num_rows: int = NUM_ROWS, dtype: str = "float32") -> tuple[int, int, str]:
     vision = ModelConfig.read(path).vision
     assert vision is not None
-    shape = (num_rows, vision.feature_width, dtype)
+    return num_rows, vision.feature_width, dtype
+
+
+def make_arena(path: Path, num_rows: int = NUM_ROWS, dtype: str = "float32") -> EncoderArena:
+    shape = shape_of_arena(path, num_rows, dtype)
     return EncoderArena(MemoryFile.create("encoder", EncoderArena.num_bytes_of(*shape)), *shape)
 
 
@@ -54,26 +58,34 @@ def hash_of(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=32).digest()
 
 
-def seeing_samples(name: str, arena: EncoderArena, first_row: int = 3) -> list[Sample]:
-    """The golden prompts, greedy; the features of their pictures lie in `arena`, from `first_row` on."""
+def golden_prompts(name: str, first_row: int = 3) -> list[Sample]:
+    """The golden prompts, greedy; the features of their pictures are to lie from `first_row` on."""
     config = ModelConfig.read(GOLDEN / name)
     assert config.vision is not None
     side = config.vision.spatial_merge_size
-    features = np.load(GOLDEN / name / "features.npz")
     samples = []
     for case in golden_cases(name):
         sample = Sample(case["prompt_token_ids"], SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0))
         starts = runs_of(sample.prompt, config.vision.image_token_id)
-        units, hashes = [], []
-        for index, (picture, grid) in enumerate(zip(case["images"], case["image_grid_thw"], strict=True)):
-            height, width = grid[1] // side, grid[2] // side
+        units = []
+        for index, (_, rows, columns) in enumerate(case["image_grid_thw"]):
+            height, width = rows // side, columns // side
             units.append(MediaUnit(index, 0, starts[index], height * width, height, width))
-            hashes.append(hash_of(f"{name} {picture}"))
             sample.unit_rows.append(first_row)
-            store(arena, first_row, hashes[-1], features[picture])
             first_row += height * width + 1
-        sample.units, sample.unit_hashes = tuple(units), tuple(hashes)
+        sample.units = tuple(units)
+        sample.unit_hashes = tuple(hash_of(f"{name} {picture}") for picture in case["images"])
         samples.append(sample)
+    return samples
+
+
+def seeing_samples(name: str, arena: EncoderArena, first_row: int = 3) -> list[Sample]:
+    """The same, and their features lie in `arena`."""
+    samples = golden_prompts(name, first_row)
+    features = np.load(GOLDEN / name / "features.npz")
+    for sample, case in zip(samples, golden_cases(name), strict=True):
+        for row, unit_hash, picture in zip(sample.unit_rows, sample.unit_hashes, case["images"], strict=True):
+            store(arena, row, unit_hash, features[picture])
     return samples
 
 

@@ -11,7 +11,7 @@ import pytest
 from engine.messages import MediaUnit, SamplingParams, Step
 from shm.encoder_arena import EncoderArena
 from tests.workers.seeing import ARCHITECTURES, hash_of, make_seeing_runner, seeing_samples, store
-from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32
+from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32, make_runner
 from workers.runner import ModelRunner
 
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "op by op": {"plan": "eager"}, "native": {"threads": 2}}
@@ -99,7 +99,7 @@ def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str,
 
 def test_a_step_without_pictures_after_one_with_pictures_sees_none(architecture: str, native: Seeing) -> None:
     """A8, A9: a prompt of text alone, before pictures, after them and where no arena is."""
-    blind = make_seeing_runner(GOLDEN / architecture)[0]
+    blind = make_runner(GOLDEN / architecture)
     found = []
     for runner in (blind, native[0]):
         for _ in range(2):
@@ -201,3 +201,67 @@ def test_a_placeholder_that_is_no_unit_is_text(architecture: str, native: Seeing
     sample.units = (MediaUnit(0, 0, 0, 1, 1, 1),)  # one row elsewhere: the others are text
     assert bare.prompt_logprobs != sample.prompt_logprobs
     assert bare.is_done
+
+
+def test_slots_that_change_places(architecture: str, native: Seeing) -> None:
+    """B3: prompts and answers with pictures go on in other slots."""
+    runner, arena = native
+    alone = seeing_samples(architecture, arena)
+    run_alone(runner, alone)
+    samples = seeing_samples(architecture, arena)
+    serving = Serving(runner, chunk=7)
+    for slot, sample in enumerate(samples):
+        serving.place(sample, slot)
+    for first, second in ((0, 1), (1, 2), (0, 9), (2, 0)):
+        serving.step(samples)
+        runner.slots.swap(first, second)
+        for sample in samples:
+            sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
+    serving.run(samples)
+    assert answers(samples) == answers(alone)
+
+
+def spans_of(sample: Sample) -> np.ndarray:
+    """Tokens of a picture see all of it."""
+    bounds = np.stack([np.zeros(len(sample.prompt)), np.arange(len(sample.prompt))], axis=1).astype(np.int32)
+    for unit in sample.units:
+        bounds[unit.start : unit.start + unit.num_tokens, 1] = unit.start + unit.num_tokens - 1
+    return bounds
+
+
+def test_masks(architecture: str, seeing: Seeing) -> None:
+    """B2: pictures that see all of themselves give another answer, the same in chunks that leave them whole and in company;
+    with bounds that say what is so anyway it is the plain one."""
+    runner, arena = seeing
+    plain = seeing_samples(architecture, arena)
+    run_alone(runner, plain)
+    found = []
+    for chunk in (512, 24):
+        bounded = seeing_samples(architecture, arena)
+        for sample in bounded:
+            sample.mask_bounds = spans_of(sample).tobytes()
+        serving = Serving(runner, chunk=chunk)
+        for slot, sample in enumerate(bounded):
+            serving.place(sample, slot)
+        if chunk < 512:  # ends are where no span is cut
+            for sample in bounded:
+                cut_at_units(serving, sample)
+        serving.run(bounded)
+        found.append(answers(bounded))
+    assert found[0] == found[1]
+    assert all(one != other for one, other in zip(found[0], answers(plain), strict=True))
+    causal = seeing_samples(architecture, arena)
+    for sample in causal:
+        bounds = spans_of(sample)
+        bounds[:, 1] = np.arange(len(bounds))
+        sample.mask_bounds = bounds.tobytes()
+    run_alone(runner, causal, chunk=11)
+    assert answers(causal) == answers(plain)
+
+
+def cut_at_units(serving: Serving, sample: Sample) -> None:
+    """The prompt up to the end of its last picture, in chunks that end behind each picture."""
+    for unit in sample.units:
+        serving.chunk = unit.start + unit.num_tokens - sample.num_computed
+        serving.step([sample])
+    serving.chunk = 5

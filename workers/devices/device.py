@@ -24,6 +24,7 @@ from ops.table import OpTable
 from workers.devices import kernels
 from workers.devices.blas import configure_blas
 from workers.devices.cores import rank_cores
+from workers.parallel.meetings import Meetings
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,16 +92,19 @@ def make_device(
     num_ranks: int = 1,
     variants: Mapping[str, str] | None = None,
     gang: Gang | None = None,
+    meetings: Meetings | None = None,
 ) -> Device:
     """The device "cpu", "gpu" or "xpu" with the op table "native" (on a CPU alone) or "reference". Raises OptionError where the
-    installed Paddle has no such device."""
+    installed Paddle has no such device. Ranks that exchange tensors do so in a `gang` with native ops, with reference ops in
+    groups of processes, which find each other as `meetings` says."""
     if ops == "native":
         assert name == "cpu", f"there are no native ops for {name}"
         allowed = os.sched_getaffinity(0)
         cores = rank_cores(rank, num_ranks, num_threads, allowed, os.cpu_count() or len(allowed))
         return HostDevice(num_threads, cores, variants or {}, gang)
-    assert gang is None, "reference ops share no matrices"
     configure_blas(num_threads)
+    if meetings is not None:
+        meetings.open_stores()
     from workers.devices.paddle import PaddleDevice  # Paddle reads the settings of its BLAS when it is loaded
 
-    return PaddleDevice(name)
+    return PaddleDevice(name, rank, meetings)

@@ -32,7 +32,8 @@ assert _cpu.COMM_LAYOUT == _OURS, "shm/gang.py and ops/cpu/native/comm.h lay the
 class Communicator:
     """Of rank `rank` in the group of `count` ranks from `first` on. `spin_ns`: how long a wait looks before it sleeps; 0 where
     ranks have no cores of their own. `shares_experts`: it is the group of all ranks, and goes on without those that are
-    missing. RuntimeError: a peer did not come within `timeout_s`, or made another call."""
+    missing. `needs_all`: nobody is a member of a gang that is not complete. RuntimeError: a peer did not come within
+    `timeout_s`, or made another call."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Communicator:
         timeout_s: float,
         spin_ns: int = SPIN_NS,
         shares_experts: bool = False,
+        needs_all: bool = False,
     ) -> None:
         self.header = GangHeader(memory)
         self.rank = rank
@@ -52,6 +54,7 @@ class Communicator:
         self.memory = np.frombuffer(memory, np.uint8)
         self.members: tuple[int, ...] = ()
         self._shares_experts = shares_experts
+        self._needs_all = needs_all
         self.native = _cpu.Comm(self.memory.ctypes.data, rank, first, count, spin_ns, int(timeout_s * 1e9), int(shares_experts))
         self.native.join(0, _ALL)  # no epoch: nobody meets in it
         self._figures = 0, 0
@@ -70,7 +73,7 @@ class Communicator:
         """Take the epoch there is now; whether this rank is a member in it."""
         epoch, self.members = self.header.membership()
         self.native.join(epoch, sum(1 << member for member in self.members) if self._shares_experts else _ALL)
-        return self.rank in self.members
+        return self.rank in self.members and (not self._needs_all or len(self.members) == self.header.num_ranks)
 
     @property
     def is_whole(self) -> bool:

@@ -85,8 +85,9 @@ class AttentionMetadata:
         setattr(self, name, self._device.tensor(self._host[name]))
 
     def padded(self, num_rows: int) -> int:
-        """`num_rows` rounded up to a multiple of the op table's row_tile."""
-        return -(-num_rows // self._row_tile) * self._row_tile
+        """`num_rows` rounded up to a multiple of the op table's row_tile. A table with padded rows is never given none: it may
+        not know empty tensors."""
+        return -(-max(num_rows, self._row_tile - 1) // self._row_tile) * self._row_tile
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor, by name."""
@@ -178,10 +179,6 @@ class KeptRows(AttentionMetadata):
         super().__init__(device, max_num_seqs, max_rows, row_tile, features)
         self.block_tables = block_tables
         self._add("row_ids", max_rows)
-
-    def padded(self, num_rows: int) -> int:
-        """As ever, but a table with padded rows is never given none: it may not know empty tensors."""
-        return super().padded(max(num_rows, self._row_tile - 1))
 
     def set_last(self, slots: np.ndarray, ends: np.ndarray, counts: np.ndarray, end_rows: np.ndarray) -> None:
         """Keep the last counts[i] positions of sequence i, which ends before ends[i], in the step before row end_rows[i]."""

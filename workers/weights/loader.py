@@ -327,9 +327,8 @@ def _shape(config: ModelConfig, weights: Weights) -> str:
     """What the packed bytes depend on besides the contents of a checkpoint: which tensors are asked of it, and into which heads
     and modules they are cut. Nothing that is computed with them: what has the same weights has the same file."""
     heads = (config.num_attention_heads, config.num_kv_heads)
-    pixels = (
-        [msgspec.structs.astuple(config.vision.pixels)] if config.vision and weights.patch_linears else []
-    )  # folded into weights
+    vision = config.vision if weights.patch_linears else None
+    pixels = [msgspec.structs.astuple(vision.pixels)] if vision else []  # folded into weights
     return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), *pixels])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,11 +20,14 @@ class FileServer:
     /status/N                      nothing, with a status        /endless                       bytes without a length, for ever
     /flaky/N/NAME                  503 the first N times         /broken                        less than was promised
     /gate/NAME                     CONTENT, once `gate` is set   /gzip                          with a content encoding
+    /new/NAME                      something else each time: `served`, made by `make`
     """
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, str]]] = []
         self.gate = threading.Event()
+        self.make: Callable[[int], bytes] = lambda number: CONTENT
+        self.served: list[bytes] = []
         self.num_at_once = self.max_at_once = 0
         self.lock = threading.Lock()
 
@@ -79,6 +82,10 @@ class FileServer:
         elif command == "flaky":
             if self.num_heard(handler.path) <= int(rest.partition("/")[0]):
                 status, content = 503, b""
+        elif command == "new":
+            with self.lock:
+                content = self.make(len(self.served))
+                self.served.append(content)
         elif command == "gate":
             self.gate.wait(WATCHDOG_S)
         elif command == "gzip":

@@ -263,7 +263,14 @@ def test_e6_redirects_are_followed_as_far_as_links_may_lead(files: FileServer) -
 
     assert fetched(f"{here}/file/end&status=307") == CONTENT
     assert fetched(f"{here}{files.url}/file/end") == CONTENT
-    for to in ("http://10.0.0.1/x", "http://169.254.169.254/latest", "file:///etc/passwd", "ftp://a/b", "http://u@localhost/"):
+    for to in (
+        "http://10.0.0.1/x",
+        "http://169.254.169.254/latest",
+        "file:///etc/passwd",
+        "ftp://a/b",
+        "http://u@localhost/",
+        "http://[x/",
+    ):
         code, message = refused(f"{here}{to}")
         assert code == "invalid_image_url", (to, message)
     assert fetched(f"{here}/redirect?to=/redirect?to=/file/end") == CONTENT

@@ -138,6 +138,16 @@ def test_one_batch_per_turn_in_order(bench: Bench) -> None:
     assert bench.loop.turn() == 0
 
 
+def test_units_of_media_are_named(bench: Bench) -> None:
+    """As vLLM's `extra_keys`: of each block null, or what its hash holds besides tokens."""
+    bench.wait_for_subscription()
+    message = stored([b"a", b"b"], b"", list(range(8)))
+    message.extra_keys = [(), ((b"unit", 3),)]
+    bench.tell(message)
+    (event,) = bench.batch()[1]
+    assert event["extra_keys"] == [None, [[b"unit", 3]]]
+
+
 def test_counts(bench: Bench) -> None:
     bench.tell(BlocksCleared(), BlocksRemoved([b"a"]))
     assert bench.segments.counters.counter("kv_events_total", "cache").value == 2

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from engine.errors import RequestError
-from engine.media.images import pixels_of, sides_of, upright
+from engine.media.images import decoded, pixels_of, sides_of, upright
 from engine.media.settings import PictureSettings
 from tests.engine.media.visions import PIXELS, VISION, settings_of
 
@@ -36,7 +36,7 @@ def test_pixels_equal_those_of_transformers(processor: str) -> None:
     settings = picture_settings(processor)
     for name, expected in PIXELS[processor]["files"].items():
         data = (VISION / name).read_bytes()
-        pixels = pixels_of(data, settings, MOST)
+        pixels = pixels_of(decoded(data, MOST), settings)
         assert pixels.shape == (expected["height"], expected["width"], 3), name
         assert hashlib.blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=16).hexdigest() == expected["digest"], name
 
@@ -79,21 +79,17 @@ def test_what_is_no_picture_is_refused(data: bytes, code: str, message: str) -> 
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
-def test_a_picture_cut_short_is_refused_when_its_pixels_are_made() -> None:
+def test_a_picture_cut_short_is_refused_when_it_is_decoded() -> None:
     data = (VISION / "large.jpg").read_bytes()
     assert sides_of(data[: len(data) // 2], MOST) == (500, 640)
     with pytest.raises(RequestError, match="truncated") as caught:
-        upright_checked(data[: len(data) // 2])
+        decoded(data[: len(data) // 2], MOST)
     assert caught.value.code == "image_parse_error"
-
-
-def upright_checked(data: bytes) -> object:
-    return pixels_of(data, picture_settings("old"), MOST)
 
 
 def test_pictures_that_are_no_multiple_are_refused_where_nothing_is_resized() -> None:
     settings = settings_of("qwen2_5_vl", {"do_resize": False}).picture
-    assert pixels_of(png(56, 28), settings, MOST).shape == (28, 56, 3)
+    assert pixels_of(decoded(png(56, 28), MOST), settings).shape == (28, 56, 3)
     with pytest.raises(RequestError, match="multiples of 28 pixels, these are 57 x 28") as caught:
-        pixels_of(png(57, 28), settings, MOST)
+        pixels_of(decoded(png(57, 28), MOST), settings)
     assert caught.value.code == "invalid_image"

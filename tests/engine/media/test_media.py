@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -142,10 +143,14 @@ def test_a_picture_is_looked_at_and_its_pixels_are_pulled(bench: Bench) -> None:
     assert (pixels.call_id, pixels.media) == ("a", "media0")
     made = np.frombuffer(bench.context_of("media0").pixel_slab("media0").read(pixels.handle), np.uint8)
     assert made.size == expected["height"] * expected["width"] * 3
-    bench.tell("scheduler", PixelsDone("a"))
+    bench.wanted("b", item)  # once more, when nothing of it is at hand
+    (again,) = bench.heard("scheduler")
+    assert isinstance(again, Pixels)
+    assert np.array_equal(np.frombuffer(bench.context_of("media0").pixel_slab("media0").read(again.handle), np.uint8), made)
+    bench.tell("scheduler", PixelsDone("a"), PixelsDone("b"))
     bench.settle()
     assert bench.context.counter("pixel_slab_used_bytes").value == 0
-    assert bench.context.counter("media_units_total").value == 1
+    assert bench.context.counter("media_units_total").value == 2
 
 
 def test_every_byte_and_setting_is_part_of_the_name(bench: Bench) -> None:
@@ -167,13 +172,18 @@ def test_what_is_wrong_is_answered_and_nothing_else_suffers(bench: Bench) -> Non
     answer = bench.prepared(bench.source(PLAIN, settings=b'{"mm_processor_kwargs": {"max_pixels": 10000000}}'))
     assert (answer.status, answer.code) == (400, "invalid_value")
     large = (VISION / "large.jpg").read_bytes()
-    bench.wanted("cut", bench.item(large[: len(large) // 2]))
-    bench.wanted("whole", bench.item(large))
+    answer = bench.prepared(bench.source(large[: len(large) // 2]))
+    assert (answer.status, answer.code) == (400, "image_parse_error")
+    assert bench.context.counter("media_items_total", outcome="refused").value == 3
+    whole = bench.item(large)
+    (handle,) = bench.source(large[: len(large) // 2]).parts
+    source = msgspec.structs.replace(whole.source, parts=(handle,))
+    bench.wanted("cut", msgspec.structs.replace(whole, source=source, unit_hashes=(b"c" * 32,)))
+    bench.wanted("whole", whole)
     failed, pixels = bench.heard("scheduler")
     assert isinstance(failed, PixelsFailed)
     assert (failed.call_id, failed.status, failed.code) == ("cut", 400, "image_parse_error")
     assert isinstance(pixels, Pixels)
-    assert bench.context.counter("media_items_total", outcome="refused").value == 2
 
 
 def test_a_file_that_its_owner_let_go_of(bench: Bench) -> None:
@@ -222,6 +232,7 @@ def test_nobody_waits_for_what_a_dead_peer_asked_for(bench: Bench) -> None:
     assert len(bench.heard("scheduler")) == 1
     row = bench.segments.counters.actor("scheduler")
     row.begin_epoch(2, 0)
+    bench.actor.on_peer("worker0", 2)  # to whom it never speaks
     bench.actor.on_peer("scheduler", 2)
     assert bench.heard("scheduler") == []
     assert bench.context.counter("pixel_slab_used_bytes").value == 0

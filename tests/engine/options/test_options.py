@@ -84,7 +84,7 @@ def test_defaults(model: Path, dtype: str) -> None:
 
 def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
-    worked_out = {"comm_bytes", "encoder_depth", "encoder_row_width", "kv_cache_bytes", "run_id"}
+    worked_out = {"comm_bytes", "encoder_depth", "encoder_row_width", "group_ports", "kv_cache_bytes", "run_id"}
     fields = {field.removesuffix("_s") for field in EngineConfig.__struct_fields__} - worked_out
     assert set(OPTIONS) - {"kv_cache_memory", "weight_cache", "pipeline_parallel_size"} == fields
 
@@ -335,13 +335,14 @@ def test_tensor_ranks(model: Path) -> None:
         widest = 4 * 48 * max(100, 64)  # logits of all rows, or activations
         assert config.comm_bytes == buffers_at(size) + 2 * widest
         assert [plan.name for plan in default_plan(config)][-size:] == [f"worker{rank}" for rank in range(size)]
+        assert config.num_groups == 0
+    assert configure(model, "-tp", "2", "-dp", "3", "--ops", "reference").num_groups == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("-tp", "3"), "3 does not divide the model's 4 attention heads; give one of [1, 2, 4]"),
-        (("-tp", "2", "--ops", "reference"), "2: reference ops run on one rank of a replica; use --ops native"),
         (("-tp", "4", "-dp", "32"), "4 times --data-parallel-size 32 are 128 ranks, the limit is 64"),
         (("--pipeline-parallel-size", "2"), "2: layers are not cut, the limit is 1; cut matrices with --tensor-parallel-size"),
     ],
@@ -441,7 +442,6 @@ def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
         (("--ep-batched-token-timeout-ms", "100"), "--ep-batched-token-timeout-ms: the ranks share no experts"),
         (("--ep-batched-token-timeout-ms", "-1"), "--ep-batched-token-timeout-ms -1: expected 0 to 3600000"),
         (("--enable-expert-parallel",), "there is 1 rank, and experts are shared by 2 at least"),
-        (("--enable-expert-parallel", "-dp", "2", "--ops", "reference"), "reference ops compute all experts on each rank"),
         (("-dp", "2", "--enable-eplb"), "add --enable-expert-parallel"),
         (
             ("--enable-expert-parallel", "-dp", "2", "--enable-eplb", "--eplb-config", '{"num_redundant_experts": 9}'),

@@ -129,15 +129,53 @@ def test_who_holds_the_slots_gets_on_though_another_is_before_it(directory: Path
         finish(simulation, holder, first)
 
 
-def test_a_lost_unit_does_not_wait_for_room_that_later_ones_fill(directory: Path) -> None:
-    """Pixels of a later unit, which fill the media process, wait for rows that come free when the lost one is read."""
+def test_the_first_takes_rows_of_what_is_behind_it(directory: Path) -> None:
+    """Both wait for the slot, and the features of the second are there already."""
+    with simulate(directory, **VISION | {"encoder_cache_size": 12}, max_num_seqs=1) as simulation:
+        text = simulation.submit([1], max_tokens=100)
+        simulation.start(text)
+        second = show(simulation, picture("wide", 12), [3])
+        simulation.run_until(lambda: simulation.metric("num_encoder_cache_units"), "features ahead of their turn")
+        first = show(simulation, CAT, [2], priority=-100)
+        simulation.run_until(lambda: first.is_over, "the first")
+        assert not second.token_ids
+        finish(simulation)
+
+
+def test_pixels_make_way_for_those_before_them(directory: Path) -> None:
+    """A lost unit waits for room in the media process, which a later one fills, which waits for rows: those that are free lie
+    apart until the lost one is read."""
     with simulate(directory, **VISION | {"encoder_cache_size": 16, "max_num_batched_tokens": 4}) as simulation:
+        low, kept, lost, late = picture("low", 6), picture("kept", 3), picture("lost", 5), picture("late", 8)
+        for item in (low, kept):
+            show(simulation, item, [1], max_tokens=1)
+            finish(simulation)
         simulation.media[0].capacity = 1
         simulation.media[0].waits_for_room = True
-        stream = show(simulation, picture("a", 5), picture("b", 3), picture("c", 5), picture("d", 7), [1])
-        simulation.run_until(lambda: len(simulation.scheduler.encoder.cache) == 2, "two of them cached")
-        simulation.features.damage(unit(picture("a", 5)))
-        finish(simulation, stream)
+        show(simulation, lost, kept, late, [1])
+        while not any(unit_hash == unit(late) for _, unit_hash in simulation.media[0].held.values()):
+            simulation.rank.turn(1)
+            simulation.loop.turn()
+            simulation.media[0].turn()
+        simulation.features.damage(unit(lost))
+        finish(simulation)
+        assert simulation.metric("encoder_losses_total") == 1
+
+
+def test_ranks_hear_where_features_lie_now(directory: Path) -> None:
+    """In the middle of a picture they are forgotten, and then lie elsewhere."""
+    with simulate(directory, **VISION | {"max_num_batched_tokens": 4}) as simulation:
+        text = simulation.submit([1], max_tokens=200)
+        simulation.start(text)
+        show(simulation, picture("long", 20), [1])
+        while not simulation.rank.encoder.calls:
+            simulation.turn(rank_records=1)
+        simulation.media[0].is_silent = True
+        simulation.ask(ResetEncoderCache())
+        before = show(simulation, DOG, [2], priority=-100)
+        simulation.run_until(partial(simulation.scheduler.batch.sequences.get, before.request.request_id), "another before it")
+        simulation.media[0].is_silent = False
+        finish(simulation)
 
 
 def test_waits_for_a_media_process_that_is_there(simulation: Simulation) -> None:
@@ -359,6 +397,18 @@ def test_a_rank_that_dies_between_layers_starts_anew(directory: Path) -> None:
         assert simulation.metric("encoder_calls_total") == 3
 
 
+def test_a_rank_that_dies_before_the_last_layers_runs_them_again(simulation: Simulation) -> None:
+    show(simulation, CAT, [1])
+    while not simulation.scheduler.encoder.cache.get(unit(CAT)):
+        simulation.loop.turn()
+        simulation.media[0].turn()
+    assert not simulation.rank.encoder.calls
+    simulation.kill_rank()
+    simulation.revive_rank()
+    finish(simulation)
+    assert simulation.metric("encoder_calls_total") == 2
+
+
 def test_new_weights_encode_anew(simulation: Simulation) -> None:
     stream = show(simulation, CAT, [1, 2], max_tokens=60)
     simulation.start(stream, num_tokens=3)
@@ -377,14 +427,15 @@ def test_reset_while_it_is_read(directory: Path) -> None:
         assert simulation.metric("num_encoder_cache_units") <= 1
 
 
-def test_aborted_requests_leave_nothing(simulation: Simulation) -> None:
-    simulation.media[0].is_silent = True
+@pytest.mark.parametrize("has_pixels", [False, True])
+def test_aborted_requests_leave_nothing(simulation: Simulation, has_pixels: bool) -> None:
+    media = simulation.media[0]
     stream = show(simulation, CAT, [1, 2])
-    simulation.run_until(partial(len, simulation.scheduler.batch.sequences), "the request")
-    simulation.turn()
+    while not (media.turn() if has_pixels else simulation.scheduler.batch.sequences):
+        simulation.loop.turn()
     simulation.abort(stream)
-    simulation.run_until(lambda: not simulation.scheduler.batch.sequences, "the abort")
-    simulation.media[0].is_silent = False
+    simulation.loop.turn()
+    assert not simulation.scheduler.batch.sequences
     simulation.run_until(lambda: simulation.turn() == 0, "what is given back has arrived")
     simulation.check_idle()
     assert not simulation.rank.encoder.calls

@@ -227,6 +227,14 @@ def test_a_bare_prompt_binds_what_is_written_there(model: str) -> None:
     assert (again, units) == (token_ids, (unit,))
 
 
+def test_a_template_of_baidus_has_names_of_its_own() -> None:
+    template = LOOP.replace("<|image_pad|>", "<|image@placeholder|>") % "p.type == 'image'"
+    token_ids = tokenized(
+        preparation("ernie4_5_vl_moe", template), chat(PICTURE, "<|image@placeholder|>"), item("image", 1, 2, 4)
+    )
+    assert token_ids == [IMAGE, IMAGE, *plain_ids("ernie4_5_vl_moe", "<|image@placeholder|>")]
+
+
 # ------------------------------------------------------------------------------------------------------------------- video
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from engine.block_keys import hash_blocks
+from engine.block_keys import BlockExtras, hash_blocks
 from engine.messages import (
     Abort,
     Message,
@@ -35,6 +36,7 @@ from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
 from shm.mailbox import Mailbox
 from shm.segment import Segment, segment_name
 from tests.configurations import engine_config
+from tests.engine.scheduler.echo_media import picture, prompt_of
 from tests.engine.tokenizer.test_tokenizer import Bench, outputs, submit
 
 BLOCK_SIZE = 16
@@ -70,9 +72,9 @@ class Engine:
     def gauge(self, replica: int, name: str, value: float) -> None:
         self.segments.counters.counter(name, f"scheduler{replica}").set(value)
 
-    def cached(self, replica: int, token_ids: list[int]) -> None:
+    def cached(self, replica: int, token_ids: list[int], extras: BlockExtras | None = None) -> None:
         keys: list[bytes] = []
-        hash_blocks(array("i", token_ids), BLOCK_SIZE, keys, len(token_ids))
+        hash_blocks(array("i", token_ids), BLOCK_SIZE, keys, len(token_ids), extras)
         writer = FingerprintWriter(Segment.attach(segment_name(self.run_id, KIND, f"cache{replica}")))
         writer.add_all(map(fingerprint_of, keys))
         writer.close()
@@ -125,6 +127,16 @@ def test_the_longest_cached_prefix_is_found(engine: Engine) -> None:
     assert engine.replicas.choose(same)[1] == 80 - 32
     assert engine.reasons()["hash"] == 1
     assert engine.replicas.choose(request_of(PROMPT, num_prompt_logprobs=0))[1] == 100  # computes its whole prompt
+
+
+def test_pictures_lead_to_where_their_blocks_are(engine: Engine) -> None:
+    """By the keys that the scheduler has them by: the same tokens with another picture are elsewhere."""
+    prompt, fields = prompt_of(PROMPT[:10], picture("cat", 20), PROMPT[:40])
+    _, others = prompt_of(PROMPT[:10], picture("dog", 20), PROMPT[:40])
+    engine.cached(1, prompt[:64], BlockExtras.of(fields["units"], fields["media"], b""))
+    assert engine.replicas.choose(replace(request_of(prompt), **fields)) == (1, 70 - 64)
+    assert engine.replicas.choose(replace(request_of(prompt), **others))[1] == 70
+    assert engine.replicas.choose(request_of(prompt))[1] == 70
 
 
 def test_what_was_sent_counts_until_it_is_taken(engine: Engine) -> None:

@@ -20,6 +20,8 @@ from engine.messages import (
     Deltas,
     Detokenize,
     Detokenized,
+    MediaItem,
+    MediaSource,
     Message,
     Output,
     Outputs,
@@ -702,3 +704,30 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
         assert (bench.delta()).token_ids == [7, 8]
     with pytest.raises(CheckpointError, match=f"{model} has neither tokenizer.json nor tokenizer.model; copy it"):
         vocabulary_for(ModelRecord.read(model), "safetensors")
+
+
+# --------------------------------------------------------------------------------------------------------------- pictures
+
+
+def test_pictures_travel_as_facts_and_units(tmp_path: Path) -> None:
+    """To the scheduler, with every sample of the request; and back to who only wants to count."""
+    source = MediaSource("api0", (), "image")
+    picture = MediaItem(source, "image", (1, 4, 6), (bytes(32),), 6)
+    prompt = ChatPrompt(b'[{"role": "user", "content": [{"type": "image"}]}]')
+    with Bench(tmp_path, model=str(GOLDEN / "qwen2_5_vl")) as bench:
+        samples = [submit(prompt, f"k-{index}", key="k", media=[picture], sample_index=index) for index in range(2)]
+        bench.send("api0", Submission.of(samples))
+        for request in (found := bench.received("scheduler")):
+            assert isinstance(request, Request)
+            assert (request.media, request.mask_bounds) == ([picture], b"")
+            (unit,) = request.units
+            assert (unit.num_tokens, unit.height, unit.width) == (6, 2, 3)
+            assert array("i", request.prompt_token_ids)[unit.start : unit.start + 6].tolist() == [5] * 6
+        assert len(found) == 2
+        bench.send("api0", Tokenize("c", "api0", prompt, media=[picture]))
+        assert bench.one(Tokenized).token_ids == request.prompt_token_ids
+        bounds = int32(*[0, 9] * 10)
+        bench.send("api0", submit(TokensPrompt(int32(*[7] * 10)), mask_bounds=bounds))
+        assert bench.request().mask_bounds == bounds
+        bench.send("api0", submit(prompt, "bad"))
+        assert "0 image items" in bench.one(Rejected).message

@@ -14,9 +14,9 @@ from typing import Any
 
 from shm.gang import GangHeader, buffers_at
 from shm.segment import MemoryFile
+from tests.waiting import WATCHDOG_S
 from workers.parallel.communicator import Communicator
 
-WATCHDOG_S = 60.0
 BUFFER_BYTES = 32 << 20
 _SERVER = multiprocessing.get_context("forkserver")  # a process without threads, which has imported what ranks need
 _SERVER.set_forkserver_preload([__name__, "tests.workers.parallel.serving"])

@@ -10,7 +10,7 @@ from engine.messages import SamplingParams
 from ops import _cpu
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
-from tests.workers.serving import ARCHITECTURES, Sample, Serving, golden_samples, make_runner
+from tests.workers.serving import Sample, Serving, golden_samples, make_runner
 from workers.parallel.communicator import Communicator
 
 PROMPTS = [[(7 * number + 3 * index) % 900 + 3 for index in range(length)] for number, length in enumerate((1, 5, 33, 90, 17))]
@@ -58,13 +58,15 @@ def serve_all(communicator: Communicator, arena: tuple[Any, int], jobs: Sequence
     return found
 
 
-def serve_golden(communicator: Communicator, arena: tuple[Any, int]) -> dict[str, list[list[int]]]:
-    """One rank: the outputs of every architecture's golden prompts."""
+def serve_golden(
+    communicator: Communicator, arena: tuple[Any, int], architectures: Sequence[str], options: dict[str, Any]
+) -> dict[str, list[list[int]]]:
+    """One rank: the outputs of each architecture's golden prompts."""
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     found = {}
-    for architecture in ARCHITECTURES:
+    for architecture in architectures:
         samples = golden_samples(architecture)[:6]
-        runner = make_runner(GOLDEN / architecture, communicator=communicator, arena=memory, num_kv_blocks=200)
+        runner = make_runner(GOLDEN / architecture, communicator=communicator, arena=memory, num_kv_blocks=200, **options)
         serving = Serving(runner)
         for slot, sample in enumerate(samples):
             serving.place(sample, slot)

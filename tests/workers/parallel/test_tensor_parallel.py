@@ -117,4 +117,4 @@ def test_experts_and_latents(num_ranks: int, tmp_path: Path) -> None:
 
 def test_two_ranks_agree_with_transformers() -> None:
     expected = {name: [case["greedy_token_ids"] for case in golden_cases(name)[:6]] for name in ARCHITECTURES}
-    assert on_each(2, serve_golden) == [expected] * 2
+    assert on_each(2, serve_golden, ARCHITECTURES, {}) == [expected] * 2

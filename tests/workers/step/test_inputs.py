@@ -53,7 +53,7 @@ def test_metadata(inputs: StepInputs, name: str) -> None:
     padding = inputs.num_rows - num_rows
     assert inputs.num_tokens == num_rows
     assert inputs.num_rows % ROW_TILE == 0
-    assert 0 <= padding < ROW_TILE
+    assert padding == (-num_rows % ROW_TILE if num_rows else ROW_TILE)
     values = {key: tensor.numpy() for key, tensor in inputs.tensors()}
     assert list(zip(values["row_slots"][:num_rows], values["positions"][:num_rows], strict=True)) == rows
     assert (values["row_slots"][num_rows:] == 7).all()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams, SlotStart
+from engine.messages import MediaUnit, SamplingParams, SlotStart
 from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner
 from workers.runner import ModelRunner
 from workers.step.slots import Slots
@@ -24,8 +24,26 @@ def filled_slots() -> Slots:
         tokens = range(10 * slot + 1, 10 * slot + 5)
         sampling = SamplingParams(seed=slot, num_prompt_logprobs=1 if slot % 2 else -1)
         blocks = int32([slot + 1, slot + 7])
-        slots.start(SlotStart(slot, f"r{slot}", int32(tokens), slot + 1, sampling, blocks, wants_prompt_logprobs=slot % 2 == 1))
+        start = SlotStart(slot, f"r{slot}", int32(tokens), slot + 1, sampling, blocks, wants_prompt_logprobs=slot % 2 == 1)
+        start.units, start.unit_hashes = (MediaUnit(0, 0, 0, slot + 1, 1, slot + 1),), (bytes([slot]) * 32,)
+        start.mask_bounds = int32(bound for place in range(slot + 1) for bound in (place // 2, slot))
+        slots.start(start)
     return slots
+
+
+def test_units_get_and_lose_their_rows() -> None:
+    slots = filled_slots()
+    slots.set_unit_rows(np.array([1, 3]), np.array([0, 0]), np.array([40, 7]))
+    assert [slots.media[slot].rows.tolist() for slot in range(NUM_SLOTS)] == [[-1], [40], [-1], [7], [-1]]
+    slots.set_unit_rows(np.array([3]), np.array([0]), np.array([-1]))
+    assert slots.media[3].rows.tolist() == [-1]
+
+
+@pytest.mark.parametrize("bounds", [[0, 0, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0]], ids=str)
+def test_mask_bounds_that_cannot_be(bounds: list[int]) -> None:
+    start = SlotStart(2, "r", int32([1, 2]), 2, SamplingParams(), b"", mask_bounds=int32(bounds))
+    with pytest.raises(AssertionError, match=r"token|bounds of 1 tokens for a prompt of 2"):
+        filled_slots().start(start)
 
 
 def contents(slots: Slots) -> dict[str, list[object]]:

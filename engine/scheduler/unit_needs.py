@@ -1,0 +1,88 @@
+"""Which units of pictures and video samples have still to read, in the order in which they are brought into the encoder cache.
+
+Used by the scheduler process alone. Nothing is kept: it is looked up from where the samples are, so that nothing is left of one
+that ends, however it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import chain, islice
+from operator import attrgetter
+
+import msgspec
+
+from engine.process.context import ActorContext
+from engine.scheduler.batch_state import BatchState
+from engine.scheduler.encoder_cache import EncoderCache
+from engine.scheduler.policy import find_prefix
+from engine.scheduler.sequence import Sequence, SequenceState
+from engine.scheduler.sequence_media import PromptUnit
+
+MAX_LOOK_AHEAD = 8  # waiting samples with media whose units are encoded before they are admitted
+
+_rank = attrgetter("rank")
+
+
+class Need(msgspec.Struct):
+    """A unit that some sample has still to read."""
+
+    unit: PromptUnit
+    place: int  # among all that are needed
+    is_next: bool  # a sample cannot go on without it
+
+
+class UnitNeeds:
+    """Looks them up; counts look-ups in the cache, once for each sample."""
+
+    def __init__(self, context: ActorContext, batch: BatchState, cache: EncoderCache) -> None:
+        self._batch = batch
+        self._cache = cache
+        self._is_stalled = False
+        self._queries = context.counter("mm_cache_queries_total")
+        self._hits = context.counter("mm_cache_hits_total")
+
+    def look_up(self) -> dict[bytes, Need]:
+        """Every unit that is needed, once, in the samples' order and each prompt's."""
+        needs: dict[bytes, Need] = {}
+        for sequence in self._in_order():
+            media = sequence.media
+            if media is None or sequence.reader.is_slow:
+                continue
+            units = media.needed(self._position(sequence))
+            if not media.is_counted:
+                media.is_counted = True
+                self._queries.add(len(units))
+                self._hits.add(sum(unit.unit_hash in needs or self._cache.get(unit.unit_hash) is not None for unit in units))
+            is_next = True
+            for unit in units:
+                need = needs.setdefault(unit.unit_hash, Need(unit, len(needs), is_next))
+                need.is_next |= is_next
+                is_next = is_next and self._cache.is_readable(unit.unit_hash)
+        return needs
+
+    def readers_of(self, unit_hash: bytes) -> list[Sequence]:
+        """The samples that have still to read a unit."""
+        return [
+            sequence
+            for sequence in self._batch.sequences.values()
+            if sequence.media is not None
+            and any(unit.unit_hash == unit_hash for unit in sequence.media.needed(self._position(sequence)))
+        ]
+
+    def looked_for_rows(self, has_rows: bool, is_at_work: bool) -> None:
+        """Whether a sample gets on with the next step; `is_at_work`: or may, when what is under way is back."""
+        self._is_stalled = not has_rows and (self._is_stalled or not is_at_work)
+
+    def _in_order(self) -> Iterator[Sequence]:
+        """All that runs, and what is next in line. While nothing gets on, what runs goes first, since it may hold the slots and
+        blocks that what waits needs."""
+        waiting = islice((sequence for sequence in self._batch.waiting if sequence.media is not None), MAX_LOOK_AHEAD)
+        return chain(self._batch.running, waiting) if self._is_stalled else heapq.merge(self._batch.running, waiting, key=_rank)
+
+    def _position(self, sequence: Sequence) -> int:
+        """Where the sequence goes on, or would if it were admitted now."""
+        if sequence.state is SequenceState.RUNNING:
+            return sequence.num_computed
+        return len(find_prefix(sequence, self._batch.pool, self._batch.limits)) * self._batch.limits.block_size

@@ -1,0 +1,154 @@
+"""The reference ops of several ranks: what they exchange, of a replica's matrices and of experts that all replicas share.
+
+Tensors go through groups of Paddle's processes, what ranks must know of them through memory of the host. Nothing is added up
+across ranks: columns are put side by side, and whoever has a row adds its experts' results up in the row's own order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+import paddle
+
+from ops.modules import Experts, KvCache
+from ops.paddle import reference
+from ops.paddle.reference import AttentionStep, Cut, own_columns
+from ops.table import ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
+
+
+class Group(Protocol):
+    """Ranks that make the same calls in the same order; `place` is this one's."""
+
+    place: int
+    count: int
+
+    def tell(self, values: np.ndarray) -> np.ndarray:
+        """[...] of each -> [count, ...], in their order."""
+
+    def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
+        """float32 [n, m] of each -> [count, n, m]."""
+
+
+class GangOps:
+    """Ops of one rank. `tensor`: the ranks that have the same rows and share matrices; None: there is one. `sharing`: those
+    that share experts, one replica's after another's; None: nobody does."""
+
+    def __init__(self, tensor: Group | None, sharing: Group | None) -> None:
+        self._tensor = tensor
+        self._sharing = sharing
+        self._rows: AttentionMetadata | None = None  # that the model goes through now
+
+    def table(self) -> OpTable:
+        return replace(reference.TABLE, begin=self.begin, keep_rows=self.keep_rows, gather=self.gather, experts=self.experts)
+
+    def begin(self, inputs: Inputs, cache: KvCache) -> AttentionStep:
+        self._rows = inputs
+        return reference.begin(inputs, cache)
+
+    def keep_rows(
+        self, step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
+    ) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
+        kept = reference.keep_rows(step, queries, x)
+        self._rows = kept[0].inputs
+        return kept
+
+    def gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
+        if not isinstance(x, Cut):
+            return x
+        assert self._tensor is not None, f"columns from {x.begin} on of {x.width}, and no rank has the others"
+        widths = self._tensor.tell(np.array([x.begin, x.tensor.shape[1]]))[:, 1]
+        parts = self._tensor.all_gather(_widened(x.tensor, int(widths.max())))
+        return paddle.concat([part[:, :width] for part, width in zip(parts, widths.tolist(), strict=True)], axis=1)
+
+    def experts(
+        self,
+        x: paddle.Tensor,
+        routing: Routing,
+        module: Experts,
+        activation: str,
+        shared: paddle.Tensor | Cut | None = None,
+    ) -> paddle.Tensor | Cut:
+        others = None if shared is None else own_columns(shared)
+        if self._sharing is not None and module.owners is not None:
+            return reference.add_choices(self._shared_results(x, routing, module, activation), routing, others)
+        if not module.is_cut:
+            return reference.experts(x, routing, module, activation, others)
+        ids = routing.ids.numpy().reshape(-1)
+        choices, ((begin, _),) = np.arange(len(ids)), module.down[0].columns
+        gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up)
+        first = module.gate_up[0].columns[0][0]
+        activated = self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
+        results = reference.expert_products(activated, choices, ids, module.weight.down)
+        return Cut(reference.add_choices(results, routing, others), begin, module.num_inputs)
+
+    def _shared_results(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
+        """Of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have the same rows: each
+        shows its part of them, computes the choices that fall to it, and all show what they computed."""
+        sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
+        num_rows, place = cast(AttentionMetadata, self._rows).num_tokens, sharing.place % num_same
+        own = slice(num_rows * place // num_same, num_rows * (place + 1) // num_same)
+        shown = routing.ids.numpy()[own]
+        if module.counts is not None:
+            np.add.at(module.counts, shown[shown >= 0], 1)
+        num_shown = sharing.tell(np.array([len(shown)]))[:, 0]
+        most = int(num_shown.max())
+        if most == 0:
+            return paddle.zeros([x.shape[0] * shown.shape[1], module.num_inputs])
+        ids = sharing.tell(np.resize(shown, (most, shown.shape[1])))  # those beyond its rows are nobody's
+        rows = sharing.all_gather(_with_rows(x[own] if len(shown) else None, most, module.num_inputs)).flatten(0, 1)
+        choices = _Choices.of(ids, num_shown, module.owners)
+        results = sharing.all_gather(self._computed(rows, choices, module, activation)).flatten(0, 1)
+        first = sharing.place - place
+        wanted = choices.places[(choices.homes >= first) & (choices.homes < first + num_same)]
+        return paddle.gather(results, paddle.to_tensor(np.resize(wanted, x.shape[0] * shown.shape[1])))
+
+    def _computed(self, rows: paddle.Tensor, choices: _Choices, module: Experts, activation: str) -> paddle.Tensor:
+        """[most, hidden]: results of the choices that fall to this rank, in the order in which all count them; then any."""
+        own = np.flatnonzero(choices.computing == cast(Group, self._sharing).place)
+        if not len(own):
+            return paddle.zeros([choices.most, module.num_inputs])
+        own = np.resize(own, choices.most)
+        ids = choices.ids[own]
+        gate_up = reference.expert_products(rows, choices.rows[own], ids, module.weight.gate_up)
+        activated = own_columns(reference.activate_and_multiply(gate_up, activation))
+        return reference.expert_products(activated, np.arange(choices.most), ids, module.weight.down)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """Every choice of every row that ranks show, in an order that all know: int [n] each."""
+
+    homes: np.ndarray  # the rank that shows the row
+    rows: np.ndarray  # where the row lies among all that are shown
+    ids: np.ndarray  # the expert
+    computing: np.ndarray  # the rank to which it falls
+    places: np.ndarray  # where its result lies, of `most` from each rank
+    most: int  # whole tiles
+
+    @staticmethod
+    def of(ids: np.ndarray, num_shown: np.ndarray, owners: np.ndarray) -> _Choices:
+        """`ids` [ranks, most rows, chosen], of which each rank shows the first num_shown."""
+        num_ranks, most_rows, _ = ids.shape
+        homes, rows, choices = np.nonzero(np.broadcast_to(np.arange(most_rows)[:, None] < num_shown[:, None, None], ids.shape))
+        experts = ids[homes, rows, choices]
+        computing = owners[experts, 1 + (homes + rows) % owners[experts, 0]]  # engine/parallel/placement.py
+        of_each = np.bincount(computing, minlength=num_ranks)
+        most = -(-int(of_each.max()) // ROW_TILE) * ROW_TILE
+        places = np.empty(len(experts), np.int64)
+        places[np.argsort(computing, kind="stable")] = np.concatenate(
+            [rank * most + np.arange(count) for rank, count in enumerate(of_each.tolist())]
+        )
+        return _Choices(homes, homes * most_rows + rows, experts, computing, places, most)
+
+
+def _widened(x: paddle.Tensor, width: int) -> paddle.Tensor:
+    missing = width - x.shape[1]
+    return paddle.concat([x, paddle.zeros([x.shape[0], missing])], axis=1) if missing else x
+
+
+def _with_rows(x: paddle.Tensor | None, count: int, width: int) -> paddle.Tensor:
+    """x [n, width], or no rows, and rows of zeros after it."""
+    missing = count - (0 if x is None else x.shape[0])
+    return paddle.concat([*([] if x is None else [x]), *([paddle.zeros([missing, width])] if missing else [])])

@@ -1,0 +1,56 @@
+"""Options of vision models: what they come to, and what a model cannot do."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import OptionError
+from engine.options.resolve import resolve
+from engine.options.table import read_options
+from engine.process.topology import default_plan
+from tests.paths import GOLDEN
+
+
+def resolved(family: str, *arguments: str) -> EngineConfig:
+    return resolve(read_options([str(GOLDEN / family), *arguments], {}))[0]
+
+
+def test_a_vision_model_gets_a_media_process_and_memory_for_its_largest_picture() -> None:
+    config = resolved("qwen2_5_vl")
+    assert [plan.name for plan in default_plan(config)].count("media0") == 1
+    assert (config.encoder_cache_size, config.encoder_row_width) == (16384, 64)
+    assert config.limit_mm_per_prompt == {"image": 999, "video": 999}
+    other = resolved("qwen3_vl", "--media-processes", "2", "--limit-mm-per-prompt", "image=3", "--encoder-cache-size", "2000")
+    assert (other.media_processes, other.encoder_cache_size, other.encoder_row_width) == (2, 2000, 64 * 3)
+    assert other.limit_mm_per_prompt == {"image": 3, "video": 999}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--language-model-only",)])
+def test_text_alone_needs_none(arguments: tuple[str, ...]) -> None:
+    config = resolved("qwen2_5_vl" if arguments else "llama", *arguments)
+    assert (config.media_processes, config.encoder_cache_size, config.encoder_row_width) == (0, 0, 0)
+    with pytest.raises(OptionError, match=r"--media-processes 2: .*; leave it out"):
+        resolved("qwen2_5_vl" if arguments else "llama", *arguments, "--media-processes", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--encoder-cache-size", "1000"), "--encoder-cache-size 1000 does not hold the 1280 tokens of the largest picture"),
+        (("--mm-processor-cache-gb", "0.002"), "--mm-processor-cache-gb 0.002 does not hold the 0.00560"),
+        (("--media-memory", "8MiB"), "--media-memory .* does not hold .* bytes of a video, twice --max-media-bytes; give more"),
+        (("--mm-processor-kwargs", "{"), "expected a JSON object"),
+        (("--mm-processor-kwargs", '{"colour": 1}'), "there is no setting colour"),
+        (("--limit-mm-per-prompt", "audio=1"), "expected numbers up to 10000 for image and video"),
+        (("--mm-processor-cache-gb", "nan"), "expected a number of GiB from 0.001 to 1024"),
+    ],
+)
+def test_too_little_is_said_with_what_is_needed(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        resolved("qwen2_5_vl", *arguments)
+
+
+def test_smaller_pictures_need_less() -> None:
+    config = resolved("qwen2_5_vl", "--mm-processor-kwargs", '{"max_pixels": 50176}', "--encoder-cache-size", "64")
+    assert config.encoder_cache_size == 64

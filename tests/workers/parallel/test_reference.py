@@ -1,0 +1,91 @@
+"""Ranks with reference ops give one rank's bytes, and leave a collective that is cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.supervisor.port import reserve_port
+from shm.segment import MemoryFile
+from tests.waiting import WATCHDOG_S
+from tests.workers.checkpoints import write_checkpoint
+from tests.workers.parallel.expert_serving import share_experts
+from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.serving import serve, serve_all, serve_golden
+from tests.workers.parallel.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, on_each
+from tests.workers.serving import golden_cases
+from workers.parallel.communicator import Communicator
+from workers.parallel.meetings import Meeting
+from workers.parallel.store import open_store
+
+REFERENCE = {"ops": "reference", "plan": "eager", "max_model_len": 256}
+
+
+@pytest.fixture
+def options() -> Iterator[dict[str, Any]]:
+    """With ports for two groups."""
+    with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second:
+        yield {**REFERENCE, "group_ports": (first.getsockname()[1], second.getsockname()[1])}
+
+
+def test_two_ranks_give_the_bytes_of_one(options: dict[str, Any], tmp_path: Path) -> None:
+    """Columns that begin within chunks, a KV head that two ranks share, experts that are cut, latent attention."""
+    jobs = []
+    for name, config in (("odd", ODD), ("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
+        write_checkpoint(tmp_path / name, config)
+        jobs.append((tmp_path / name, options))
+    expected = [serve(*job) for job in jobs]
+    for found in on_each(2, serve_all, jobs):
+        assert found == expected
+
+
+def test_two_ranks_agree_with_transformers(options: dict[str, Any]) -> None:
+    architectures = ("llama", "qwen3_moe")
+    expected = {name: [case["greedy_token_ids"] for case in golden_cases(name)[:6]] for name in architectures}
+    assert on_each(2, serve_golden, architectures, {**options, "max_model_len": 512}) == [expected] * 2
+
+
+@pytest.mark.parametrize("is_one_replica", [False, True])
+def test_ranks_that_share_experts_give_the_bytes_of_one(options: dict[str, Any], tmp_path: Path, is_one_replica: bool) -> None:
+    """Two replicas, of which one is idle at first and at last, or the two ranks of one; experts move before every step."""
+    write_checkpoint(tmp_path, ODD_EXPERTS)
+    alone = serve(tmp_path, options)
+    placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
+    arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
+    with gang_of(2) as gang:
+        memory = (lambda: (DupFd(arena.fd), ARENA_BYTES)) if is_one_replica else (lambda: None)
+        settings = {**options, "num_kv_blocks": 64, "weight_cache_dir": str(tmp_path)}
+        ranks = [gang.start(rank, share_experts, tmp_path, memory(), placements, settings) for rank in range(2)]
+        found = [rank.answer() for rank in ranks]
+    assert found == ([alone, alone] if is_one_replica else [alone[0::2], alone[1::2]])
+
+
+def cut(communicator: Communicator, port: int) -> None:
+    """Both ranks come to a collective, in which rank 1 ends. What rank 0's raises is the answer."""
+    if communicator.rank == 0:
+        open_store(port)
+    import paddle
+
+    from workers.devices.groups import PaddleGroup
+
+    group = PaddleGroup(Meeting(communicator, port), "cpu")
+    assert group.all_gather(paddle.full([1, 2], 3.0)).tolist() == [[[3.0, 3.0]]] * 2
+    if communicator.rank == 1:
+        communicator.barrier()
+        os._exit(9)
+    group.all_gather(paddle.zeros([1, 2]))
+
+
+def test_who_waits_in_a_collective_that_is_cut_leaves_with_the_epoch(options: dict[str, Any]) -> None:
+    with gang_of(2) as gang:
+        first, second = (gang.start(rank, cut, options["group_ports"][0]) for rank in range(2))
+        second.process.join(WATCHDOG_S)
+        assert second.process.exitcode == 9
+        gang.header.set_member(1, False)
+        kind, *_ = first.answer()
+        assert kind == "GangBroken"

@@ -1,0 +1,152 @@
+"""From pixels in a slab to answers, on the runner: calls of the model's own encoder within steps, and what is reported where
+they cannot be made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.messages import Encode, Step
+from shm.encoder_arena import EncoderArena
+from tests.workers.encoding import make_slab, steps_of, units_of
+from tests.workers.seeing import ARCHITECTURES, make_arena, seeing_samples
+from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, make_runner
+from workers.features import Features
+from workers.runner import ModelRunner
+
+BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
+
+
+class Encoding:
+    """A runner with a pixel slab, whose producer the test is, and units of golden pictures in it."""
+
+    def __init__(self, name: str, **options: object) -> None:
+        self.name = name
+        self.slab = make_slab()
+        self.arena: EncoderArena = make_arena(GOLDEN / name)
+        self.runner: ModelRunner = make_runner(GOLDEN / name, features=Features(self.arena, lambda _: self.slab), **options)
+        vision = ModelConfig.read(GOLDEN / name).vision
+        assert vision is not None
+        self.vision = vision
+
+    def samples(self) -> list[Sample]:
+        """Prompts whose features are not there yet."""
+        samples = seeing_samples(self.name, self.arena)
+        for sample in samples:
+            for row in sample.unit_rows:
+                self.arena.begin(row)
+        self.arena.rows[:] = np.nan
+        return samples
+
+    def units(self, sample: Sample, case: int, features: dict[str, np.ndarray] | None = None) -> list[Encode]:
+        return units_of(self.name, sample, case, self.slab, features)
+
+    def encode(self, units: Sequence[Encode], cuts: Sequence[int] = ()) -> list[Step]:
+        return steps_of(units, self.vision.depth, cuts)
+
+    def answer(self, sample: Sample, chunk: int = 512) -> Sample:
+        serving = Serving(self.runner, chunk=chunk)
+        serving.place(sample, 5)
+        serving.run([sample])
+        return sample
+
+
+@pytest.fixture(scope="module", params=[(name, backend) for name in ARCHITECTURES for backend in BACKENDS], ids="-".join)
+def encoding(request: pytest.FixtureRequest) -> Encoding:
+    return Encoding(request.param[0], **BACKENDS[request.param[1]])
+
+
+def test_golden_answers_from_pixels(encoding: Encoding) -> None:
+    """Encoded in one step or in several, each with its own layers; then prompts whole and in chunks of 16."""
+    cases = golden_cases(encoding.name)
+    answers = []
+    for cuts, chunk in (((), 512), ((1, 2), 16)):
+        samples = encoding.samples()
+        for index, sample in enumerate(samples):
+            units = encoding.units(sample, index)
+            *others, last = (encoding.runner.run(step) for step in encoding.encode(units, cuts))
+            assert [(each.encoded, each.missing) for each in others] == [([], {})] * len(cuts)
+            assert (last.encoded, last.missing) == (list(sample.unit_hashes), {})
+            encoding.answer(sample, chunk)
+            assert sample.outputs == cases[index]["greedy_token_ids"]
+            for (_, values), expected in zip(sample.tops, cases[index]["top_logprobs"], strict=True):
+                np.testing.assert_allclose(values, [value for _, value in expected], atol=1e-3)
+            for position, value in enumerate(cases[index]["prompt_logprobs"]):
+                assert value is None or sample.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
+            for unit in units:
+                encoding.slab.release(unit.handle)
+        answers.append([sample.answer() for sample in samples])
+    assert answers[0] == answers[1]
+
+
+def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
+    """A4: encode first, then put prompts together; the same bits as from an earlier step."""
+    first = encoding.samples()[0]
+    for step in encoding.encode(encoding.units(first, 0)):
+        encoding.runner.run(step)
+    encoding.answer(first)
+    second = encoding.samples()[0]
+    serving = Serving(encoding.runner)
+    serving.place(second, 6)
+    step = serving._message([(second, len(second.prompt))])
+    step.encoder = encoding.encode(encoding.units(second, 0))[0].encoder
+    result = encoding.runner.run(step)
+    assert result.encoded == list(second.unit_hashes)
+    serving._apply([(second, len(second.prompt))], result)
+    serving.run([second])
+    assert second.answer() == first.answer()
+
+
+def test_features_that_a_client_made(encoding: Encoding) -> None:
+    """B1: they are copied where pixels would be encoded."""
+    features = dict(np.load(GOLDEN / encoding.name / "features.npz"))
+    expected = [encoding.answer(sample).answer() for sample in seeing_samples(encoding.name, encoding.arena)]
+    for index, sample in enumerate(encoding.samples()):
+        for step in encoding.encode(encoding.units(sample, index, features), (1,)):
+            assert not encoding.runner.run(step).missing
+        assert encoding.answer(sample).answer() == expected[index]
+
+
+def test_pixels_that_are_gone(encoding: Encoding) -> None:
+    """Their producer let go of them, or died: nothing is run, the units are named."""
+    sample = encoding.samples()[2]
+    units = encoding.units(sample, 2)
+    encoding.slab.release(units[1].handle)
+    (step,) = encoding.encode(units)
+    result = encoding.runner.run(step)
+    assert (list(result.missing), result.encoded) == ([units[1].unit_hash], [])
+    assert "let go of it, or died" in result.missing[units[1].unit_hash]
+    assert not encoding.arena.is_valid(units[0].first_row, units[0].unit_hash, units[0].num_rows, 1)
+
+
+def test_a_call_that_another_life_began(encoding: Encoding) -> None:
+    """What it left is gone with it: its units are begun anew. A step that is sent again is such a call too."""
+    sample = encoding.samples()[0]
+    begin, end = encoding.encode(encoding.units(sample, 0), (2,))
+    assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)
+    assert not encoding.runner.run(begin).missing
+    assert encoding.runner.run(end).encoded == list(sample.unit_hashes)
+    assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)
+
+
+def test_reload_and_clear(encoding: Encoding) -> None:
+    """Features of other weights are not read; those of the new ones are as a fresh start's."""
+    sample = encoding.samples()[0]
+    expected = encoding.runner.run(encoding.encode(encoding.units(sample, 0))[0])
+    before = encoding.answer(sample).answer()
+    version = encoding.runner.weights.version + 1
+    encoding.runner.clear()
+    assert encoding.runner.encoder is None
+    encoding.runner.load(str(GOLDEN / encoding.name), version, lambda num_done, num_bytes: None)
+    again = seeing_samples(encoding.name, encoding.arena)[0]
+    serving = Serving(encoding.runner)
+    serving.place(again, 5)
+    step = serving._message([(again, len(again.prompt))])
+    assert list(encoding.runner.run(step).missing) == expected.encoded
+    encoding.runner.run(encoding.encode(encoding.units(again, 0))[0])
+    again.is_started = False
+    serving.run([again])
+    assert again.answer() == before

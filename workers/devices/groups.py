@@ -1,0 +1,58 @@
+"""Groups of Paddle's processes for reference ops: gloo on a CPU, NCCL or BKCL on devices.
+
+Made by the device (`paddle.py`), used by `ops/paddle/gang.py`. Before each collective the ranks meet in the
+comm arena: there a wait says that it gets on, ends with the epoch, and sees who makes another call. What follows takes as long
+as the tensors take. No group goes on without a rank: the supervisor ends the processes of the others with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import core
+from paddle.distributed import collective
+
+from workers.parallel.meetings import Meeting
+from workers.parallel.store import LOOPBACK
+
+_BACKENDS = {"cpu": "gloo", "gpu": "nccl", "xpu": "bkcl"}
+
+
+class PaddleGroup:
+    """The ranks of a communicator, with tensors of the device "cpu", "gpu" or "xpu"."""
+
+    def __init__(self, meeting: Meeting, device: str) -> None:
+        self._communicator = meeting.communicator
+        self.place, self.count = meeting.communicator.place, meeting.communicator.count
+        os.environ["PADDLE_TRAINER_ID"] = str(meeting.communicator.rank)  # Paddle reads both from there
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self._group = _process_group(_BACKENDS[device], meeting.port, self.place, self.count)
+
+    def tell(self, values: np.ndarray) -> np.ndarray:
+        return self._communicator.all_gather(values)
+
+    def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
+        """GangBroken: a rank is gone. RuntimeError: something else is wrong."""
+        y = paddle.empty([self.count * x.shape[0], x.shape[1]])
+        self._communicator.barrier()
+        try:
+            self._group.all_gather_into_tensor(y, x.contiguous(), True).wait()
+        except RuntimeError:
+            self._communicator.barrier()  # breaks as soon as the supervisor says who is gone
+            raise
+        return y.reshape([self.count, *x.shape])
+
+
+@functools.cache
+def _process_group(backend: str, port: int, place: int, count: int) -> Any:
+    """One of a process for each port."""
+    store = core.TCPStore(LOOPBACK, port, False, count)
+    if store.add("arrived", 1) == count:
+        store.set("all", "")
+    store.wait("all")  # gloo waits for nobody as long as a process may take to start
+    make: Any = collective._new_process_group_impl  # what its init_parallel_env calls, which has a store of its own
+    return make(backend, store, place, count, str(port), None, port)

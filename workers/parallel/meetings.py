@@ -1,0 +1,40 @@
+"""Where the groups of a rank's reference ops find each other. Made by the runner, used by the device; imports no Paddle."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig
+from workers.parallel.communicator import Communicator
+from workers.parallel.store import open_store
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """A group of ranks, and the port of its store."""
+
+    communicator: Communicator
+    port: int
+
+
+class Meetings(msgspec.Struct, frozen=True):
+    """With the ranks that share this one's matrices, and with all that share experts; None: there are no others."""
+
+    tensor: Meeting | None = None
+    experts: Meeting | None = None
+
+    @staticmethod
+    def of(config: EngineConfig, rank: int, tensor: Communicator | None, experts: Communicator | None) -> Meetings | None:
+        """Of rank `rank` of the engine; None: it exchanges no tensors with Paddle's groups."""
+        if config.ops == "native" or (tensor is None and experts is None):
+            return None
+        ports = config.group_ports
+        return Meetings(
+            Meeting(tensor, ports[rank // config.tensor_parallel_size]) if tensor else None,
+            Meeting(experts, ports[-1]) if experts else None,
+        )
+
+    def open_stores(self) -> None:
+        """Those of the groups in which this rank is the first."""
+        for meeting in (self.tensor, self.experts):
+            if meeting is not None and meeting.communicator.place == 0:
+                open_store(meeting.port)
