@@ -41,7 +41,7 @@ async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
         leaving.cancel()
         if not task.done():
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _until_gone(receive: Receive) -> None:

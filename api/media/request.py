@@ -100,7 +100,7 @@ class _Gathering:
             work.result()
         finally:
             work.cancel()
-            await asyncio.wait({work})
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _gather(self, parts: list[MediaPart]) -> None:
         """Parts that are the same are one item: a link is fetched once."""
