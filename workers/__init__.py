@@ -7,5 +7,6 @@
     devices/     where tensors live
 
 Read `worker.py` first (the actor), then `runner.py` (one step from message to result), `step/inputs.py`, `step/execution.py`,
-`models/llama.py`, `sampling/sampler.py` and `weights/loader.py`.
+`models/llama.py`, `sampling/sampler.py` and `weights/loader.py`; of models that see `features.py`, `step/prompt_media.py` and
+`encoder.py`.
 """
