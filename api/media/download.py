@@ -194,7 +194,7 @@ class Fetcher:
             raise invalid_link(f"should be {scheme}://BUCKET/KEY")
         if not (self._store.access_key and self._store.secret_key):
             raise invalid_link(f"needs keys for {scheme}:, which this server was started without")
-        signed = _parsed(presigned(self._store, scheme, bucket, unquote(key), datetime.now(timezone.utc)), most=1 << 16)
+        signed = _parsed(presigned(self._store, scheme, bucket, unquote(key), datetime.now(timezone.utc)), most=1 << 15)
         return _Link(signed.scheme, signed.host, signed.port, signed.target, is_trusted=bool(self._store.endpoint))
 
     def _read_file(self, link: str, max_bytes: int) -> bytearray:
@@ -257,6 +257,8 @@ def _parsed(text: str, most: int = MAX_LINK_CHARACTERS) -> _Link:
         raise invalid_link("has no host, or a user's name before it")
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=-._~")
     query = f"?{quote(parts.query, safe='/%:@!$&()*+,;=-._~?')}" if parts.query else ""
+    if len(path) + len(query) > most:
+        raise invalid_link(f"has more than {most} characters as it is sent, other letters than English ones being several")
     return _Link(parts.scheme, host.lower(), port or _PORTS[parts.scheme], path + query)
 
 

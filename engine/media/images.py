@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -41,6 +42,9 @@ _STARTS = (
 _ORIENTATION = 0x0112
 _TURNED = range(5, 9)  # orientations that exchange the sides
 _MAX_CHUNKS = 100_000
+_MAX_SCANS = 100  # of a JPEG; those of progressive ones have about ten
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")  # with a length behind it, but for the last; not within a scan's data
+_START_OF_SCAN, _END = b"\xff\xda", b"\xff\xd9"
 
 Image.MAX_IMAGE_PIXELS = None  # our own limit says more, and is asked before Pillow's
 logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with a file is for its client
@@ -125,6 +129,8 @@ def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:
     except UnidentifiedImageError:
         raise parse_error("image", "its header is damaged") from None
     _check_sides(image.height, image.width, max_pixels)
+    if image.format in ("JPEG", "MPO"):
+        _check_scans(data)
     return image
 
 
@@ -142,6 +148,20 @@ def _check_sides(height: int, width: int, max_pixels: int) -> None:
             f"the picture's sides are {width} x {height}, the longer may be {MAX_RATIO} times the shorter; cut it",
             "invalid_image",
         )
+
+
+def _check_scans(data: bytes | bytearray) -> None:
+    """A decoder goes through all pixels once for each scan, and a scan may be a few bytes long: there can be a million."""
+    place = num_scans = 0
+    for _ in range(_MAX_CHUNKS):
+        marker = _MARKER.search(data, place)
+        if marker is None or marker[0] == _END:
+            return
+        num_scans += marker[0] == _START_OF_SCAN
+        if num_scans > _MAX_SCANS:
+            break
+        place = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
+    raise parse_error("image", f"it has more than {_MAX_SCANS} scans or {_MAX_CHUNKS} segments; save it anew")
 
 
 def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:

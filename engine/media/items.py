@@ -62,6 +62,8 @@ class MediaItems:
     def name_of(self, source: MediaSource, parts: Parts, settings: MediaSettings) -> bytes:
         """The item's hash: of all that shapes its features."""
         facts: tuple[object, ...] = (source.kind, "features", source.grid_thw)
+        if source.kind == "video":
+            facts += (settings.clip.frames.fps,)  # shapes positions, and with them the KV behind
         if not source.is_features:
             facts = (source.kind, settings.picture if source.kind == "image" else settings.clip)
         return item_hash(facts, parts)
@@ -138,11 +140,12 @@ class MediaItems:
         grid = features.checked_grid(source.kind, source.grid_thw, vision)
         if len(parts) != 1:
             raise refuse(f"the features come in {len(parts)} files, expected one", features.CODE)
+        num_units = grid[0] * vision.temporal_patch_size // vision.frames_per_unit if source.kind == "video" else 1
+        num_rows = num_units * vision.num_tokens_of(grid[1], grid[2])
+        features.read_features(parts[0], num_rows, vision.feature_width)  # before as many units are named as a grid may claim
         fps = settings.clip.frames.fps
         times = [index / fps for index in range(grid[0] * vision.temporal_patch_size)] if source.kind == "video" else []
-        item = self._item(source, name, grid, times, fps)
-        features.read_features(parts[0], len(item.unit_hashes) * item.tokens_per_unit, vision.feature_width)
-        return item
+        return self._item(source, name, grid, times, fps)
 
     def _item(
         self,

@@ -26,6 +26,7 @@ from engine.messages import MediaItem, MediaUnit
 _TIMED_FRAMES = ("qwen3_vl",)  # a video's frames have their times in the text
 _TIMED_POSITIONS = ("qwen2_5_vl",)  # in their positions, in seconds; elsewhere these count rows
 _MAX_NOTED = 32
+_MAX_TIME = 1 << 24  # on the time axis, by all videos of a prompt: float32 does not tell later positions apart
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -111,6 +112,7 @@ class Placement:
         templates write them. RequestError where runs and items do not match, or the items have more than `max_tokens`."""
         num_item_tokens = tuple(len(item.unit_hashes) * item.tokens_per_unit for item in items)
         _check_total(num_item_tokens, max_tokens, param)
+        self._check_times(items, param)
         placed = array("i")
         units: list[MediaUnit] = []
         start_id, end_id = self._vision.start_token_id, self._vision.end_token_id
@@ -201,6 +203,19 @@ class Placement:
             seconds = np.float32(number) * np.float32(item.seconds_per_row)
             return int(seconds * np.float32(self._vision.tokens_per_second))
         return number
+
+    def _check_times(self, items: Sequence[MediaItem], param: str) -> None:
+        """Before they are counted: what a file or a client says of frames per second may be next to nothing."""
+        if self._vision.kind not in _TIMED_POSITIONS:
+            return
+        total = sum(len(item.unit_hashes) * item.seconds_per_row for item in items) * self._vision.tokens_per_second
+        if not total <= _MAX_TIME:
+            raise RequestError(
+                f"the videos of the {param} last {total:.3g} positions in time, the limit is {_MAX_TIME}; ask for more frames "
+                "per second, or send shorter ones",
+                code="invalid_video",
+                param=param,
+            )
 
     def _runs(self, token_ids: array[int], are_single: bool) -> Iterator[_Run]:
         import numpy as np

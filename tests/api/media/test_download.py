@@ -239,6 +239,7 @@ WRONG = [
     "http://[::1/x",
     "http://[fe80::1%25eth0]/x",
     "http://example.com/" + "x" * 9000,
+    "http://example.com/" + "\u4e2d" * 8000,  # nine characters each on the way
     "s3://bucket/key",
     "bos://bucket/key",
     "s3://bucket",

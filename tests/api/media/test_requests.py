@@ -200,6 +200,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "data:image/png;base64,!!!!": ("invalid_base64_image", "base64"),
     "data:image/png;base64,AAAAA": ("invalid_base64_image", "base64"),
     "data:image/png;base64,AA==AAAA": ("invalid_base64_image", "base64"),
+    "data:image/png;base64,%41%41%41%41": ("invalid_base64_image", "base64"),
     "data:image/png,abc": ("invalid_base64_image", "base64"),
     "data:image/png;base64," + "A" * (2 * LIMIT): ("image_file_too_large", str(LIMIT)),
     "data:image/png;base64,": ("image_parse_error", "empty"),

@@ -79,6 +79,19 @@ def test_what_is_no_picture_is_refused(data: bytes, code: str, message: str) -> 
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
+def test_a_picture_of_many_scans_is_refused() -> None:
+    """Each is a few bytes that a decoder goes through all pixels for."""
+    file = BytesIO()
+    Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    first = data.index(b"\xff\xda")
+    second = data.index(b"\xff", first + 10)
+    assert sides_of(data[:second] + b"\xff\xfe\0\4\xff\xda" * 200 + data[second:], MOST) == (64, 64)  # comments
+    for look in (sides_of, upright):
+        with pytest.raises(RequestError, match="more than 100 scans"):
+            look(data[:second] + data[first:second] * 100 + data[second:], MOST)
+
+
 def test_a_picture_cut_short_is_refused_when_it_is_decoded() -> None:
     data = (VISION / "large.jpg").read_bytes()
     assert sides_of(data[: len(data) // 2], MOST) == (500, 640)

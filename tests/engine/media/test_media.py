@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from engine.media.actor import MAX_WAITING, MediaActor
+from engine.media.identity import unit_hash
 from engine.messages import (
     MediaItem,
     MediaSource,
@@ -300,3 +301,34 @@ def test_features_of_a_client_are_cut_into_rows(bench: Bench) -> None:
     assert isinstance(pixels, Pixels)
     made = bench.context_of("media0").pixel_slab("media0").read(pixels.handle)
     assert np.array_equal(np.frombuffer(made, np.float32).reshape(4, 64), rows)
+
+
+def test_features_of_a_video_have_another_name_where_they_are_further_apart(bench: Bench) -> None:
+    """Their positions in time differ, and so does the KV behind them."""
+    file = BytesIO()
+    np.save(file, np.zeros((8, 64), np.float32))
+    names: list[bytes] = []
+    for settings in (b"", b'{"media_io_kwargs":{"video":{"fps":0.5}}}'):
+        source = bench.source(file.getvalue(), kind="video", settings=settings)
+        item = bench.prepared(msgspec.structs.replace(source, is_features=True, grid_thw=(2, 4, 4))).item
+        assert item is not None
+        names += item.unit_hashes
+    assert len({*names}) == len(names)
+
+
+def test_a_grid_is_believed_when_the_features_are_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naming a million units would take seconds, in which nobody else is served."""
+    file = BytesIO()
+    np.save(file, np.zeros((8, 64), np.float32))
+    monkeypatch.setattr("engine.media.items.unit_hash", unit_hash_of_few())
+    source = bench.source(file.getvalue(), kind="video")
+    answer = bench.prepared(msgspec.structs.replace(source, is_features=True, grid_thw=(1 << 20, 2, 2)))
+    assert (answer.status, answer.code) == (400, "invalid_features")
+
+
+def unit_hash_of_few() -> Callable[[bytes, int], bytes]:
+    def few(name: bytes, index: int) -> bytes:
+        assert index < 100
+        return unit_hash(name, index)
+
+    return few

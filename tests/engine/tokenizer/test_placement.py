@@ -251,6 +251,15 @@ def test_a_video_counts_its_seconds_in_qwen2_5_vl() -> None:
     ]
 
 
+@pytest.mark.parametrize("seconds", [1e9, 2e300, float("inf"), float("nan")])
+def test_a_video_that_lasts_for_ever_is_refused(seconds: float) -> None:
+    for num_rows in (1, 4):
+        error = refusal("qwen2_5_vl", tokens(9, START, VIDEO, END, 9), item("video", num_rows, 2, 4, seconds=seconds))
+        assert (error.code, error.param) == ("invalid_video", "prompt")
+    token_ids, _ = placed("qwen3_vl", tokens(9, START, VIDEO, END, 9), item("video", 1, 2, 4, seconds=seconds))
+    assert token_ids.count(VIDEO) == 2
+
+
 def test_a_video_counts_its_rows_in_ernie() -> None:
     clip = item("video", 6, 4, 4, num_units=3)  # two frames are a unit
     token_ids, units = placed("ernie4_5_vl_moe", tokens(9, START, VIDEO, END, 9), clip)
