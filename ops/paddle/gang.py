@@ -6,11 +6,12 @@ across ranks: columns are put side by side, and whoever has a row adds its exper
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
 import paddle
+from msgspec.structs import replace
 
 from ops.modules import Experts, KvCache
 from ops.paddle import reference

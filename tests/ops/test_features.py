@@ -3,11 +3,10 @@ and angles of three positions."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import paddle
 import pytest
+from msgspec.structs import replace
 
 from engine.checkpoint.model_config import RopeConfig
 from ops.modules import AttentionShape, Experts, Linear, Rotary, Router, RoutingRule

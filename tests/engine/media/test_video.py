@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image, ImageFont
 
 from engine.checkpoint.record import VIDEO_PROCESSOR

@@ -43,7 +43,9 @@ class GangWorld(World):
         batch = self.batch
         intake = Intake(TIMEOUT_NS, self.now_ns, self.is_rest_idle and not len(batch.running))
         kinds = (self.kind,) if self.kind is StepKind.MIXED else (self.kind.next, self.kind)
-        plan = schedule(batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving, kinds, intake)
+        plan = schedule(
+            batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving, kinds=kinds, intake=intake
+        )
         self.held_until_ns = plan.held_until_ns
         return plan
 

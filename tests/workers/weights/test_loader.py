@@ -214,7 +214,7 @@ class TestRefused:
 class TestRandomWeights:
     def load(self, path: Path, seed: int) -> np.ndarray:
         model = load_model(path, ModelConfig.read(path), TABLE, 16, lambda num_done, num_bytes: None, random_seed=seed).model
-        weight: np.ndarray = model.layers[1].mlp.down.weight.numpy()
+        weight: np.ndarray = model.layers[1].mlp.down.weight.weights.numpy()
         assert (model.layers[0].input_norm.weight.numpy() == 1).all()
         return weight
 
