@@ -41,6 +41,7 @@ class MediaDesk:
         self._backlogs = {media: deque[str]() for media in self._outboxes}  # call ids that a full ring refused
         self._calls: dict[str, _Call] = {}
         self._call_ids = itertools.count()
+        self._num_coming_bytes = 0  # of links under way
         self._num_held_bytes = context.counter("media_held_bytes")
 
     def hold(self) -> HeldMedia:
@@ -51,18 +52,29 @@ class MediaDesk:
         """Room in the slab. RequestError (429) where there is none now."""
         handle = self._slab.allocate(num_bytes)
         if handle is None:
-            raise RequestError(
-                f"the files of open requests take {self._slab.num_used_bytes} of {self._slab.capacity_bytes} bytes, no "
-                f"room for {num_bytes} more; try again, or start with a larger --media-memory",
-                status=429,
-                code="media_memory_full",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise self._full(self._slab.num_used_bytes, num_bytes)
         self._num_held_bytes.set(self._slab.num_used_bytes)
         return handle
 
     def writable(self, handle: SlabHandle) -> memoryview:
         return self._slab.writable(handle)
+
+    def expect(self, num_bytes: int) -> None:
+        """So much more came of a link, which has no place in the slab before it is whole; less than nothing: it went there, or
+        nowhere. RequestError (429) where it would not fit: slow links take no more memory than files that are there."""
+        num_used = self._slab.num_used_bytes + self._num_coming_bytes
+        if num_bytes > 0 and num_used + num_bytes > self._slab.capacity_bytes:
+            raise self._full(num_used, num_bytes)
+        self._num_coming_bytes += num_bytes
+
+    def _full(self, num_used: int, num_bytes: int) -> RequestError:
+        return RequestError(
+            f"the files of open requests take {num_used} of {self._slab.capacity_bytes} bytes, no room for {num_bytes} more; "
+            "try again, or start with a larger --media-memory",
+            status=429,
+            code="media_memory_full",
+            retry_after_s=RETRY_AFTER_S,
+        )
 
     def release(self, handles: list[SlabHandle]) -> None:
         for handle in handles:

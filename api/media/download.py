@@ -93,8 +93,11 @@ class Fetcher:
         self._timeout_s = config.media_fetch_timeout_s
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
-    async def fetch(self, link: str, max_bytes: int, *, is_video: bool = False) -> bytearray:
-        """What a link leads to. RequestError, without `param`, where that is nothing or too much."""
+    async def fetch(
+        self, link: str, max_bytes: int, *, is_video: bool = False, came: Callable[[int], None] = lambda num_bytes: None
+    ) -> bytearray:
+        """What a link leads to. RequestError, without `param`, where that is nothing or too much; or `came`'s, which is told of
+        bytes before they are kept, and of less than none when they are not kept any more."""
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
         scheme = link[:16].partition(":")[0].lower()
         if scheme == "file":
@@ -104,7 +107,7 @@ class Fetcher:
         else:
             parsed = _parsed(link)
         try:
-            return await asyncio.wait_for(self._follow(parsed, max_bytes), timeout_s)
+            return await asyncio.wait_for(self._follow(parsed, max_bytes, came), timeout_s)
         except asyncio.TimeoutError:
             raise failed(f"did not answer in full within {timeout_s:g} s") from None
 
@@ -114,9 +117,9 @@ class Fetcher:
 
     # -------------------------------------------------------------------------------------------------------------- http
 
-    async def _follow(self, link: _Link, max_bytes: int) -> bytearray:
+    async def _follow(self, link: _Link, max_bytes: int, came: Callable[[int], None]) -> bytearray:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._try(link, max_bytes)
+            found = await self._try(link, max_bytes, came)
             if not isinstance(found, str):
                 return found
             try:
@@ -125,7 +128,7 @@ class Fetcher:
                 raise invalid_link("redirects to no valid URL") from None
         raise invalid_link(f"redirects more than {MAX_REDIRECTS} times")
 
-    async def _try(self, link: _Link, max_bytes: int) -> bytearray | str:
+    async def _try(self, link: _Link, max_bytes: int, came: Callable[[int], None]) -> bytearray | str:
         """The content, or where it is instead; tried again where that may help."""
         if self._domains and link.host not in self._domains and not link.is_trusted:
             raise invalid_link(f"leads to {link.host}, which is not among --allowed-media-domains")
@@ -137,13 +140,13 @@ class Fetcher:
             raise failed(f"leads to {link.host}, which has no address") from None
         for number in range(MAX_TRIES):
             try:
-                return await self._get(link, addresses, max_bytes)
+                return await self._get(link, addresses, max_bytes, came)
             except _Passing as error:
                 if number + 1 == MAX_TRIES:
                     raise failed(str(error)) from None
         raise AssertionError
 
-    async def _get(self, link: _Link, addresses: list[str], max_bytes: int) -> bytearray | str:
+    async def _get(self, link: _Link, addresses: list[str], max_bytes: int, came: Callable[[int], None]) -> bytearray | str:
         import httpx2  # imports much, which a server that fetches nothing does not need
 
         if self._transport is None:
@@ -151,7 +154,7 @@ class Fetcher:
             self._transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
         for number, address in enumerate(addresses[:MAX_ADDRESSES], 1):
             try:
-                return await self._get_from(self._transport, link, address, max_bytes)
+                return await self._get_from(self._transport, link, address, max_bytes, came)
             except httpx2.ConnectError:
                 if number == min(len(addresses), MAX_ADDRESSES):
                     raise _Passing("cannot be reached") from None
@@ -160,7 +163,7 @@ class Fetcher:
         raise AssertionError
 
     async def _get_from(
-        self, transport: httpx2.AsyncHTTPTransport, link: _Link, address: str, max_bytes: int
+        self, transport: httpx2.AsyncHTTPTransport, link: _Link, address: str, max_bytes: int, came: Callable[[int], None]
     ) -> bytearray | str:
         import httpx2
 
@@ -182,7 +185,7 @@ class Fetcher:
                 raise failed(f"answered with status {response.status_code}")
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 raise failed("is compressed for its way, which was not asked for")
-            return await _content(response, max_bytes)
+            return await _content(response, max_bytes, came)
         finally:
             await response.aclose()
 
@@ -228,15 +231,20 @@ class _Passing(Exception):
     """A failure that another try may not meet."""
 
 
-async def _content(response: httpx2.Response, max_bytes: int) -> bytearray:
+async def _content(response: httpx2.Response, max_bytes: int, came: Callable[[int], None]) -> bytearray:
     length = response.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise too_large(int(length[:20]), max_bytes)
     content = bytearray()
-    async for piece in response.aiter_raw():
-        content += piece
-        if len(content) > max_bytes:
-            raise too_large(None, max_bytes)
+    try:
+        async for piece in response.aiter_raw():
+            came(len(piece))
+            content += piece
+            if len(content) > max_bytes:
+                raise too_large(None, max_bytes)
+    except BaseException:
+        came(-len(content))
+        raise
     return content
 
 

@@ -64,14 +64,24 @@ class MediaRequests:
         return work.held
 
     async def _fetch(self, part: MediaPart, max_bytes: int) -> bytearray:
+        desk = self._desk
+        assert desk is not None
         begun_ns = time.monotonic_ns()
         self._num_fetches.add(1)
+        num_bytes = 0
+
+        def came(num_more: int) -> None:
+            nonlocal num_bytes
+            desk.expect(num_more)
+            num_bytes += num_more
+
         try:
-            return await self._fetcher.fetch(part.content, max_bytes, is_video=part.kind == "video")
+            return await self._fetcher.fetch(part.content, max_bytes, is_video=part.kind == "video", came=came)
         except RequestError:
             self._num_failed.add(1)
             raise
         finally:
+            desk.expect(-num_bytes)
             self._fetch_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)
 
 

@@ -57,7 +57,8 @@ class MediaActor(Actor):
         self._prepares: deque[Prepare] = deque()
         self._wanted: dict[tuple[str, str], WantPixels] = {}  # in order, by scheduler and call id
         self._held: dict[tuple[str, str], SlabHandle] = {}  # the same, of pixels that were sent
-        self._is_full = False  # the first that is wanted waits for room
+        self._is_full = False  # the next that is wanted waits for room
+        self._was_video = False  # the last unit was of one
         self._num_good = context.counter("media_items_total", outcome="good")
         self._num_refused = context.counter("media_items_total", outcome="refused")
         self._num_units = context.counter("media_units_total")
@@ -174,9 +175,9 @@ class MediaActor(Actor):
         self._prepare_s.observe((time.monotonic_ns() - start_ns) / 1e9)
 
     def _make_pixels(self) -> int:
-        """Of the first unit that is wanted. 0: there is no room, so it waits until pixels are let go of."""
+        """Of the next unit that is wanted. 0: there is no room, so it waits until pixels are let go of."""
         start_ns = time.monotonic_ns()
-        key, wanted = next(iter(self._wanted.items()))
+        key, wanted = self._next_wanted()
         handle = self._slab.allocate(self._items.unit_bytes(wanted.item))
         if handle is None:
             self._is_full = True
@@ -188,9 +189,16 @@ class MediaActor(Actor):
         else:
             self._slab.release(handle)
         del self._wanted[key]
+        self._was_video = wanted.item.kind == "video"
         self._outbox(key[0]).post(answer)
         self._decode_s.observe((time.monotonic_ns() - start_ns) / 1e9)
         return 1
+
+    def _next_wanted(self) -> tuple[tuple[str, str], WantPixels]:
+        """The first; between two units of video the first picture, which would else wait for hundreds of them."""
+        queue = self._wanted.items()
+        first = next(iter(queue))
+        return next((entry for entry in queue if entry[1].item.kind == "image"), first) if self._was_video else first
 
     def _answer_to(self, wanted: WantPixels, handle: SlabHandle) -> Pixels | PixelsFailed:
         """With the unit's pixels in the slab, where they can be made."""

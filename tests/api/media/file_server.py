@@ -20,6 +20,7 @@ class FileServer:
     /status/N                      nothing, with a status        /endless                       bytes without a length, for ever
     /flaky/N/NAME                  503 the first N times         /broken                        less than was promised
     /gate/NAME                     CONTENT, once `gate` is set   /gzip                          with a content encoding
+    /slow/NAME                     48 KiB, then nothing until `gate` is set
     /new/NAME                      something else each time: `served`, made by `make`
     """
 
@@ -96,6 +97,15 @@ class FileServer:
             handler.end_headers()
             while not self.gate.is_set():
                 handler.wfile.write(CONTENT)
+            handler.close_connection = True
+            return
+        elif command == "slow":
+            content = CONTENT * 24
+            handler.send_response(200)
+            handler.send_header("connection", "close")
+            handler.end_headers()
+            handler.wfile.write(content)
+            self.gate.wait(WATCHDOG_S)
             handler.close_connection = True
             return
         handler.send_response(status)

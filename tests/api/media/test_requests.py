@@ -325,6 +325,27 @@ def test_a_full_slab_is_429(seeing: Edge) -> None:
     assert len(media_of(seeing, answers[0])) == 5
 
 
+def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: Edge, files: FileServer) -> None:
+    """Eight files of the largest size fit; what would be more is refused while it comes."""
+    answers: list[httpx.Response] = []
+
+    def ask(name: str) -> None:
+        links = [image(f"{files.url}/slow/{name}{index}") for index in range(5)]
+        answers.append(seeing.post(CHAT, asking(*links)))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: bool(answers), what="one refused")
+    assert (answers[0].status_code, answers[0].headers["retry-after"]) == (429, "1")
+    assert answers[0].json()["error"]["code"] == "media_memory_full"
+    files.gate.set()
+    for thread in threads:
+        thread.join()
+    files.gate.clear()
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429]
+
+
 def test_a_client_that_leaves_meanwhile_leaves_nothing(seeing: Edge, files: FileServer) -> None:
     body = json.dumps(asking(image(data(b"held")), image(f"{files.url}/gate/slow"))).encode()
     head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))

@@ -216,6 +216,15 @@ def test_units_wait_in_order_for_room(bench: Bench) -> None:
     assert message.call_id == str(len(first) + 1)
 
 
+def test_a_picture_does_not_wait_for_a_whole_video(bench: Bench) -> None:
+    clip, picture = bench.item(*[PLAIN] * 8, kind="video"), bench.item(PLAIN)
+    for index in range(4):
+        bench.wanted(f"clip{index}", clip, index)
+    bench.wanted("picture", picture)
+    made = [message.call_id for message in bench.heard("scheduler") if isinstance(message, Pixels)]
+    assert made == ["clip0", "picture", "clip1", "clip2", "clip3"]
+
+
 def test_the_queue_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.media.actor.MAX_WAITING", 2)
     assert MAX_WAITING > 1000
