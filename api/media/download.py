@@ -244,6 +244,7 @@ async def _content(response: httpx2.Response, max_bytes: int, came: Callable[[in
                 raise too_large(None, max_bytes)
     except BaseException:
         came(-len(content))
+        content.clear()  # the error's traceback holds this frame for as long as nobody collects cycles
         raise
     return content
 

@@ -130,7 +130,7 @@ def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:
         raise parse_error("image", "its header is damaged") from None
     _check_sides(image.height, image.width, max_pixels)
     if image.format in ("JPEG", "MPO"):
-        _check_scans(data)
+        check_scans(data, "image")
     return image
 
 
@@ -150,8 +150,9 @@ def _check_sides(height: int, width: int, max_pixels: int) -> None:
         )
 
 
-def _check_scans(data: bytes | bytearray) -> None:
-    """A decoder goes through all pixels once for each scan, and a scan may be a few bytes long: there can be a million."""
+def check_scans(data: bytes | bytearray, kind: str) -> None:
+    """Of a JPEG, which may be a frame of a video. RequestError: there are too many. A decoder goes through all pixels once for
+    each scan, and a scan may be a few bytes long: there can be a million."""
     place = num_scans = 0
     for _ in range(_MAX_CHUNKS):
         marker = _MARKER.search(data, place)
@@ -161,7 +162,7 @@ def _check_scans(data: bytes | bytearray) -> None:
         if num_scans > _MAX_SCANS:
             break
         place = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
-    raise parse_error("image", f"it has more than {_MAX_SCANS} scans or {_MAX_CHUNKS} segments; save it anew")
+    raise parse_error(kind, f"it has more than {_MAX_SCANS} scans or {_MAX_CHUNKS} segments; save it anew")
 
 
 def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:

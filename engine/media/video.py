@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from engine.media.images import resized, sides_of, upright
+from engine.media.images import check_scans, resized, sides_of, upright
 from engine.media.refusal import decoding, parse_error, refuse
 from engine.media.settings import ClipSettings
 from engine.media.sizes import MAX_RATIO, is_too_long
@@ -90,6 +90,8 @@ class Clip:
         self.num_frames = 0
         for packet in self._container.demux(stream):
             self.num_frames += bool(packet.size)
+            if stream.codec_context.name == "mjpeg":
+                check_scans(bytes(packet), "video")
             if self.num_frames % 1000 == 0:
                 self._beat()
             if self.num_frames > MAX_FRAMES:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from contextlib import nullcontext
+from fractions import Fraction
 from io import BytesIO
 
+import av
 import msgspec
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from PIL import Image
 from engine.errors import RequestError
 from engine.media.images import decoded, pixels_of, sides_of, upright
 from engine.media.settings import PictureSettings
+from engine.media.video import Clip
 from tests.engine.media.visions import PIXELS, VISION, settings_of
 
 MODELS = {"old": "qwen2_5_vl", "bilinear": "qwen2_5_vl", "paddleocr_vl": "qwen2_5_vl"}  # whose settings are changed below
@@ -90,6 +94,26 @@ def test_a_picture_of_many_scans_is_refused() -> None:
     for look in (sides_of, upright):
         with pytest.raises(RequestError, match="more than 100 scans"):
             look(data[:second] + data[first:second] * 100 + data[second:], MOST)
+
+
+def test_a_frame_of_many_scans_is_refused() -> None:
+    """No frame of a video is seen before it is whole, and no heartbeat: the process would be taken for one that hangs."""
+    file = BytesIO()
+    Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    first = data.index(b"\xff\xda")
+    second = data.index(b"\xff", first + 10)
+    for num_scans, message in ((0, ""), (100, "more than 100 scans")):
+        packet = av.Packet(data[:second] + data[first:second] * num_scans + data[second:])
+        file = BytesIO()
+        with av.open(file, "w", format="avi") as container:
+            stream = container.add_stream("mjpeg", rate=1)
+            stream.width = stream.height = 64
+            stream.pix_fmt = "yuvj420p"
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, 0, 0, Fraction(1)
+            container.mux(packet)
+        with pytest.raises(RequestError, match=message) if message else nullcontext():
+            assert Clip([file.getvalue()], 2.0, MOST, lambda: None).num_frames == 1
 
 
 def test_a_picture_cut_short_is_refused_when_it_is_decoded() -> None:
