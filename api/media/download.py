@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -29,6 +30,7 @@ MAX_REDIRECTS = 3
 MAX_TRIES = 2
 MAX_ADDRESSES = 3  # of a host, until one can be reached
 MAX_CONNECTIONS = 256
+RECEIVE_BYTES = 128 << 10  # of a connection in the kernel: the loop takes all that is there before anybody counts it
 MAX_LINK_CHARACTERS = 8192
 VIDEO_FACTOR = 3  # a video may take so many times as long
 _USER_AGENT = "tokamak"
@@ -151,7 +153,8 @@ class Fetcher:
 
         if self._transport is None:
             limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
-            self._transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
+            options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)]
+            self._transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits, socket_options=options)
         for number, address in enumerate(addresses[:MAX_ADDRESSES], 1):
             try:
                 return await self._get_from(self._transport, link, address, max_bytes, came)

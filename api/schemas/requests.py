@@ -89,7 +89,7 @@ Grid = Annotated[list[GridSide], Meta(min_length=3, max_length=3, description="P
 MaskBound = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 
 
-class MultiModalData(msgspec.Struct, kw_only=True):
+class MultiModalData(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     image: str | list[str] | None = None
     video: str | list[str] | None = None
 
@@ -198,6 +198,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
+    attention_mask_offset: (
+        Annotated[list[int], Meta(max_length=0, description="For `/v1/completions`, whose client knows the tokens.")] | None
+    ) = None
     response_format: ResponseFormat | None = None
 
 

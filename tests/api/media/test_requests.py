@@ -346,6 +346,17 @@ def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: Edge, 
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429]
 
 
+def test_what_a_conversation_cannot_have_is_refused(seeing: Edge) -> None:
+    assert_mistake(seeing.post(CHAT, asking("hi") | {"attention_mask_offset": [0]}), "attention_mask_offset")
+    given = {"prompt": "x", "multi_modal_data": {"audio": data(b"a")}}
+    assert_mistake(seeing.post(COMPLETION, given), "multi_modal_data")
+
+
+def assert_mistake(answer: httpx.Response, param: str) -> None:
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+
+
 def test_a_client_that_leaves_meanwhile_leaves_nothing(seeing: Edge, files: FileServer) -> None:
     body = json.dumps(asking(image(data(b"held")), image(f"{files.url}/gate/slow"))).encode()
     head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
