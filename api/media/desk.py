@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
 from zlib import crc32
 
 import msgspec
@@ -17,7 +16,8 @@ import msgspec
 from engine.errors import RequestError
 from engine.messages import MediaItem, MediaSource, Prepare, Prepared
 from engine.process.context import ActorContext
-from engine.process.topology import MEDIA
+from engine.process.outbox import BackloggedOutbox
+from engine.process.topology import MEDIA, names_of
 from shm.slab import SlabHandle
 
 PREPARE_TIMEOUT_S = 60.0
@@ -35,10 +35,8 @@ class MediaDesk:
         self._name = context.name
         self._epoch = context.epoch
         self._slab = context.own_slab()
-        self._outboxes = {
-            f"{MEDIA}{index}": context.outbox(f"{MEDIA}{index}") for index in range(context.config.media_processes)
-        }
-        self._backlogs = {media: deque[str]() for media in self._outboxes}  # call ids that a full ring refused
+        names = names_of(MEDIA, context.config.media_processes)
+        self._outboxes = {name: BackloggedOutbox(context.outbox(name).send_bytes) for name in names}
         self._calls: dict[str, _Call] = {}
         self._call_ids = itertools.count()
         self._num_coming_bytes = 0  # of links under way
@@ -88,7 +86,7 @@ class MediaDesk:
         media = names[crc32(call_id.encode()) % len(names)]
         message = Prepare(call_id, self._name, self._epoch, source)
         call = self._calls[call_id] = _Call(message, media, asyncio.get_running_loop().create_future())
-        self._backlogs[media].append(call_id)
+        self._outboxes[media].post(message)
         self.flush()
         try:
             prepared = await asyncio.wait_for(asyncio.shield(call.answer), PREPARE_TIMEOUT_S)
@@ -117,15 +115,16 @@ class MediaDesk:
 
     def on_peer(self, name: str) -> None:
         """A media process came back with a new epoch, and knows of nothing."""
-        if name in self._backlogs:
-            self._backlogs[name] = deque(call_id for call_id, call in self._calls.items() if call.media == name)
+        outbox = self._outboxes.get(name)
+        if outbox is not None:
+            outbox.clear()
+            outbox.post(*(call.message for call in self._calls.values() if call.media == name))
             self.flush()
 
     def flush(self) -> None:
         """Send what the rings take."""
-        for media, backlog in self._backlogs.items():
-            while backlog and (backlog[0] not in self._calls or self._outboxes[media].send(self._calls[backlog[0]].message)):
-                backlog.popleft()
+        for outbox in self._outboxes.values():
+            outbox.flush()
 
 
 class HeldMedia:
