@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from engine.checkpoint.record import ModelRecord
 from engine.errors import RequestError, SharedMemoryError
 from engine.media.identity import unit_hash
@@ -212,7 +214,7 @@ class MediaActor(Actor):
             return PixelsFailed(wanted.call_id, 503, text)
         except RequestError as error:
             return PixelsFailed(wanted.call_id, error.status, error.message, error.code)
-        self._slab.writable(handle)[:] = pixels.tobytes()
+        self._slab.writable(handle)[:] = np.ascontiguousarray(pixels).data.cast("B")
         return Pixels(wanted.call_id, self.context.name, handle)
 
     def _read(self, source: MediaSource) -> Parts:
