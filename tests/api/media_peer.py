@@ -7,58 +7,34 @@ A file that begins with `bad` is refused; any other is a picture of 4 x 4 patche
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
 
-from engine.messages import MediaItem, Message, Prepare, Prepared, decode, encode
+from engine.messages import MediaItem, Message, Prepare, Prepared
 from shm.errors import SharedMemoryError
 from shm.extent_slab import ExtentSlab
-from shm.mailbox import Mailbox, MailboxSender
-from tests.waiting import WATCHDOG_S
+from tests.api.peer import Peer
 
 
-class MediaPeer:
-    """Runs in a thread of the test between `start` and `stop`; `received` is everything that came, in order."""
+class MediaPeer(Peer):
+    """`received` is everything that came, in order."""
 
     def __init__(self, run_id: str, name: str, slab: ExtentSlab, api: str = "api0") -> None:
-        self.name = name
+        super().__init__(run_id, name, api)
         self.received: list[Prepare] = []
         self.contents: list[tuple[bytes, ...]] = []  # of each that was received
         self.is_answering = True
-        self._run_id = run_id
         self._slab = slab
-        self._api = api
 
-    def start(self, epoch: int) -> None:
-        self._mailbox = Mailbox.attach(self._run_id, self.name, epoch)
-        self._sender = MailboxSender.attach(self._run_id, self._api, self.name, epoch)
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._live, name=self.name)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._is_stopping = True
-        self._thread.join()
-        self._mailbox.close()
-        self._sender.close()
-
-    def _live(self) -> None:
-        while not self._is_stopping:
-            self._mailbox.wait(2_000_000)
-            for _, payload in self._mailbox.receive():
-                self._take(decode(payload))
-
-    def _take(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
         assert isinstance(message, Prepare), message
         try:
             parts = tuple(bytes(self._slab.read(part)) for part in message.source.parts)
         except SharedMemoryError as error:  # the request is over
-            self._send(Prepared(message.call_id, None, 503, str(error)))
+            self.send(Prepared(message.call_id, None, 503, str(error)))
             return
         self.contents.append(parts)
         self.received.append(message)
         if self.is_answering:
-            self._send(self.answer(message, parts))
+            self.send(self.answer(message, parts))
 
     def answer(self, message: Prepare, parts: tuple[bytes, ...]) -> Prepared:
         if parts[0].startswith(b"bad"):
@@ -67,8 +43,3 @@ class MediaPeer:
         hashes = tuple(hashlib.blake2b(b"".join(parts), digest_size=32, key=bytes([unit])).digest() for unit in range(grid[0]))
         item = MediaItem(message.source, message.source.kind, grid, hashes, grid[1] * grid[2] // 4)
         return Prepared(message.call_id, item)
-
-    def _send(self, message: Message) -> None:
-        deadline = time.monotonic() + WATCHDOG_S
-        while not self._sender.try_send(encode(message)):
-            assert time.monotonic() < deadline, "the api process does not read"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import threading
-import time
 from array import array
 from dataclasses import dataclass, field
 
@@ -31,11 +30,8 @@ from engine.messages import (
     TextPrompt,
     Tokenize,
     Tokenized,
-    decode,
-    encode,
 )
-from shm.mailbox import Mailbox, MailboxSender
-from tests.waiting import WATCHDOG_S
+from tests.api.peer import Peer
 
 SAYING = "Plasma glüht im Torus ⚛ "
 DEFAULT_NUM_TOKENS = 200
@@ -126,35 +122,22 @@ def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:
     )
 
 
-class TokenizerPeer:
-    """Runs in a thread of the test between `start` and `stop`; `received` is everything that came, in order."""
+class TokenizerPeer(Peer):
+    """`received` is everything that came, in order."""
 
     def __init__(self, run_id: str, name: str = "tokenizer0", api: str = "api0") -> None:
-        self.name = name
+        super().__init__(run_id, name, api)
         self.received: list[Message] = []
         self.streams: dict[str, Stream] = {}
         self.credits: int | None = None
         self.is_answering_calls = True
-        self.is_reading = True
         self.weight_version = 1
-        self._run_id = run_id
-        self._api = api
         self._lock = threading.Lock()
-
-    def start(self, epoch: int) -> None:
-        self._mailbox = Mailbox.attach(self._run_id, self.name, epoch)
-        self._sender = MailboxSender.attach(self._run_id, self._api, self.name, epoch)
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._live, name=self.name)
-        self._thread.start()
 
     def stop(self) -> None:
         """What it had open is forgotten, as when the process dies."""
-        self._is_stopping = True
-        self._thread.join()
+        super().stop()
         self.streams.clear()
-        self._mailbox.close()
-        self._sender.close()
 
     def submits(self, prefix: str = "") -> list[Submit]:
         with self._lock:
@@ -166,30 +149,19 @@ class TokenizerPeer:
             found = [message for message in self.received if isinstance(message, Abort)]
         return [abort for abort in found if abort.request_id.startswith(prefix)]
 
-    def send(self, message: Message) -> None:
-        deadline = time.monotonic() + WATCHDOG_S
-        payload = encode(message)
-        while not self._sender.try_send(payload):
-            assert time.monotonic() < deadline, "the api process does not read"
+    def turn(self) -> None:
+        deltas = [
+            stream.next_delta(self.weight_version)
+            for stream in list(self.streams.values())
+            if self.credits is None or stream.num_sent < self.credits
+        ]
+        for delta in deltas:
+            if delta.finish_reason:
+                del self.streams[delta.request_id]
+        if deltas:
+            self.send(Deltas(deltas))
 
-    def _live(self) -> None:
-        while not self._is_stopping:
-            self._mailbox.wait(2_000_000)
-            if self.is_reading:
-                for _, payload in self._mailbox.receive():
-                    self._take(decode(payload))
-            deltas = [
-                stream.next_delta(self.weight_version)
-                for stream in list(self.streams.values())
-                if self.credits is None or stream.num_sent < self.credits
-            ]
-            for delta in deltas:
-                if delta.finish_reason:
-                    del self.streams[delta.request_id]
-            if deltas:
-                self.send(Deltas(deltas))
-
-    def _take(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
         with self._lock:
             self.received.append(message)
         if isinstance(message, Submission):

@@ -1,0 +1,54 @@
+"""An actor of a test at the rings of a real api process, in a thread of the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from engine.messages import Message, decode, encode
+from shm.mailbox import Mailbox, MailboxSender
+from tests.waiting import WATCHDOG_S
+
+
+class Peer:
+    """Lives between `start` and `stop`. A subclass says in `take` what it does with a message; while `is_reading` is false it
+    gets none. `turn` is called after each look into the mailbox."""
+
+    def __init__(self, run_id: str, name: str, api: str = "api0") -> None:
+        self.name = name
+        self.is_reading = True
+        self._run_id = run_id
+        self._api = api
+
+    def start(self, epoch: int) -> None:
+        self._mailbox = Mailbox.attach(self._run_id, self.name, epoch)
+        self._sender = MailboxSender.attach(self._run_id, self._api, self.name, epoch)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._live, name=self.name)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._thread.join()
+        self._mailbox.close()
+        self._sender.close()
+
+    def send(self, message: Message) -> None:
+        deadline = time.monotonic() + WATCHDOG_S
+        payload = encode(message)
+        while not self._sender.try_send(payload):
+            assert time.monotonic() < deadline, "the api process does not read"
+
+    def take(self, message: Message) -> None:
+        """A message that came."""
+
+    def turn(self) -> None:
+        """What else there is to do."""
+
+    def _live(self) -> None:
+        while not self._is_stopping:
+            self._mailbox.wait(2_000_000)
+            if self.is_reading:
+                for _, payload in self._mailbox.receive():
+                    self.take(decode(payload))
+            self.turn()
