@@ -24,7 +24,8 @@ from tests.waiting import WATCHDOG_S, wait_until
 MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--ops", "reference", "--max-model-len", "300", "--threads", "1", "--restart-limit", "100")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}')
-CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--num-kv-blocks", "8")
+# Whoever is admitted first fills the memory, and each grows by two blocks: some are preempted, whatever their order.
+CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "14")
 CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "24,12,6,3")
 HANG = re.compile(r"worker0 hangs in step [1-9]\d*: no heartbeat for 6 s")
 BODIES = mixed_bodies(5, seed=5, max_tokens=16, max_prompt=60)
