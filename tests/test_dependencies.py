@@ -39,7 +39,7 @@ def normal(name: str) -> str:
 def declared(extra: str = "") -> set[str]:
     """Distributions that `pip install tokamak` brings, or with an extra what that adds."""
     condition = f'extra == "{extra}"' if extra else ""
-    requirements = [text.replace("'", '"').partition(";") for text in importlib.metadata.requires("tokamak") or []]
+    requirements = [text.replace("'", '"').partition(";") for text in importlib.metadata.requires("tokamak-serve") or []]
     names = [text for text, _, marker in requirements if marker.strip() == condition]
     return {normal(re.split(r"[^\w.-]", name, maxsplit=1)[0]) for name in names}
 
@@ -67,7 +67,7 @@ def test_every_import_is_declared(package: str) -> None:
         allowed = declared() | BY_HAND.get(path, set())
         if path.startswith(PADDLE_USERS):
             allowed |= declared("cpu")
-        for name in set(imported(path)) - {*PACKAGES, *sys.stdlib_module_names}:
+        for name in set(imported(path)) - {*PACKAGES, "tokamak", *sys.stdlib_module_names}:
             if not allowed.intersection(normal(origin) for origin in distributions.get(name, [name])):
                 undeclared.append((path, name))
     assert undeclared == []
@@ -75,7 +75,7 @@ def test_every_import_is_declared(package: str) -> None:
 
 def test_a_private_class_of_uvicorn_is_bounded() -> None:
     """api/connection.py builds on one, which any release may change."""
-    assert any(text.startswith("uvicorn") and "<" in text for text in importlib.metadata.requires("tokamak") or [])
+    assert any(text.startswith("uvicorn") and "<" in text for text in importlib.metadata.requires("tokamak-serve") or [])
 
 
 def test_native_serving_imports_no_paddle() -> None:

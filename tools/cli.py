@@ -73,9 +73,9 @@ def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: s
         print("\n".join(lines))
         raise SystemExit(0)
     if arguments == ["--version"] and program == "tokamak":
-        from importlib.metadata import version
+        from engine.installation import package_version
 
-        print(f"tokamak {version('tokamak')}")
+        print(f"tokamak {package_version()}")
         raise SystemExit(0)
     cause = f"unknown command {arguments[0]!r}" if arguments else "no command"
     print(f"{program}: error: {cause}", *lines, sep="\n", file=sys.stderr)

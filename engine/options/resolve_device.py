@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import OptionError
+from engine.installation import DISTRIBUTION, PACKAGES
 
 INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
 WHEELS = {  # which build has the device, and which channel of Paddle's own index has that: PyPI has neither of the last two
@@ -64,10 +65,9 @@ AskPaddle = Callable[[], InstalledPaddle]
 
 def installed_paddle() -> InstalledPaddle:
     """As a process that loads it finds it."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _QUESTION], capture_output=True, text=True, timeout=_LONGEST_S, check=False
-        )
+    command = [sys.executable, "-W", "ignore", "-c", _QUESTION]
+    try:  # in a directory without a folder that could be taken for Paddle
+        done = subprocess.run(command, cwd=PACKAGES, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
         return InstalledPaddle("", {}, f"it did not load within {_LONGEST_S:.0f} s")
     try:
@@ -104,7 +104,7 @@ def remedy(device: str) -> str:
         return "custom devices come with a plugin of their own for that Paddle (CUSTOM_DEVICE_ROOT names its directory)"
     wheel, index = WHEELS[device]
     where = f" --extra-index-url {index}" if index else ""
-    return f"run pip install 'tokamak[{device}]'{where} ({wheel}) or TOKAMAK_EXTRA={device} tools/serve"
+    return f"run pip install '{DISTRIBUTION}[{device}]'{where} ({wheel}) or TOKAMAK_EXTRA={device} tools/serve"
 
 
 def resolve_ops(asked: str, device: str, num_ranks: int, *, allows_variant: bool) -> str:

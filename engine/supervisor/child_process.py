@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import EngineConfig
+from engine.installation import python_environment
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import ActorLife, ActorPlan, role_of
@@ -21,7 +22,6 @@ from shm.process import ProcessIdentity
 
 LAST_LINES = 20
 _MAX_TAIL_BYTES = 64 << 10
-_PACKAGES = Path(__file__).resolve().parents[2]  # where `engine` and its sister packages are
 
 
 class Child(msgspec.Struct):
@@ -136,10 +136,8 @@ def describe_exit(code: int) -> str:
 def _environment(config: EngineConfig, role: str) -> dict[str, str]:
     """The supervisor's environment with what native libraries read when they are loaded: their threads, and no telemetry."""
     threads = str(config.threads if role == "worker" else 1)
-    paths = [str(_PACKAGES), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
+        **python_environment(os.environ),
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

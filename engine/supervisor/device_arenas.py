@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from engine.errors import StartError
+from engine.installation import PACKAGES, python_environment
 from engine.process.device_arena import DeviceArena
 
 _LONGEST_S = 120.0  # that a driver may take for its first call and the memory: seconds
-_PACKAGES = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -41,7 +40,13 @@ def _start(library: str, rank: int, num_bytes: int) -> tuple[subprocess.Popen[st
         told = msgspec.json.encode(DeviceArena(library, rank, num_bytes, given.fileno())).decode()
         command = [sys.executable, "-m", "engine.process.device_arena", told]
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=_PACKAGES, pass_fds=[given.fileno()]
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=PACKAGES,
+            env=python_environment(os.environ),
+            pass_fds=[given.fileno()],
         )
     return child, own
 

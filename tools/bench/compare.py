@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import orjson
 from rich.console import Console
 
 from engine.errors import OptionError, TokamakError
+from tokamak import COMMAND
 from tools.bench.processes import ServerProcess
 
 KINDS = ("decode", "prefill", "load", "prefix", "picture", "pictures")
@@ -105,7 +105,7 @@ _QUESTION_LEN = 32  # tokens beside a picture
 
 
 def _measure(server: ServerProcess, workload: Workload, model: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tools.cli", "bench", "serve", "--url", server.url, "--output", "-", "--warmup", "0"]
+    command = [*COMMAND, "bench", "serve", "--url", server.url, "--output", "-", "--warmup", "0"]
     command += [*workload.prompt, "--output-len", str(workload.output_len), "--ignore-eos"]
     command += ["--concurrency", str(workload.concurrency), "--num-prompts", str(workload.num_prompts)]
     command += ["--model", model] if model else []

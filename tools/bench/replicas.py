@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import shlex
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from engine.messages import ResetPrefixCache
 from engine.observation.observer import Observer
 from engine.process.control_client import ControlClient
 from engine.process.run_directory import open_run
+from tokamak import COMMAND
 from tools.bench.connection import Client
 from tools.bench.processes import ServerProcess
 from tools.bench.serve import Load
@@ -79,7 +81,7 @@ class Engine:
         num_blocks = int(HELD_SHARE * NUM_PREFIXES * PREFIX_LEN / BLOCK_SIZE)
         options = f"--data-parallel-size 2 --data-parallel-routing {policy} --load-format dummy --no-weight-cache --threads 1"
         options += f" --block-size {BLOCK_SIZE} --num-kv-blocks {num_blocks} --max-num-seqs {concurrency} --max-model-len 1024"
-        command = f"{sys.executable} -m tools.cli serve --model {model} --run-dir {run_directory} --port {{port}} {options}"
+        command = f"{shlex.join(COMMAND)} serve --model {model} --run-dir {run_directory} --port {{port}} {options}"
         self._server = ServerProcess(policy, command, directory / f"{policy}.log", timeout_s=300)
         self._run = open_run(run_directory)
         self._client = Client(Target.parse(self._server.url), 600)

@@ -26,12 +26,12 @@ import msgspec
 
 from engine.checkpoint.files import replace_file
 from engine.errors import OptionError
+from engine.installation import PACKAGES, python_environment
 from engine.process.run_directory import read_document
 from ops import _cpu
 from ops.cpu.choice import BASE, NUM_CASES, TIMED, choose, kernels_of
 
 _LOG = logging.getLogger(__name__)
-_PACKAGES = Path(__file__).resolve().parents[2]
 _LONGEST_S = 120.0  # that timing may take: a fraction of a second, on a machine that does nothing else
 _PROCESSOR = (
     "vendor_id",
@@ -170,8 +170,8 @@ def timed(variants: list[str]) -> tuple[list[str], dict[str, dict[str, list[floa
 def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
     """Timed by a child process. OptionError where it fails."""
     command = [sys.executable, "-m", "ops.cpu.rates", *variants]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy starts no threads that nobody uses
-    settings: dict[str, Any] = {"cwd": _PACKAGES, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True}
+    environment = {**python_environment(os.environ), "OPENBLAS_NUM_THREADS": "1"}  # numpy starts no threads that nobody uses
+    settings: dict[str, Any] = {"cwd": PACKAGES, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True}
     try:
         child = subprocess.run(command, timeout=_LONGEST_S, check=True, **settings)
         return msgspec.json.decode(child.stdout, type=dict[str, dict[str, list[float]]])

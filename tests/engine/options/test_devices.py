@@ -29,7 +29,7 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
         (
             ["--device", "gpu"],
             CPU_WHEEL,
-            "--device gpu: installed is Paddle 3.3.1, which has cpu; run pip install 'tokamak[gpu]' --extra-index-url "
+            "--device gpu: installed is Paddle 3.3.1, which has cpu; run pip install 'tokamak-serve[gpu]' --extra-index-url "
             "https://www.paddlepaddle.org.cn/packages/stable/cu126/ (paddlepaddle-gpu) or TOKAMAK_EXTRA=gpu tools/serve",
         ),
         (["--device", "xpu"], CPU_WHEEL, "https://www.paddlepaddle.org.cn/packages/stable/xpu-p800/ (paddlepaddle-xpu)"),

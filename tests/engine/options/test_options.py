@@ -184,7 +184,7 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--model", "/other"], "two models are given"),
         (["--chat-template", "/no/such/file"], "--chat-template /no/such/file"),
         (["--config", "/no/such/file"], "--config /no/such/file: No such file"),
-        (["--device", "xpu"], "pip install 'tokamak[xpu]'"),
+        (["--device", "xpu"], "pip install 'tokamak-serve[xpu]'"),
     ],
 )
 def test_wrong_values_are_named_with_a_remedy(model: Path, arguments: list[str], said: str) -> None:
