@@ -221,7 +221,7 @@ install_packages() {
   install "${index[@]}" pip "${packages[@]}"
   install --no-deps --config-settings=wheel.cmake=false --editable "$root"
   # Its finder knows the modules of today by name and would look for one that moves where it was; the path alone finds all.
-  sed -i '/^import /d' "$venv"/lib/python3.*/site-packages/_editable_skbc_tokamak.pth
+  printf '%s\n' "$root" "$root/tools/package" >"$(echo "$venv"/lib/python3.*/site-packages)/_editable_skbc_tokamak.pth"
 }
 
 # --------------------------------------------------------------------------------------------- jobs, and how far they are
