@@ -5,6 +5,8 @@ serving.py    the launcher, with the embedded model
 ctl.py        looks and orders from the shell
 top/          live screen over the counters
 chat.py       talk to the model in the terminal
+batch/        the requests in a file, answered in another
+package/      what a user imports: `tokamak`
 bench/        load generator, and the shared-memory benchmark
 demo/         the embedded model: its data, training, examination and weights
 """

@@ -17,6 +17,7 @@ COMMANDS = {
     "top": ("tools.top.command", "watch a running, hung or dead engine"),
     "ctl": ("tools.ctl", "look at an engine and give it orders"),
     "chat": ("tools.chat", "talk to the model in the terminal"),
+    "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
     "models": ("tools.models", "list what was downloaded and packed, and remove some of it"),
     "bench": ("", "measure"),
 }
@@ -67,7 +68,7 @@ def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: s
     if arguments and arguments[0] in commands:
         return arguments[0], arguments[1:]
     lines = [f"usage: {program} COMMAND ...", ""]
-    lines += [f"  {name:<8} {text}" for name, (_, text) in commands.items()]
+    lines += [f"  {name:<9} {text}" for name, (_, text) in commands.items()]
     lines += ["", f"{program} COMMAND --help shows the options of one."]
     if arguments and arguments[0] in ("-h", "--help"):
         print("\n".join(lines))

@@ -155,8 +155,10 @@ def check_stream(request: GenerationRequest) -> None:
     for param in ("return_progress", "timings_per_token"):
         if getattr(request, param) and not request.stream:
             raise invalid(param, "only allowed where stream is true")
-    if request.prompt_logprobs is not None and request.stream:
-        raise invalid("prompt_logprobs", "not available in a stream; set stream to false")
+    whole = {"prompt_logprobs": request.prompt_logprobs is not None, "logprobs_by_id": request.logprobs_by_id}
+    for param, is_asked in whole.items():
+        if is_asked and request.stream:
+            raise invalid(param, "not available in a stream; set stream to false")
 
 
 def check_vocabulary(param: str, token_ids: Iterable[int], model: ServedModel) -> None:

@@ -31,7 +31,7 @@ from api.exchange import Exchange, until_finished
 from api.media.parts import MediaPart, take_parts
 from api.model import ServedModel
 from api.openai.completions import likeliest
-from api.openai.logprobs import LogprobsShown, chat_logprobs, prompt_logprobs, whole_chat_logprobs
+from api.openai.logprobs import LogprobsShown, chat_logprobs, logprobs_by_id, prompt_logprobs, whole_chat_logprobs
 from api.openai.parts import deltas_of, finish_reason_of, message_of
 from api.openai.sse import ChunkWriter
 from api.openai.usage import timings_of, usage_of
@@ -198,10 +198,9 @@ def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:
 def _num_logprobs(body: ChatRequest) -> int:
     if body.logprobs:
         return body.top_logprobs or 0
-    if body.logprob_token_ids:
-        raise invalid("logprob_token_ids", "only allowed where logprobs is true")
-    if body.top_logprobs:
-        raise invalid("top_logprobs", "only allowed where logprobs is true")
+    for param in ("logprob_token_ids", "logprobs_by_id", "top_logprobs"):
+        if getattr(body, param):
+            raise invalid(param, "only allowed where logprobs is true")
     return -1
 
 
@@ -264,10 +263,12 @@ async def _choice(index: int, sample: OpenSample, body: ChatRequest, echoed: str
     choice = ChatChoice(
         index=index,
         message=message_of(delta, body.include_reasoning is not False, echoed),
-        logprobs=await whole_chat_logprobs(delta.logprobs, shown) if body.logprobs else None,
+        logprobs=await whole_chat_logprobs(delta.logprobs, shown) if body.logprobs and not body.logprobs_by_id else None,
         finish_reason=finish_reason_of(sample, delta),
         stop_reason=delta.stop_reason,
     )
+    if body.logprobs_by_id:
+        choice.logprobs_by_id = await logprobs_by_id(delta.logprobs, shown.num_top)
     if body.return_token_ids:
         choice.token_ids = delta.token_ids
         choice.prompt_token_ids = sample.prompt_token_ids

@@ -30,7 +30,7 @@ from api.client.submission import (
 from api.exchange import Exchange, until_finished
 from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
-from api.openai.logprobs import CompletionLogprobsBuilder, LogprobsShown, prompt_logprobs
+from api.openai.logprobs import CompletionLogprobsBuilder, LogprobsShown, logprobs_by_id, prompt_logprobs
 from api.openai.sse import ChunkWriter
 from api.openai.usage import timings_of, usage_of
 from api.openai.whole import WholeAnswer
@@ -82,11 +82,12 @@ async def create_completion(request: Request) -> Response:
 
 def _check_echo(body: CompletionRequest) -> None:
     """What is echoed is the prompt as it was sent."""
-    for param in ("suffix", "truncate_prompt_tokens", "logprob_token_ids"):
-        if body.echo and getattr(body, param) is not None:
+    for param in ("suffix", "truncate_prompt_tokens", "logprob_token_ids", "logprobs_by_id"):
+        if body.echo and getattr(body, param) not in (None, False):
             raise invalid("echo", f"not together with {param}; leave one of them out")
-    if body.logprob_token_ids and body.logprobs is None:
-        raise invalid("logprob_token_ids", "only allowed where logprobs is given")
+    for param in ("logprob_token_ids", "logprobs_by_id"):
+        if getattr(body, param) and body.logprobs is None:
+            raise invalid(param, "only allowed where logprobs is given")
 
 
 def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int, has_rivals: bool) -> SamplingParams:
@@ -132,7 +133,8 @@ class ChoiceBuilder:
 
     def __init__(self, body: CompletionRequest, echoed: str) -> None:
         self._body = body
-        self._logprobs = CompletionLogprobsBuilder(LogprobsShown.of(body, body.logprobs or 0))
+        self._shown = LogprobsShown.of(body, body.logprobs or 0)
+        self._logprobs = CompletionLogprobsBuilder(self._shown)
         self._echoed = echoed
         self._is_first = True
 
@@ -143,12 +145,14 @@ class ChoiceBuilder:
         """The one piece that is all of it, encoded."""
         delta = sample.take()
         logprobs = None
-        if self._body.logprobs is not None:
+        if self._body.logprobs is not None and not self._body.logprobs_by_id:
             first_token = self._first_token(sample) if self._body.echo else None
             logprobs = await self._logprobs.whole(first_token, sample.prompt_logprobs, delta.logprobs)
         choice = self._choice(index, sample, delta, logprobs)
         if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = await prompt_logprobs(sample.prompt_logprobs, self._body.prompt_logprobs)
+        if self._body.logprobs_by_id:
+            choice.logprobs_by_id = await logprobs_by_id(delta.logprobs, self._shown.num_top)
         sample.prompt_logprobs.clear()  # to free those of all samples at once would hold the loop as well
         return encoder.encode(choice)
 

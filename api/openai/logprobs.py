@@ -161,10 +161,15 @@ class CompletionLogprobsBuilder:
 
 async def prompt_logprobs(entries: Sequence[DecodedLogprobs], num_top: int) -> PromptLogprobs:
     """Null for the first token, then per token itself and the best at its position, by token id."""
-    return [None, *await encoded_in_turns(entries, lambda some: _prompt_rows(some, num_top))]
+    return [None, *await logprobs_by_id(entries, num_top)]
 
 
-def _prompt_rows(entries: Iterable[DecodedLogprobs], num_top: int) -> PromptLogprobs:
+async def logprobs_by_id(entries: Sequence[DecodedLogprobs], num_top: int) -> PromptLogprobs:
+    """Per token itself and the best at its position, by token id."""
+    return await encoded_in_turns(entries, lambda some: _rows_by_id(some, num_top))
+
+
+def _rows_by_id(entries: Iterable[DecodedLogprobs], num_top: int) -> PromptLogprobs:
     rows: PromptLogprobs = []
     for entry in entries:
         row = {entry.token_id: PromptLogprob(_finite(entry.logprob), entry.rank, token_text(entry.token))}

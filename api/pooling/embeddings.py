@@ -36,7 +36,10 @@ async def create_embeddings(request: Request) -> Response:
     for index, sample in enumerate(generation.samples):
         is_base64 = body.encoding_format == "base64"
         vector = base64.b64encode(sample.pooled).decode() if is_base64 else numbers_of(sample.pooled)
-        vectors.append(encoder.encode(Embedding(index=index, embedding=vector)))
+        made = Embedding(index=index, embedding=vector)
+        if body.return_token_ids:
+            made.prompt_token_ids = sample.prompt_token_ids
+        vectors.append(encoder.encode(made))
         await asyncio.sleep(0)
     answer = EmbeddingList(
         id=f"embd-{exchange.request_id}",

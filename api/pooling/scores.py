@@ -45,13 +45,16 @@ async def create_scores(request: Request) -> Response:
     if len(firsts) not in (1, len(seconds)):
         raise invalid("text_1", f"{len(firsts)} texts against {len(seconds)} of text_2; send one, or as many")
     pairs = list(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
-    scores, generation = await _scores(request, body, pairs, body.use_activation, "text_2")
+    scores, prompts, generation = await _scores(request, body, pairs, body.use_activation, "text_2")
+    data = [Score(index=index, score=score) for index, score in enumerate(scores)]
+    for made, token_ids in zip(data, prompts, strict=False):
+        made.prompt_token_ids = token_ids
     return json_response(
         ScoreList(
             id=f"score-{exchange.request_id}",
             created=int(time.time()),
             model=name,
-            data=[Score(index=index, score=score) for index, score in enumerate(scores)],
+            data=data,
             usage=usage_of(generation),
             weight_version=generation.weight_version,
         ),
@@ -66,12 +69,14 @@ async def rerank(request: Request) -> Response:
     name = exchange.services.model.resolve(body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     pairs = [(body.query, text) for text in texts]
-    scores, generation = await _scores(request, body, pairs, body.use_activation, "documents")
+    scores, prompts, generation = await _scores(request, body, pairs, body.use_activation, "documents")
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
     results = [RankedDocument(index=index, relevance_score=scores[index]) for index in best]
     if body.return_documents is not False:
         for result in results:
             result.document = DocumentText(text=texts[result.index])
+    for result in results if prompts else ():
+        result.prompt_token_ids = prompts[result.index]
     return json_response(
         Ranking(
             id=f"rerank-{exchange.request_id}",
@@ -86,7 +91,8 @@ async def rerank(request: Request) -> Response:
 
 async def _scores(
     request: Request, body: PoolingRequest, pairs: Pairs, is_finished: bool | None, param: str
-) -> tuple[list[float], Generation]:
+) -> tuple[list[float], list[list[int]], Generation]:
+    """A score of each pair, and where they were asked for its tokens: both texts' ones, where each was computed alone."""
     model = Exchange.of(request).services.model
     check_count(len(pairs), param, model)
     _check_model(model)
@@ -94,12 +100,19 @@ async def _scores(
     if model.pooling.task == "classify":
         prompts = [TextPrompt(first, second=second) for first, second in pairs]
         generation = await pooled(request, body, prompts, Pooling(is_finished=is_finished), param)
-        return [numbers_of(sample.pooled)[0] for sample in generation.samples], generation
+        token_ids = [sample.prompt_token_ids for sample in generation.samples]
+        return [numbers_of(sample.pooled)[0] for sample in generation.samples], _asked(body, token_ids), generation
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     check_count(len(texts), param, model)
     generation = await pooled(request, body, [TextPrompt(text) for text in texts], Pooling(), param)
-    vectors = {text: numbers_of(sample.pooled) for text, sample in zip(texts, generation.samples, strict=True)}
-    return [cosine(vectors[first], vectors[second]) for first, second in pairs], generation
+    samples = dict(zip(texts, generation.samples, strict=True))
+    vectors = {text: numbers_of(sample.pooled) for text, sample in samples.items()}
+    token_ids = [samples[first].prompt_token_ids + samples[second].prompt_token_ids for first, second in pairs]
+    return [cosine(vectors[first], vectors[second]) for first, second in pairs], _asked(body, token_ids), generation
+
+
+def _asked(body: PoolingRequest, token_ids: list[list[int]]) -> list[list[int]]:
+    return token_ids if body.return_token_ids else []
 
 
 def _check_model(model: ServedModel) -> None:

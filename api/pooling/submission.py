@@ -31,7 +31,8 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     RequestError, `ClientGone`."""
     exchange = Exchange.of(request)
     config = exchange.services.context.config
-    sampling, text = SamplingParams(max_tokens=0, pooling=pooling), TextOptions()
+    sampling = SamplingParams(max_tokens=0, pooling=pooling)
+    text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids))
     priority = priority_of(request.headers, body.priority, config)
     replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(exchange, body)
     submits = [

@@ -18,6 +18,7 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits.")] | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the answer.")] | None = None
     user: str | None = None
+    return_token_ids: Annotated[bool, Meta(description="Of each prompt, beside what is made of it.")] | None = None
     truncate_prompt_tokens: Annotated[None, Meta(description="Not supported: what is too long is refused.")] = None
 
 
@@ -64,6 +65,7 @@ class Embedding(msgspec.Struct, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
@@ -80,6 +82,7 @@ class RankedDocument(msgspec.Struct, kw_only=True):
     index: int
     relevance_score: float
     document: DocumentText | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Ranking(msgspec.Struct, kw_only=True):
@@ -94,6 +97,7 @@ class Score(msgspec.Struct, kw_only=True):
     object: Literal["score"] = "score"
     index: int
     score: float
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ScoreList(msgspec.Struct, kw_only=True):

@@ -103,6 +103,9 @@ class GenerationRequest(FormatFields, kw_only=True):
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROBS, description="In place of the best.")] | None
     ) = None
     return_tokens_as_token_ids: bool | None = None
+    logprobs_by_id: (
+        Annotated[bool, Meta(description="Log-probabilities as `prompt_logprobs` has them, in a field of that name.")] | None
+    ) = None
     top_n_sigma: (
         Annotated[float, Meta(ge=-1, le=100, description="Standard deviations below the largest logit; 0 or less: all.")] | None
     ) = None

@@ -98,6 +98,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    logprobs_by_id: PromptLogprobs | UnsetType = UNSET  # in place of `logprobs`
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -152,6 +153,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    logprobs_by_id: PromptLogprobs | UnsetType = UNSET  # in place of `logprobs`
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):

@@ -173,6 +173,12 @@ def path(metavar: str) -> Kind:
     return Kind(metavar, parse)
 
 
+def path_or_auto(metavar: str) -> Kind:
+    """The same, or `auto`, which is kept."""
+    plain = path(metavar)
+    return Kind(metavar, lambda value: value if value == "auto" else plain.parse(value))
+
+
 def host(metavar: str) -> Kind:
     """An address or a host name, known or not."""
     plain = text(metavar)

@@ -157,6 +157,7 @@ def resolve(
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
     chat_template = _template(values["chat_template"])
     run_id = new_run_id()
+    run_dir = values["run_dir"] or str(runs_root() / run_id)
     tensor_ranks = values["tensor_parallel_size"]
     nodes = tuple(map(tuple, memory_nodes(os.sched_getaffinity(0)))) if values["bind_memory_nodes"] else ()
     config = EngineConfig(
@@ -192,12 +193,12 @@ def resolve(
             values["enable_expert_parallel"],
             values["speculative_config"].max_drafts,
         ),
-        **resolve_http(options),
+        **resolve_http(options, run_dir),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
         run_id=run_id,
-        run_dir=values["run_dir"] or str(runs_root() / run_id),
+        run_dir=run_dir,
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
     )

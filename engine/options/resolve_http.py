@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
 from engine.options.table import OptionValues
+from engine.process.run_directory import API_NAME
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
-def resolve_http(options: OptionValues) -> dict[str, Any]:
-    """The fields of the configuration. OptionError for a certificate that cannot be used."""
+def resolve_http(options: OptionValues, run_dir: str) -> dict[str, Any]:
+    """The fields of the configuration of a run in that directory. OptionError for a certificate that cannot be used."""
     values = options.values
     root_path = values["root_path"].rstrip("/")
     if not _ROOT_PATH.fullmatch(root_path):
         raise OptionError(f"--root-path {values['root_path']}: expected the beginning of a URL's path, such as /llm")
-    uds = values["uds"]
+    uds = str(Path(run_dir, API_NAME)) if values["uds"] == "auto" else values["uds"]
     if uds and values["print_client"] != "none":
         raise OptionError(f"--print-client {values['print_client']}: it reaches no UNIX socket (--uds); leave one of them out")
     ignored = [f"--{key}" for key in ("host", "port") if uds and key in options.given]

@@ -14,6 +14,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
                                 of several replicas, weights.<k>.json
             control.ipc         supervisor's ROUTER: Command -> Reply
             kv-events.ipc       cache messenger's PUB; of several replicas, kv-events.<k>.ipc
+            api.sock                of `--uds auto`: HTTP
             responses/          what was answered at /v1/responses, a bounded number
             <actor>.log         stderr of each child
 """
@@ -39,6 +40,7 @@ from shm.process import ProcessIdentity
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its terminating zero
 _MAX_PID = 1 << 30
 CONTROL_NAME = "control.ipc"
+API_NAME = "api.sock"
 KV_EVENTS_NAME = "kv-events.ipc"
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest holds a chat template
 MANIFEST_NAME, MODEL_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "model.msgpack", "weights.json", "lock"
@@ -124,6 +126,7 @@ class Run(msgspec.Struct, frozen=True):
         return [
             *map(self.log_path, names),
             self.directory / CONTROL_NAME,
+            self.directory / API_NAME,
             *self.packed_path.glob("*"),
             *self.responses_path.glob("*"),
             *(self.directory / with_replica(KV_EVENTS_NAME, cache) for cache in actors_of(CACHE, names) or (CACHE,)),

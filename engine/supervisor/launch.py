@@ -44,10 +44,17 @@ def main(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         options = read_options(arguments, os.environ, embedded_models)
+        if options.values["end_with"] is not None:
+            from engine.supervisor.companion import end_with
+
+            end_with(options.values["end_with"])
         config, model = resolve(options, choose_kernels=choose_kernels)
     except OptionError as error:
         print(f"tokamak serve: error: {error}", file=sys.stderr)
         return EXIT_BAD_OPTIONS
+    except StartError as error:
+        print(f"tokamak: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:  # while a model is downloaded
         print("stopping: SIGINT", file=sys.stderr)
         return 0
@@ -60,13 +67,13 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
     """Run an engine of `plan`: make everything it needs, supervise it, and remove everything again. The exit code."""
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
         try:
-            taken = unix_socket(config.uds) if config.uds else reserve_port(config.host, config.port)
-            listener = open_until_end.enter_context(taken)
-            port = 0 if config.uds else listener.getsockname()[1]
+            listener = None if config.uds else open_until_end.enter_context(reserve_port(config.host, config.port))
+            port = listener.getsockname()[1] if listener else 0
             groups = [open_until_end.enter_context(reserve_port("127.0.0.1", 0)) for _ in range(config.num_groups)]
             group_ports = tuple(group.getsockname()[1] for group in groups)
             config = msgspec.structs.replace(config, port=port, group_ports=group_ports)
             run, lock = _open_run(config, model, plan, open_until_end)
+            listener = listener or open_until_end.enter_context(unix_socket(config.uds))  # which may lie in the run's directory
             experts = model.config.experts
             shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)
             segments = RunSegments.of(config, [actor.name for actor in plan], *shape)

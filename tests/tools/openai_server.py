@@ -20,12 +20,14 @@ API_KEY = "secret"
 class Behaviour:
     has_tokenize: bool = True
     refuse_every: int = 0  # every such request is answered with 429
+    status: int = 200  # of whole answers
     cut_every: int = 0  # the stream of every such request ends in the middle
     num_template_tokens: int = 0  # added to each prompt
     tokens_per_word: int = 1
     error_in_stream: str = ""
     hang_after: int = -1  # pieces, then nothing more until the client leaves
     hang_from: int = 0  # only requests of this number and above hang
+    hang_on: tuple[str, ...] = ()  # prompts that get no answer until the client leaves
     events_per_packet: int = 1
     bytes_per_packet: int = 0  # cut the stream in such packets instead
     needs_key: bool = False
@@ -77,6 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # clients may be killed
+            super().handle()
+
     def setup(self) -> None:
         super().setup()
         with self.server_state.lock:
@@ -88,7 +94,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         behaviour = self.server_state.behaviour
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        length = int(self.headers["content-length"])
+        content = self.rfile.read(length)
+        if len(content) < length:  # of a client that was killed
+            self.close_connection = True
+            return
+        body = json.loads(content)
         if not self._is_allowed():
             return
         with self.server_state.lock:
@@ -103,8 +114,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(429, {"error": {"message": "too many requests", "type": "rate_limit"}})
         elif body.get("stream"):
             self._stream(body, number)
+        elif body.get("prompt") in behaviour.hang_on:
+            self.rfile.read(1)
+            self.close_connection = True
         else:
-            self._json(200, {"choices": [{"text": "w0 "}], "usage": self._usage(body, 1)})
+            self._json(behaviour.status, {"choices": [{"text": "w0 "}], "usage": self._usage(body, 1)})
 
     def _is_allowed(self) -> bool:
         if self.server_state.behaviour.needs_key and self.headers["authorization"] != f"Bearer {API_KEY}":

@@ -16,15 +16,15 @@ KEY, CERTIFICATE = str(TLS / "key.pem"), str(TLS / "certificate.pem")
 
 
 def test_what_there_is_by_default() -> None:
-    assert not any(resolve_http(read_options([], {})).values())
+    assert not any(resolve_http(read_options([], {}), "").values())
 
 
 def test_one_file_or_two(tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text(Path(KEY).read_text() + Path(CERTIFICATE).read_text())
-    assert resolve_http(read_options(["--ssl-certfile", str(both)], {}))["ssl_keyfile"] == ""
+    assert resolve_http(read_options(["--ssl-certfile", str(both)], {}), "")["ssl_keyfile"] == ""
     given = ["--ssl-certfile", CERTIFICATE, "--ssl-keyfile", KEY, "--root-path", "/llm/"]
-    assert resolve_http(read_options(given, {})) == {
+    assert resolve_http(read_options(given, {}), "") == {
         "root_path": "/llm",
         "uds": "",
         "ssl_keyfile": KEY,
@@ -45,10 +45,14 @@ def test_one_file_or_two(tmp_path: Path) -> None:
 )
 def test_what_cannot_be(arguments: list[str], why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        resolve_http(read_options(arguments, {}))
+        resolve_http(read_options(arguments, {}), "")
 
 
 def test_a_socket_takes_the_place_of_a_port() -> None:
     options = read_options(["--uds", "api.sock", "--port", "8001"], {})
-    assert resolve_http(options)["uds"] == str(Path("api.sock").absolute())
+    assert resolve_http(options, "")["uds"] == str(Path("api.sock").absolute())
     assert ["--port without effect" in note for note in options.notes] == [True]
+
+
+def test_a_socket_of_the_run() -> None:
+    assert resolve_http(read_options(["--uds", "auto"], {}), "/run/dir")["uds"] == "/run/dir/api.sock"

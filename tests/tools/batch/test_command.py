@@ -1,0 +1,156 @@
+"""`tokamak run-batch` against a real server of another kind: in order, whoever is slow, full or killed; each line asked once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import REPOSITORY
+from tests.tools.openai_server import API_KEY, Behaviour, OpenAIServer, openai_server
+from tests.waiting import WATCHDOG_S, wait_until
+
+COMPLETIONS = "/v1/completions"
+CONCURRENCY = 8
+
+
+def request(number: int, **fields: Any) -> str:
+    body = {"prompt": f"p{number}", **fields}
+    return json.dumps({"custom_id": f"r{number}", "method": "POST", "url": COMPLETIONS, "body": body})
+
+
+def write(directory: Path, *lines: str) -> Path:
+    path = directory / "in.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def start(directory: Path, *options: str) -> subprocess.Popen[str]:
+    files = ("-i", "in.jsonl", "-o", "out.jsonl")
+    command = [sys.executable, str(REPOSITORY / "tools" / "package" / "tokamak" / "__main__.py"), "run-batch", *files, *options]
+    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(directory: Path, *options: str) -> tuple[int, str]:
+    process = start(directory, *options)
+    _, said = process.communicate(timeout=WATCHDOG_S)
+    return process.returncode, said
+
+
+def of(server: OpenAIServer) -> tuple[str, ...]:
+    return "--url", server.url, "--concurrency", str(CONCURRENCY)
+
+
+def asked(server: OpenAIServer) -> Counter[str]:
+    return Counter(body["prompt"] for body in server.bodies(COMPLETIONS))
+
+
+def answers(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "out.jsonl").read_text().splitlines()]
+
+
+def test_in_order_and_errors_as_lines(tmp_path: Path) -> None:
+    """A server that is full now and then is waited for."""
+    lines = [request(number) for number in range(60)]
+    lines[10], lines[20] = "{nonsense", request(20, stream=True)
+    write(tmp_path, *lines)
+    with openai_server(Behaviour(refuse_every=7, needs_key=True)) as server:
+        code, said = run(tmp_path, *of(server), "--api-key", API_KEY)
+        assert (code, said) == (0, "60 lines are answered, 2 of them with errors: out.jsonl\n")
+        assert run(tmp_path, *of(server), "--api-key", API_KEY) == (code, said)
+    found = answers(tmp_path)
+    assert [each["custom_id"] for each in found] == [f"r{number}" if number != 10 else None for number in range(60)]
+    assert [number for number, each in enumerate(found) if each["error"]] == [10, 20]
+    assert {each["response"]["status_code"] for each in found if each["response"]} == {200}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_what_the_server_refuses(tmp_path: Path) -> None:
+    write(tmp_path, request(0), request(1))
+    with openai_server(Behaviour(status=400)) as server:
+        assert run(tmp_path, *of(server))[0] == 0
+    assert [each["response"]["status_code"] for each in answers(tmp_path)] == [400, 400]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_thousand_lines_ended_in_the_middle(tmp_path: Path, number: signal.Signals) -> None:
+    """Again and again. What was answered is never asked again, although an early line that hangs holds back all behind it; a
+    line that was torn is cut off."""
+    out = tmp_path / "out.jsonl"
+    write(tmp_path, *(request(number) for number in range(1000)))
+    answered: dict[str, int] = {}  # prompt -> how often it had been asked then
+    with openai_server(Behaviour(hang_on=("p3", "p400"))) as server:
+        for wanted in (150, 600):
+            process = start(tmp_path, *of(server))
+            wait_until(lambda wanted=wanted: len(asked(server)) >= wanted, what="it is under way")
+            process.send_signal(number)
+            process.communicate(timeout=WATCHDOG_S)
+            assert process.returncode == (130 if number is signal.SIGINT else -number)
+            kept = out.read_text() + (tmp_path / "out.jsonl.part").read_text()
+            prompts = {f"p{json.loads(line)['custom_id'][1:]}" for line in kept.splitlines() if line.endswith("}")}
+            answered = {prompt: asked(server)[prompt] for prompt in prompts} | answered
+            assert len(answered) >= wanted - CONCURRENCY
+            with open(out, "a") as torn:
+                torn.write('{"id":"batch_req_')
+            server.behaviour.hang_on = server.behaviour.hang_on[1:]
+        assert run(tmp_path, *of(server))[0] == 0
+        counts = asked(server)
+        assert {prompt: counts[prompt] for prompt in answered} == answered
+        assert len(counts) == 1000
+        assert counts.total() <= 1000 + 2 * CONCURRENCY  # what was under way
+    assert [each["custom_id"] for each in answers(tmp_path)] == [f"r{number}" for number in range(1000)]
+    assert not (tmp_path / "out.jsonl.part").exists()
+
+
+def test_a_server_that_goes(tmp_path: Path) -> None:
+    """For good: what is answered stays, and the next server is asked for the rest."""
+    write(tmp_path, *(request(number) for number in range(50)))
+    process = None
+    with openai_server(Behaviour(hang_on=("p30",))) as server:
+        process = start(tmp_path, *of(server))
+        wait_until(lambda: len(asked(server)) == 50, what="all but one are asked")
+        server.behaviour.hang_on = ()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=WATCHDOG_S)
+    assert said == "interrupted; 30 lines are answered, the same command goes on from there\n"
+    with openai_server() as other:
+        assert run(tmp_path, *of(other))[0] == 0
+        assert "p30" in asked(other)
+        assert len(asked(other)) <= CONCURRENCY
+    assert len(answers(tmp_path)) == 50
+
+
+WRONG: list[tuple[list[str], list[str], str]] = [
+    ([request(1), "", request(1)], [], "lines 1 and 3 have the same custom_id, 'r1'"),
+    ([request(1)], ["--url", "http://localhost:1", "--max-num-seqs", "3"], "--max-num-seqs"),
+    ([request(1)], ["--url", "nowhere"], "must look like"),
+    ([request(1)], ["--api-key", "x"], "--api-key"),
+    ([request(1)], ["--concurrency", "0"], "1 to 256"),
+    ([request(1)], ["-o", "in.jsonl"], "file of the requests"),
+    ([request(1)], ["-o", "/dev/null"], "no regular file"),
+    ([request(1)], ["-i", "none.jsonl"], "no such file"),
+    ([request(1)], ["-i", "."], "no regular file"),
+    ([request(1)], ["--max-num-seqz", "3"], "--max-num-seqz"),
+    ([request(1)], ["--model", "no/such/directory/here"], "no/such/directory/here"),
+]
+
+
+@pytest.mark.parametrize(("lines", "options", "what"), WRONG)
+def test_mistakes(tmp_path: Path, lines: list[str], options: list[str], what: str) -> None:
+    source = write(tmp_path, *lines)
+    code, said = run(tmp_path, *options)
+    assert code == 2, said
+    assert what in said
+    assert source.read_text() == "".join(f"{line}\n" for line in lines)
+    assert not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").read_text()
+
+
+def test_nothing_to_ask(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert run(tmp_path) == (0, "0 lines are answered, 0 of them with errors: out.jsonl\n")

@@ -1,0 +1,192 @@
+"""`tokamak run-batch`: ask what the lines of a file ask, and write the answers to another; killed, it goes on where it was.
+
+Runs in its own process, as a client of a server that runs (`--url`) or of an engine that it starts with the options of
+`tokamak serve`, and that ends with it. `main` is called by tools/cli.py. Exit codes: 0 every line has its answer, be it an
+error; 1 not all have; 2 bad arguments; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
+from tokamak.connection import Server
+from tokamak.launched import EngineDeadError, LaunchedEngine
+
+from engine.errors import OptionError
+from tools.batch.ledger import Ledger
+from tools.batch.lines import ROUTES, Request, answer_line, requests_in
+from tools.target import Target
+
+INTERRUPTED = 130
+DEFAULT_CONCURRENCY = 32
+AHEAD = 1024  # requests that may be asked before the first of them is answered
+SILENCE_LIMIT_S = 3600.0  # of a server that is another's
+PATIENCE_S = 600.0  # without an answer from it
+SHOW_INTERVAL_S = 0.2
+
+
+class Answer(NamedTuple):
+    request: Request
+    line: bytes
+
+
+class _Replica(msgspec.Struct):
+    max_num_seqs: int
+
+
+class _Load(msgspec.Struct):
+    replicas: list[_Replica] = []
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    parser = _parser()
+    options, of_serve = parser.parse_known_args(arguments)
+    ledger, total = None, -1
+    try:
+        total = _check(options, of_serve)
+        ledger = Ledger(options.output_file)
+        ledger.go_on(requests_in(options.input_file))
+        if ledger.num_answered < total:
+            with _server(options, of_serve) as asker:
+                _run(options, ledger, asker, total)
+        print(f"{total} lines are answered, {ledger.num_failed} of them with errors: {options.output_file}", file=sys.stderr)
+    except OptionError as error:
+        print(f"tokamak run-batch: error: {error}", file=sys.stderr)
+        return 2
+    except (LostError, EngineDeadError, OSError) as error:
+        print(f"tokamak run-batch: error: {error}{_so_far(ledger)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted{_so_far(ledger)}", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        if ledger is not None:
+            ledger.close(ledger.num_answered == total)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokamak run-batch",
+        usage="tokamak run-batch -i IN -o OUT [--url URL | options of tokamak serve]",
+        description=f"Answer the requests in a file's lines, in OpenAI's batch format. Routes: {', '.join(ROUTES)}.",
+        epilog="The answers come in the order of the requests. Started again with the same files, it goes on where it was.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-i", "--input-file", type=Path, required=True, metavar="IN", help="JSON lines: custom_id, method, url, body"
+    )
+    parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="OUT", help="the answers, one a line")
+    parser.add_argument("--url", "--base-url", default="", help="of a server that runs; default: an engine of its own")
+    parser.add_argument("--api-key", default="", metavar="KEY", help="of that server")
+    parser.add_argument("--concurrency", type=int, metavar="N", help="requests at a time; default: as many as fill the engine")
+    return parser
+
+
+def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> int:
+    """How many requests there are. OptionError: something is wrong before anything is asked."""
+    if options.url and of_serve:
+        raise OptionError(f"--url means a server that runs already, {of_serve[0]} is of one that is started; leave one out")
+    if options.api_key and not options.url:
+        raise OptionError("--api-key is the key of --url; the engine that is started here has nobody else to keep out")
+    if options.concurrency is not None and not 1 <= options.concurrency <= MAX_CONCURRENCY:
+        raise OptionError(f"--concurrency {options.concurrency}: expected 1 to {MAX_CONCURRENCY}")
+    source, target = options.input_file, options.output_file
+    if not source.is_file():
+        raise OptionError(f"-i {source}: {'no regular file' if source.exists() else 'there is no such file'}")
+    if target.exists() and target.samefile(source):
+        raise OptionError(f"-o {target} is the file of the requests; give another")
+    return _count(source)
+
+
+def _count(source: Path) -> int:
+    """The requests, no two of which may have one custom_id."""
+    seen: dict[bytes, int] = {}  # not the ids: they may be long
+    count = 0
+    try:
+        for request in requests_in(source):
+            count += 1
+            if request.custom_id is not None:
+                key = hashlib.blake2b(request.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
+                first = seen.setdefault(key, request.number)
+                if first != request.number:
+                    where = f"lines {first} and {request.number}"
+                    raise OptionError(
+                        f"-i {source}: {where} have the same custom_id, {request.custom_id[:100]!r}; each needs its own"
+                    )
+    except OSError as error:
+        raise OptionError(f"-i {source}: {error.strerror}") from error
+    return count
+
+
+@contextlib.contextmanager
+def _server(options: argparse.Namespace, of_serve: list[str]) -> Iterator[Asker]:
+    """The server, until the end; an engine that was started for this ends then."""
+    if options.url:
+        Target.parse(options.url)  # says what is wrong with it
+        yield Asker(Server(options.url, options.api_key, SILENCE_LIMIT_S), lambda: True, PATIENCE_S)
+        return
+    try:
+        engine = LaunchedEngine({}, of_serve)
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from None
+    try:
+        yield Asker(Server(engine.url, engine.api_key), engine.is_alive, PATIENCE_S)
+    except LostError as error:
+        if engine.is_alive():
+            raise
+        raise EngineDeadError(f"the engine has ended: {engine.cause_of_death()}") from error
+    finally:
+        engine.stop()
+
+
+def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, total: int) -> None:
+    first = ledger.num_answered
+    remaining = (request for index, request in enumerate(requests_in(options.input_file)) if index >= first)
+
+    def answer(request: Request) -> Answer:
+        line = ledger.early.get(request.custom_id or "")
+        if line is None:
+            reply = None if request.error else asker.ask("POST", request.url, request.body)
+            line = answer_line(request, reply)
+        return Answer(request, line)
+
+    concurrency = min(options.concurrency or _concurrency(asker), total - first)
+    answers = InOrder(remaining, answer, concurrency, AHEAD, lambda index, found: ledger.take(first + index, *found))
+    shown_s = time.monotonic()
+    try:
+        for _ in answers:
+            now_s = time.monotonic()
+            if sys.stderr.isatty() and now_s - shown_s > SHOW_INTERVAL_S:
+                shown_s = now_s
+                print(
+                    f"\r{ledger.num_answered} of {total}, {ledger.num_failed} errors\033[K",
+                    end="\r",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    finally:
+        asker.cancel()
+
+
+def _concurrency(asker: Asker) -> int:
+    """What an engine of ours has slots for, and some that are on their way."""
+    reply = asker.ask("GET", "/load")
+    num_slots = 0
+    with contextlib.suppress(msgspec.DecodeError):  # of other servers
+        num_slots = sum(replica.max_num_seqs for replica in msgspec.json.decode(reply.body, type=_Load).replicas)
+    return min(MAX_CONCURRENCY, num_slots + num_slots // 4 + 2) if num_slots else DEFAULT_CONCURRENCY
+
+
+def _so_far(ledger: Ledger | None) -> str:
+    return f"; {ledger.num_answered} lines are answered, the same command goes on from there" if ledger else ""

@@ -1,0 +1,152 @@
+"""The answers of a batch on disk: a file in the order of the requests, to which whole lines are appended, each once.
+
+Answers that come before their turn wait in memory, and in a file beside it (`OUT.part`), so that whoever dies asks again for no
+more than was under way. The next start reads both: a last line that was torn is cut off, and what is answered is not asked. One
+process at a time has a ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.errors import OptionError
+from tools.batch.lines import ANSWER_BEGINS, Request, answered
+
+MAX_PART_BYTES = 16 << 20  # of what waits no more, until the file beside is written anew
+
+
+class Ledger:
+    """`num_answered` requests have their line, `num_failed` of them one with an error; `early` has those of later ones."""
+
+    def __init__(self, path: Path) -> None:
+        """OptionError: the file cannot be had, or another process has it."""
+        self.num_answered = 0
+        self.num_failed = 0
+        self.early: dict[str, bytes] = {}  # custom_id -> line, of an earlier life
+        self._path = path
+        self._part_path = path.with_name(f"{path.name}.part")
+        self._part = -1
+        self._num_part_bytes = 0
+        self._waiting: dict[int, tuple[Request, bytes]] = {}
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OptionError(f"-o {path}: {error.strerror}; give another file") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise OptionError(f"-o {path} is no regular file, with which one could go on; give another")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise OptionError(f"-o {path} is being written by another run-batch; wait for it, or give another file") from None
+        except OptionError:
+            os.close(self._file)
+            raise
+
+    def go_on(self, requests: Iterable[Request]) -> None:
+        """Take over what is there, which must answer the first of `requests`, and cut a torn end off. OptionError: it does
+        not, and stays as it is."""
+        remaining = iter(requests)
+        end = 0
+        with open(self._file, "rb", closefd=False) as file:
+            begin = file.read(len(ANSWER_BEGINS))
+            file.seek(0)
+            lines = file if ANSWER_BEGINS.startswith(begin) else iter([begin + b"...\n"])
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n") and (line.startswith(ANSWER_BEGINS) or ANSWER_BEGINS.startswith(line)):
+                    break
+                self.num_failed += not self._is_well(number, line, next(remaining, None))
+                self.num_answered = number
+                end += len(line)
+        os.ftruncate(self._file, end)
+        self._read_part()
+
+    def take(self, index: int, request: Request, line: bytes) -> None:
+        """The answer to request `index` of all. OSError: there is no room."""
+        self._waiting[index] = request, line
+        if index != self.num_answered:
+            self._keep(line)
+            return
+        while (found := self._waiting.pop(self.num_answered, None)) is not None:
+            self._append(*found)
+        if self._num_part_bytes and not (self._waiting or self.early):
+            self._num_part_bytes = 0
+            os.truncate(self._part_path, 0)
+
+    def close(self, is_complete: bool) -> None:
+        """`is_complete`: every request has its line."""
+        with contextlib.suppress(OSError):  # of file systems that cannot
+            os.fsync(self._file)
+        if is_complete:
+            self._part_path.unlink(missing_ok=True)
+        if self._part >= 0:
+            os.close(self._part)
+        os.close(self._file)
+
+    def _is_well(self, number: int, line: bytes, request: Request | None) -> bool:
+        try:
+            custom_id, is_well = answered(line)
+        except ValueError as error:
+            raise OptionError(f"-o {self._path}: line {number} is no answer of a batch: {error}; give another file") from None
+        if request is None:
+            raise OptionError(f"-o {self._path} has more answers than there are requests: line {number}; give another file")
+        if custom_id != request.custom_id:
+            raise OptionError(
+                f"-o {self._path}: line {number} answers {custom_id!r}, the request there is {request.custom_id!r} (line "
+                f"{request.number}): it belongs to other requests; give another file"
+            )
+        return is_well
+
+    def _read_part(self) -> None:
+        with contextlib.suppress(FileNotFoundError), open(self._part_path, "rb") as file:
+            for line in file:
+                try:
+                    custom_id, _ = answered(line)
+                except ValueError:
+                    break  # torn
+                if not line.endswith(b"\n"):
+                    break
+                self._num_part_bytes += len(line)
+                if custom_id is not None:
+                    self.early[custom_id] = line
+
+    def _append(self, request: Request, line: bytes) -> None:
+        _write(self._file, line)
+        self.early.pop(request.custom_id or "", None)
+        self.num_failed += not answered(line)[1]
+        self.num_answered += 1
+
+    def _keep(self, line: bytes) -> None:
+        """Beside, for who comes after."""
+        if self._part < 0:
+            self._part = os.open(self._part_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            os.ftruncate(self._part, self._num_part_bytes)
+        _write(self._part, line)
+        self._num_part_bytes += len(line)
+        if self._num_part_bytes > MAX_PART_BYTES and self._num_part_bytes > 2 * self._num_waiting_bytes():
+            self._write_part_anew()
+
+    def _num_waiting_bytes(self) -> int:
+        return sum(len(line) for _, line in self._waiting.values()) + sum(map(len, self.early.values()))
+
+    def _write_part_anew(self) -> None:
+        """Whole or not at all, with what still waits."""
+        new_path = self._part_path.with_name(f"{self._part_path.name}.new")
+        new = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        lines = dict.fromkeys([*self.early.values(), *(line for _, line in self._waiting.values())])
+        for line in lines:
+            _write(new, line)
+        os.replace(new_path, self._part_path)
+        os.close(self._part)
+        self._part, self._num_part_bytes = new, sum(map(len, lines))
+
+
+def _write(file: int, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        rest = rest[os.write(file, rest) :]

@@ -1,0 +1,152 @@
+"""The lines of a batch: requests, as OpenAI has them, and their answers.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+    {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": "...", "body": {}}, "error": null}
+
+What is no request gets an answer too: `response` is null, and `error` says what is wrong with the line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import orjson
+from tokamak.connection import Reply
+
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/score",
+    "/v1/responses",
+)
+MAX_LINE_BYTES = 256 << 20
+ANSWER_BEGINS = b'{"id":"batch_req_'
+_BOM = b"\xef\xbb\xbf"
+
+
+class Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class Request(msgspec.Struct):
+    """A line of the input: something to ask, unless there is an `error`. `number` counts the file's lines from 1."""
+
+    number: int
+    custom_id: str | None = None
+    url: str = ""
+    body: bytes = b""
+    error: Error | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Name(msgspec.Struct):
+    custom_id: str | None = None
+
+
+class _Body(msgspec.Struct):
+    stream: bool | None = None
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    custom_id: str | None
+    response: _Response | None
+    error: Error | None
+
+
+_decoder, _names = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Name)
+_bodies, _answers = msgspec.json.Decoder(_Body), msgspec.json.Decoder(_Answer)
+
+
+def requests_in(path: Path) -> Iterator[Request]:
+    """Those of a file, malformed ones too; empty lines are none. OSError."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(_lines(file), start=1):
+            text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
+            if text:
+                yield _request(number, text)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """However long they are, no more than the limit is held of one."""
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        rest = raw
+        while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
+            pass
+        yield raw
+
+
+def _request(number: int, text: bytes) -> Request:
+    if len(text) > MAX_LINE_BYTES:
+        return _malformed(number, None, "line_too_long", f"longer than {MAX_LINE_BYTES} bytes")
+    try:
+        custom_id = _names.decode(text).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _malformed(number, None, "invalid_json_line", str(error))
+    try:
+        line = _decoder.decode(text)
+        is_stream = _bodies.decode(line.body).stream
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _malformed(number, custom_id, "invalid_request", str(error))
+    if not line.custom_id:
+        return _malformed(number, None, "invalid_request", "custom_id is empty")
+    if line.method != "POST":
+        return _malformed(number, custom_id, "invalid_method", f"method is {line.method[:20]!r}, expected 'POST'")
+    if line.url not in ROUTES:
+        return _malformed(number, custom_id, "invalid_url", f"url is {line.url[:200]!r}, expected one of {', '.join(ROUTES)}")
+    if is_stream:
+        return _malformed(
+            number, custom_id, "invalid_request", "body has stream: an answer in a file comes whole; leave it out"
+        )
+    return Request(number, custom_id, line.url, bytes(line.body))
+
+
+def _malformed(number: int, custom_id: str | None, code: str, message: str) -> Request:
+    return Request(number, custom_id, error=Error(code, f"line {number}: {message}"))
+
+
+def answer_line(request: Request, reply: Reply | None) -> bytes:
+    """The line that answers `request`; `reply` None: it is malformed."""
+    response = None
+    if reply is not None:
+        response = _Response(reply.status, reply.request_id, msgspec.Raw(_in_one_line(reply.body)))
+    name = hashlib.blake2b(f"{request.number} {request.custom_id}".encode(errors="replace"), digest_size=12).hexdigest()
+    return msgspec.json.encode(_Answer(f"batch_req_{name}", request.custom_id, response, request.error)) + b"\n"
+
+
+def answered(line: bytes) -> tuple[str | None, bool]:
+    """Which `custom_id` a line answers, and whether well. ValueError: it is no answer."""
+    try:
+        answer = _answers.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return answer.custom_id, answer.response is not None and answer.response.status_code == 200
+
+
+def _in_one_line(body: bytes) -> bytes:
+    """JSON as it came, or the text of what is none, such as a proxy's page."""
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return orjson.dumps(body.decode(errors="replace"))
+    return orjson.dumps(content) if b"\n" in body or b"\r" in body else body.strip()

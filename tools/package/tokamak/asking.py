@@ -1,0 +1,160 @@
+"""Many requests at a time, their answers in order: bounded in flight and ahead of whoever takes the answers.
+
+Used by `llm.py` and by `tokamak run-batch`. Works with threads alone, so that it can be called where an event loop runs, as in
+a notebook.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from tokamak.connection import Reply, Server
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+MAX_CONCURRENCY = 256
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
+_BUSY = 429
+_AWAY = (502, 503, 504)
+
+
+class LostError(RuntimeError):
+    """The server does not come back."""
+
+
+class Asker:
+    """Gets every request answered: waits where the server is full (429), and asks again where it is away for a moment, be it
+    that its HTTP process is started again. `is_there`: whether it may still come back."""
+
+    def __init__(self, server: Server, is_there: Callable[[], bool], patience_s: float) -> None:
+        self.server = server
+        self._is_there = is_there
+        self._patience_s = patience_s
+        self._heard_s = 0.0  # monotonic: when any request was answered last
+        self._is_cancelled = threading.Event()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
+        """The answer, whatever it says. LostError: there is none, or `cancel` was called."""
+        wait_s, begun_s = _FIRST_WAIT_S, time.monotonic()
+        while True:
+            reply, cause = None, ""
+            try:
+                reply = self.server.send(method, path, body, headers)
+            except OSError as error:
+                cause = str(error) or type(error).__name__
+            if self._is_cancelled.is_set():
+                raise LostError("cancelled")
+            if reply is not None and reply.status not in (_BUSY, *_AWAY):
+                self._heard_s = time.monotonic()
+                return reply
+            if reply is None or reply.status != _BUSY:
+                cause = cause or f"it answers {reply.status if reply else 0}"
+                self._check_patience(begun_s, cause)
+            asked_s = reply.retry_after_s if reply is not None else None
+            if self._is_cancelled.wait(min(wait_s if asked_s is None else asked_s, 60.0)):
+                raise LostError("cancelled")
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def cancel(self) -> None:
+        """For good: whoever waits for an answer gets LostError."""
+        self._is_cancelled.set()
+        self.server.close()
+
+    def _check_patience(self, begun_s: float, cause: str) -> None:
+        silent_s = time.monotonic() - max(begun_s, self._heard_s)
+        if silent_s > self._patience_s or not self._is_there():
+            raise LostError(f"{self.server.url} does not answer any more: {cause}")
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class InOrder(Generic[Q, A]):
+    """The answers to `questions`, in their order, as `answer` finds them in `concurrency` threads, which go at most `ahead`
+    questions before the answer that is taken. The first failure of any ends all."""
+
+    def __init__(
+        self,
+        questions: Iterable[Q],
+        answer: Callable[[Q], A],
+        concurrency: int,
+        ahead: int,
+        on_answer: Callable[[int, A], None] = lambda index, answer: None,
+    ) -> None:
+        """`on_answer`: called with each as it comes, one at a time."""
+        self._questions = enumerate(questions)
+        self._answer = answer
+        self._on_answer = on_answer
+        self._ahead = max(ahead, concurrency)
+        self._answers: dict[int, A] = {}
+        self._failure: _Failure | None = None
+        self._num_taken = 0
+        self._num_asked = 0
+        self._is_over = False  # there are no more questions
+        self._is_stopped = False
+        self._changed = threading.Condition()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(concurrency)]
+
+    def __iter__(self) -> Iterator[A]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._has_next)
+                    if self._failure is not None:
+                        raise self._failure.error
+                    if self._num_taken not in self._answers:
+                        return
+                    answer = self._answers.pop(self._num_taken)
+                    self._num_taken += 1
+                    self._changed.notify_all()
+                yield answer
+        finally:
+            self._stop()
+
+    def _has_next(self) -> bool:
+        is_end = self._is_over and self._num_taken == self._num_asked
+        return self._failure is not None or self._num_taken in self._answers or is_end
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _next(self) -> tuple[int, Q] | None:
+        """The next question and its number, once it may be asked; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or self._num_asked < self._num_taken + self._ahead)
+            if self._is_stopped or self._is_over:
+                return None
+            found = next(self._questions, None)
+            if found is None:
+                self._is_over = True
+                self._changed.notify_all()
+                return None
+            self._num_asked += 1
+            return found
+
+    def _work(self) -> None:
+        try:
+            while (question := self._next()) is not None:
+                index, asked = question
+                answer = self._answer(asked)
+                with self._changed:
+                    if self._is_stopped:
+                        return
+                    self._on_answer(index, answer)
+                    self._answers[index] = answer
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._failure = self._failure or _Failure(error)
+                self._is_stopped = True
+                self._changed.notify_all()

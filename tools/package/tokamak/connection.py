@@ -1,0 +1,109 @@
+"""HTTP with one server: requests on connections that are kept, over TCP, TLS or a UNIX socket, from any number of threads.
+
+Used by `asking.py`. Says what came back, whatever its status, and judges nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    retry_after_s: float | None = None
+    request_id: str = ""
+
+
+class Server:
+    """`url`: `http://HOST:PORT/PREFIX`, `https://...`, or `unix:PATH`. `close` ends what is under way, in whichever thread, and
+    a later request begins anew."""
+
+    def __init__(self, url: str, key: str = "", timeout_s: float | None = None) -> None:
+        """`timeout_s`: silence after which a server is given up; None: never."""
+        self.url = url
+        self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+        self._timeout_s = timeout_s
+        self._uds = url.removeprefix("unix:") if url.startswith("unix:") else ""
+        parts = urlsplit("http://localhost" if self._uds else url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no address of a server; expected http://HOST:PORT or unix:PATH")
+        self._host, self._port = parts.hostname, parts.port
+        self._is_tls = parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._idle: list[http.client.HTTPConnection] = []
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._num_closed = 0
+        self._lock = threading.Lock()
+
+    def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
+        """The whole reply. OSError (ConnectionError, TimeoutError): there is none."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+            num_closed = self._num_closed
+        request = (method, path, body, {**self._headers, **(headers or {})})
+        if connection is not None:
+            with contextlib.suppress(ConnectionError):  # it was closed meanwhile: servers do that
+                return self._exchange(connection, request, num_closed)
+        return self._exchange(self._connection(), request, num_closed)
+
+    def close(self) -> None:
+        with self._lock:
+            self._num_closed += 1
+            idle, self._idle = self._idle, []
+            for connection in self._busy:
+                with contextlib.suppress(OSError, AttributeError):  # not connected yet, or not any more
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+        for connection in idle:
+            connection.close()
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, request: tuple[str, str, bytes | None, dict[str, str]], num_closed: int
+    ) -> Reply:
+        is_reusable = False
+        try:
+            if connection.sock is None:
+                connection.connect()
+            with self._lock:
+                if self._num_closed != num_closed:
+                    raise ConnectionAbortedError("closed")
+                self._busy.add(connection)
+            connection.request(*request)
+            reply = connection.getresponse()
+            content = reply.read()
+            is_reusable = not reply.will_close
+        except http.client.HTTPException as error:  # such as a connection that ended within the reply
+            raise ConnectionError(f"{self.url} did not answer in HTTP: {error!r}") from error
+        finally:
+            with self._lock:
+                self._busy.discard(connection)
+                is_reusable &= self._num_closed == num_closed
+                if is_reusable:
+                    self._idle.append(connection)
+            if not is_reusable:
+                connection.close()
+        retry_after = reply.getheader("retry-after", "")
+        wait_s = float(retry_after) if retry_after.isdecimal() else None
+        return Reply(reply.status, content, wait_s, reply.getheader("x-request-id", ""))
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._uds:
+            return _UnixConnection(self._uds, self._timeout_s)
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=self._timeout_s)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float | None) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

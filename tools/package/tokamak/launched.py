@@ -1,0 +1,138 @@
+"""An engine as a child of this process: started with the options of `tokamak serve`, reached on a UNIX socket of its run's
+directory, ended when it is not needed any more. However this process ends, the engine ends with it (`--end-with`).
+
+Used by `llm.py` in a user's process, and by `tokamak run-batch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import IO, Any
+
+import orjson
+
+from tokamak import COMMAND
+
+QUIET_S = 5.0  # a start that takes longer is worth showing
+STOP_TIMEOUT_S = 30.0  # the engine's own limits are shorter
+_READY = "ready "
+_SOURCE = "/dev/stdin: "  # what options are said to be from
+_HTTP = ("uds", "host", "port", "ssl_certfile", "ssl_keyfile", "root_path", "api_key", "admin_key", "print_client")
+_NOT_INHERITED = (*_HTTP, "config", "run_dir", "end_with")  # of the environment: they are of a server that others use
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has ended, or cannot start."""
+
+
+class LaunchedEngine:
+    """Runs from construction, which waits until it is ready, to `stop`. `url` is `unix:PATH`."""
+
+    def __init__(self, options: Mapping[str, Any], arguments: list[str] | None = None) -> None:
+        """`options`: of `tokamak serve`, by names with underscores; those that are None are left out. `arguments`: the same as
+        on a command line, which win. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError where the
+        engine does not start."""
+        self.admin_key = secrets.token_hex(16)
+        self.api_key = secrets.token_hex(16)
+        self.url = ""
+        self._lines: deque[str] = deque(maxlen=200)  # of its stderr
+        self._start_s = time.monotonic()
+        document = orjson.dumps({name: _plain(name, value) for name, value in options.items() if value is not None})
+        command = [*COMMAND, "serve", "--config", "/dev/stdin", *(arguments or ())]
+        command += ["--uds", "auto", "--end-with", str(os.getpid())]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment(options),
+            start_new_session=True,  # Ctrl+C is for who started it
+        )
+        self.stop = weakref.finalize(self, _end, self.process, os.getpid())
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._reader = threading.Thread(target=self._read_errors, args=(self.process.stderr,), daemon=True)
+        self._reader.start()
+        try:
+            with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:
+                stdin.write(document)
+            self._wait(self.process.stdout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def cause_of_death(self) -> str:
+        """What it said last."""
+        code = self.process.wait(STOP_TIMEOUT_S)
+        self._reader.join(STOP_TIMEOUT_S)
+        errors = [line for line in self._lines if "error: " in line]
+        said = errors[-1].partition("error: ")[2] if errors else "; ".join(list(self._lines)[-5:])
+        return said or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+
+    def _environment(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """This process's, without what is given here or for servers alone; keys, which others would see in the command."""
+        hidden = {f"TOKAMAK_{name.upper()}" for name in (*options, *_NOT_INHERITED)}
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        return {**kept, "TOKAMAK_API_KEY": self.api_key, "TOKAMAK_ADMIN_KEY": self.admin_key}
+
+    def _wait(self, stdout: IO[bytes]) -> None:
+        """For the line that says where it listens."""
+        with stdout:
+            line = stdout.readline().decode(errors="replace")
+        if line.startswith(_READY):
+            self.url = line.removeprefix(_READY).strip()
+            return
+        cause = self.cause_of_death()
+        if self.process.returncode != 2:
+            raise EngineDeadError(f"the engine cannot start: {cause}")
+        raise (TypeError if " is no option" in cause else ValueError)(cause.removeprefix(_SOURCE))
+
+    def _read_errors(self, stderr: IO[bytes]) -> None:
+        """Keeps what it says, and shows what a user should see: notes, and how far a long start is."""
+        with stderr:
+            for raw in stderr:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self._lines.append(line)
+                is_late = not self.url and time.monotonic() - self._start_s > QUIET_S
+                if line.startswith("note: ") or is_late:
+                    print(f"tokamak: {line.replace(_SOURCE, '')}", file=sys.stderr)
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Ask it to end, and see that it does."""
+    if os.getpid() != owner or process.poll() is not None:  # a fork of its owner has no say
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As a configuration file has it: objects are JSON text. TypeError for what none can have."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(name, part) for part in value]
+    if isinstance(value, dict):
+        return orjson.dumps(value).decode()
+    if str(value).startswith("torch."):  # a dtype
+        return str(value).removeprefix("torch.")
+    raise TypeError(f"{name} is a {type(value).__name__}; expected a text, a number, or a dictionary of such")

@@ -1,0 +1,347 @@
+"""`LLM`: an engine of one's own, with the methods of vLLM's class.
+
+The engine runs in processes of its own (`launched.py`); this one is its client, and may be a notebook, a thread, or a script
+that is killed: the engine ends with it. Several may run at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar, cast
+
+import orjson
+
+from tokamak.answers import chat_output, completion_output, embedding_output, error_of, scoring_outputs
+from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
+from tokamak.connection import Server
+from tokamak.inputs import Message, Prompt, conversations_of, prompts_of
+from tokamak.launched import EngineDeadError, LaunchedEngine
+from tokamak.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from tokamak.parameters import PoolingParams, SamplingParams
+from tokamak.tokenizer import Tokenizer
+
+P = TypeVar("P")
+
+_PATIENCE_S = 120.0  # with an engine that lives and does not answer
+_PAIRS_OF_A_REQUEST = 16
+_SEED_STEP = 0x9E3779B97F4A7C15
+_DEFAULTS = {  # answers stay as they were generated, as vLLM's do; templates are the user's own
+    "tool_call_parser": "none",
+    "reasoning_parser": "none",
+    "trust_request_chat_template": True,
+}
+
+
+class _Question(NamedTuple):
+    """A request, and where what it asks for stands in the user's arguments."""
+
+    path: str
+    body: dict[str, Any]
+    where: str
+    params: Any = None
+    prompt: Prompt | None = None
+
+
+class LLM:
+    """Generates text, or makes vectors and scores, with an engine that it starts and ends.
+
+    `options` are those of `tokamak serve` and of `vllm serve` by their names with underscores (`dtype`, `quantization`,
+    `tensor_parallel_size`, `max_model_len`, `enable_prefix_caching`, ...): what `tokamak serve --vllm-flags` says of each holds
+    here. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError where the engine cannot start.
+
+    `seed` also makes what is drawn without a seed of its own the same in each run. `tool_call_parser` and `reasoning_parser`
+    are off: what a model calls and thinks is in the text.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._seed: int | None = options.get("seed")
+        self._counter = itertools.count()
+        self._engine = LaunchedEngine({**_DEFAULTS, **options, "model": model})
+        self._server = Server(self._engine.url, self._engine.api_key)
+        self._asker = Asker(self._server, self._engine.is_alive, _PATIENCE_S)
+        self._adapters: dict[str, str] = {}  # that are loaded: name -> path
+        try:
+            load = self._call("/load")
+            self.model = str(self._call("/v1/models")["data"][0]["id"])
+        except BaseException:
+            self.shutdown()
+            raise
+        num_slots = sum(replica["max_num_seqs"] for replica in load["replicas"])
+        self._concurrency = min(MAX_CONCURRENCY, num_slots + num_slots // 4 + 2)  # those that are on their way
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts: a text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": [...]}`, or a list of such. An output
+        for each, in order. ValueError names the prompt or the parameter that is wrong."""
+        asked = prompts_of(prompts)
+        each = _one_each(sampling_params, len(asked), "sampling_params")
+        extra = _known(tokenization_kwargs, "truncate_prompt_tokens", "add_special_tokens")
+        questions = []
+        for index, (prompt, params) in enumerate(zip(asked, each, strict=True)):
+            if params is not None and params.thinking_token_budget is not None:
+                raise ValueError("thinking_token_budget is for conversations; use chat, or leave it out")
+            body = {**self._fields(params), **extra, **prompt.extra, "prompt": prompt.content}
+            if priority is not None:
+                body["priority"] = priority[index]
+            questions.append(_Question("/v1/completions", body, f"prompts[{index}]", params, prompt))
+        return self._all(self._with_adapters(questions, lora_request), _completion, use_tqdm, "Processed prompts")
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several. `chat_template_content_format` has no effect: what a template takes is tried."""
+        conversations = conversations_of(messages)
+        each = _one_each(sampling_params, len(conversations), "sampling_params")
+        shared = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+            "mm_processor_kwargs": mm_processor_kwargs,
+        }
+        shared = {name: value for name, value in shared.items() if value is not None}
+        questions = []
+        for index, (conversation, params) in enumerate(zip(conversations, each, strict=True)):
+            body = {**self._fields(params), **shared, "messages": conversation}
+            if "logprobs" in body:
+                body["logprobs"], body["top_logprobs"] = True, body["logprobs"]
+            questions.append(_Question("/v1/chat/completions", body, f"messages[{index}]", params))
+        return self._all(self._with_adapters(questions, lora_request), self._chat_completion, use_tqdm, "Processed prompts")
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: Any = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each prompt, in order."""
+        asked = prompts_of(prompts)
+        each = _one_each(pooling_params, len(asked), "pooling_params")
+        names = ("dimensions", "normalize", "truncate_prompt_tokens")
+        questions = []
+        for index, (prompt, params) in enumerate(zip(asked, each, strict=True)):
+            body = {**_pooled(params, truncate_prompt_tokens, *names), "input": _bare(prompt), "encoding_format": "base64"}
+            questions.append(_Question("/v1/embeddings", body, f"prompts[{index}]"))
+        return self._all(self._with_adapters(questions, lora_request), _embedding, use_tqdm, "Processed prompts")
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: Any = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit: one with each of several, or pair by pair."""
+        firsts, seconds = _texts(data_1, "data_1"), _texts(data_2, "data_2")
+        if len(firsts) not in (1, len(seconds)):
+            raise ValueError(f"data_1 has {len(firsts)} texts, data_2 {len(seconds)}; give one against several, or as many")
+        firsts = firsts * (len(seconds) // len(firsts)) if firsts else firsts
+        fields = _pooled(pooling_params, truncate_prompt_tokens, "use_activation", "truncate_prompt_tokens")
+        questions = []
+        for start in range(0, len(seconds), _PAIRS_OF_A_REQUEST):
+            part = slice(start, start + _PAIRS_OF_A_REQUEST)
+            body = {**fields, "text_1": firsts[part], "text_2": seconds[part]}
+            questions.append(_Question("/v1/score", body, f"data_2[{start}:{start + len(seconds[part])}]"))
+        found = self._all(self._with_adapters(questions, lora_request), _scores, use_tqdm, "Processed pairs")
+        return [output for outputs in found for output in outputs]
+
+    # ------------------------------------------------------------------------------------------------------- orders
+
+    def get_tokenizer(self) -> Tokenizer:
+        return Tokenizer(self._call)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What counts where `sampling_params` is None and the model's files say nothing else."""
+        return SamplingParams()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the weights' memory back, until `wake_up`; what is cached is forgotten. Both levels are one."""
+        self._call("/admin/sleep", {})
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the weights again. All at once: `tags` has no effect."""
+        self._call("/admin/wake", {})
+
+    def reset_prefix_cache(self) -> bool:
+        self._call("/admin/reset_prefix_cache", {})
+        return True
+
+    def shutdown(self) -> None:
+        """End the engine; again does nothing."""
+        self._asker.cancel()
+        self._engine.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def _fields(self, params: SamplingParams | None) -> dict[str, Any]:
+        """Of a request that generates. Without parameters the model's own count, as far as it has some."""
+        if params is not None and not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params has a {type(params).__name__}, expected SamplingParams")
+        fields = {"max_tokens": SamplingParams().max_tokens} if params is None else params.fields()
+        fields |= {"return_token_ids": True, "fit_max_tokens": True, "timings": True}
+        if "logprobs" in fields:
+            fields["logprobs_by_id"] = True
+        if self._seed is not None and "seed" not in fields:
+            fields["seed"] = (self._seed + _SEED_STEP * (1 + next(self._counter))) % (1 << 63)
+        if params is not None and params.skip_reading_prefix_cache:
+            fields["cache_salt"] = uuid.uuid4().hex
+        return fields
+
+    def _with_adapters(self, questions: list[_Question], lora_request: Any) -> list[_Question]:
+        """With the model that answers each: an adapter has `lora_name` and `lora_path`, and is loaded when first named."""
+        adapters = _one_each(lora_request, len(questions), "lora_request")
+        for question, adapter in zip(questions, adapters, strict=True):
+            if adapter is not None:
+                self._load_adapter(adapter.lora_name, str(adapter.lora_path))
+                question.body["model"] = adapter.lora_name
+        return questions
+
+    def _load_adapter(self, name: str, path: str) -> None:
+        if self._adapters.get(name) != path:
+            self._call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            self._adapters[name] = path
+
+    def _all(self, questions: list[_Question], read: Callable[[_Question, Any], P], use_tqdm: Any, what: str) -> list[P]:
+        """What `read` makes of each answer, in order."""
+        with _progress_bar(use_tqdm, len(questions), what) as step:
+            if len(questions) == 1:
+                found = [self._ask(questions[0], read)]
+                step()
+                return found
+            # of its own, so that what is under way can be ended alone
+            asker = Asker(Server(self._engine.url, self._engine.api_key), self._engine.is_alive, _PATIENCE_S)
+            threads = min(self._concurrency, len(questions))
+            answers = InOrder(questions, lambda each: self._ask(each, read, asker), threads, len(questions), lambda *_: step())
+            try:
+                return list(answers)
+            finally:  # an error, or Ctrl+C: what is under way is of no use
+                asker.cancel()
+
+    def _ask(self, question: _Question, read: Callable[[_Question, Any], P], asker: Asker | None = None) -> P:
+        return read(question, self._call(question.path, question.body, asker, question.where))
+
+    def _call(self, path: str, body: dict[str, Any] | None = None, asker: Asker | None = None, where: str = "") -> Any:
+        """The answer of a route. ValueError: it refuses; EngineDeadError: there is none any more."""
+        headers = {"authorization": f"Bearer {self._engine.admin_key}"} if path.startswith("/admin") else None
+        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            reply = (asker or self._asker).ask("GET" if body is None else "POST", path, content, headers)
+        except LostError as error:
+            if self._engine.is_alive():
+                raise
+            cause = self._engine.cause_of_death() if self._engine.stop.alive else "it was shut down"
+            raise EngineDeadError(f"the engine has ended: {cause}") from error
+        if reply.status == 200:
+            return orjson.loads(reply.body)
+        raise error_of(reply, where)
+
+    def _chat_completion(self, question: _Question, answer: Any) -> RequestOutput:
+        prompt = self._call("/detokenize", {"tokens": answer["choices"][0]["prompt_token_ids"]})["prompt"]
+        return chat_output(answer, prompt, _has_text(question.params))
+
+
+def _completion(question: _Question, answer: Any) -> RequestOutput:
+    return completion_output(answer, question.prompt.text if question.prompt else None, _has_text(question.params))
+
+
+def _embedding(question: _Question, answer: Any) -> EmbeddingRequestOutput:
+    return embedding_output(answer)
+
+
+def _scores(question: _Question, answer: Any) -> list[ScoringRequestOutput]:
+    return scoring_outputs(answer)
+
+
+def _has_text(params: SamplingParams | None) -> bool:
+    return params is None or params.detokenize
+
+
+def _one_each(given: Any, count: int, name: str) -> list[Any]:
+    """One for all, or a list with one for each."""
+    if not isinstance(given, (list, tuple)):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{name} has {len(given)} entries for {count} prompts; give one, or as many")
+    return list(given)
+
+
+def _known(given: Mapping[str, Any] | None, *names: str) -> dict[str, Any]:
+    for name in given or ():
+        if name not in names:
+            raise ValueError(f"tokenization_kwargs: {name} is not supported; known are {', '.join(names)}")
+    return dict(given or {})
+
+
+def _pooled(params: PoolingParams | None, truncate_prompt_tokens: int | None, *names: str) -> dict[str, Any]:
+    fields = params.fields(*names) if params is not None else {}
+    if truncate_prompt_tokens is not None:
+        fields["truncate_prompt_tokens"] = truncate_prompt_tokens
+    return {**fields, "return_token_ids": True}
+
+
+def _bare(prompt: Prompt) -> str | list[int]:
+    if prompt.extra:
+        raise ValueError(f"{', '.join(prompt.extra)}: vectors are of texts and token ids alone; leave it out")
+    return prompt.content
+
+
+def _texts(given: Any, name: str) -> list[str]:
+    texts = [prompt.content for prompt in prompts_of(given)]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{name} has token ids; pairs are of texts")
+    return cast(list[str], texts)
+
+
+@contextlib.contextmanager
+def _progress_bar(wanted: Any, total: int, what: str) -> Iterable[Callable[[], Any]]:  # type: ignore[misc]
+    """What to call with each that is done."""
+    if not wanted or total == 0:
+        yield lambda: None
+        return
+    if wanted is True:
+        try:
+            from tqdm.auto import tqdm as wanted
+        except ImportError:
+            yield lambda: None
+            return
+    with wanted(total=total, desc=what, dynamic_ncols=True) as bar:
+        yield bar.update

@@ -1,0 +1,29 @@
+"""Log-probabilities as vLLM arranges them: for each position a dictionary by token id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """`rank` counts from 1, the likeliest token's."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+Logprobs = list[dict[int, Logprob]]
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+def logprobs_of(rows: Any) -> Any:
+    """Of what a request's answer has; None for the first token of a prompt, which nothing foretells."""
+    return msgspec.convert(rows, PromptLogprobs, strict=False)
+
+
+def cumulative(rows: Logprobs, token_ids: list[int]) -> float:
+    """Of the tokens themselves."""
+    return sum(row[token_id].logprob for row, token_id in zip(rows, token_ids, strict=True))
