@@ -57,6 +57,7 @@ class Forced:
 
     def __init__(self, name: str, has_tokens: bool) -> None:
         family = CALL_FAMILIES[name]
+        self.has_tokens = has_tokens
         markers = [*family.triggers, *family.markers] if has_tokens else []
         self.vocabulary: Vocabulary = vocabulary_of([*markers, EOS], special=[EOS])
         self.parsers = Parsers(name, "none", self.vocabulary.pieces)
@@ -156,3 +157,12 @@ def test_strict_tools_bind_from_the_beginning_of_a_call_on(forced: tuple[str, Fo
     if CALL_FAMILIES[name].triggers and not CALL_FAMILIES[name].openings:
         assert family.allows(f"Well, {answer}", STRICT)
         assert not family.allows(f"Well, {wrong}", STRICT)
+    if CALL_FAMILIES[name].openings:
+        assert family.allows(f" {answer}", STRICT)
+        assert not family.allows(f"\n {wrong}", STRICT)
+    if CALL_FAMILIES[name].openings and family.has_tokens:
+        trigger = CALL_FAMILIES[name].triggers[0]
+        end = CALL_FAMILIES[name].ends.get(trigger, "")
+        assert family.allows(f"Well, {trigger}{answer}{end} so", STRICT)
+        assert family.allows(f"{trigger} {answer}{end}", STRICT)
+        assert not family.allows(f"Well, {trigger}{wrong}{end}", STRICT)
