@@ -56,6 +56,10 @@ class Matching:
             matcher.compute_bitmask()
         return matcher.get_error()
 
+    def first_mask(self, grammar: str) -> bytes:
+        """The tokens that an answer may begin with, a bit each, of a grammar that is right."""
+        return bytes(self.matcher(grammar).compute_bitmask())
+
 
 def _tokenizer_of(tokens: GrammarTokens) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper

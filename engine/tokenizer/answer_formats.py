@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import RequestError
 from engine.grammars.tokens import GrammarTokens, MakeTokens
-from engine.messages import AnswerFormat, Grammar
+from engine.messages import AnswerFormat, Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from engine.grammars.matching import Matching
@@ -84,6 +84,19 @@ class AnswerFormats:
 
         return self.of_lark(HEAD + lark, "tools", is_known)
 
+    def check_tokens(self, grammar: Grammar, sampling: SamplingParams) -> None:
+        """RequestError where what is asked for besides leaves nothing to begin an answer of this form with: the form alone would
+        decide. Later on it does where need be, as how an answer goes on nobody knows before."""
+        allowed, banned = sampling.allowed_token_ids, {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
+        if not allowed and not banned:
+            return
+        mask = self._ready().first_mask(grammar.text)
+        if allowed and not any(_has(mask, token_id) for token_id in allowed):
+            raise _refused("allowed_token_ids", "no answer of the form that is asked for begins with one of them; send others")
+        left = (token_id for token_id in allowed or range(8 * len(mask)) if _has(mask, token_id))
+        if all(token_id in banned for token_id in left):
+            raise _refused("bad_words", "every answer of the form that is asked for begins with one of them; send others")
+
     def with_budget(self, grammar: Grammar | None, max_thinking_tokens: int) -> Grammar:
         """`grammar`, or none, after at most so many tokens of thinking."""
         self._ready()
@@ -99,6 +112,10 @@ class AnswerFormats:
             tokens.write(self._path)
             self._matching = Matching(tokens)
         return self._matching
+
+
+def _has(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def _refused(param: str, cause: str) -> RequestError:
