@@ -107,7 +107,7 @@ class AnswerFormats:
             from engine.grammars.matching import Matching
 
             tokens: GrammarTokens = self._make_tokens()
-            if not any(tokens.tokens):
+            if not tokens.data:
                 raise RequestError("this model has no tokenizer: its answers are tokens of any form")
             tokens.write(self._path)
             self._matching = Matching(tokens)

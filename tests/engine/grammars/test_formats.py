@@ -41,12 +41,12 @@ def matching() -> Matching:
 
 def is_taken(matching: Matching, format_: AnswerFormat, text: str) -> bool:
     matcher = matching.matcher(lark_of(format_, TOKENS.marks()))
-    assert not matcher.is_error(), matcher.get_error()
+    assert not matcher.is_error(), matcher.error()
     pieces = text.split("<call>")
     token_ids = list(pieces[0].encode())
     for piece in pieces[1:]:
         token_ids += [CALL, *piece.encode()]
-    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+    return matcher.consume(*token_ids) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_vocabulary_is_written_for_the_ranks(tmp_path: Path) -> None:
     assert grammar.end_of_thinking == b"end"
     assert sorted(path.parent.iterdir()) == [path]
     assert (TOKENS.special_ids, TOKENS.marks()) == ([END, CALL], {"<end>": END, "<call>": CALL})
-    assert len(TOKENS.tokens) == 300
+    assert TOKENS.num_tokens == 300
 
 
 def test_a_model_without_text_has_no_forms(tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ class Forced:
         matcher = self.matcher(tools, **parsing)
         token_ids = tokens_of(text, self.vocabulary)
         return (
-            matcher.validate_tokens(token_ids) == len(token_ids)
-            and matcher.consume_tokens(token_ids)
+            matcher.num_valid(token_ids) == len(token_ids)
+            and matcher.consume(*token_ids)
             and matcher.is_accepting()
         )
 
@@ -91,11 +91,11 @@ class Forced:
         draw, matcher = random.Random(seed), self.matcher(TOOLS, **parsing)
         token_ids: list[int] = []
         while not matcher.is_stopped() and len(token_ids) < 2000:
-            if draw.random() < 0.1 and matcher.validate_tokens(VALUE_ENDS) == len(VALUE_ENDS):
-                assert matcher.consume_tokens(VALUE_ENDS)
+            if draw.random() < 0.1 and matcher.num_valid(VALUE_ENDS) == len(VALUE_ENDS):
+                assert matcher.consume(*VALUE_ENDS)
                 token_ids += VALUE_ENDS
                 continue
-            mask = matcher.compute_bitmask()
+            mask = matcher.mask()
             allowed = [index for index in range(self.vocabulary.size) if mask[index // 8] >> index % 8 & 1]
             if self.end_id in allowed and draw.random() < 0.5:
                 break
@@ -104,7 +104,7 @@ class Forced:
             token_id = draw.choice(closing if closing and draw.random() < 0.5 else plain)
             if token_id == self.end_id:
                 break
-            assert matcher.consume_token(token_id), matcher.get_error()
+            assert matcher.consume(token_id), matcher.error()
             token_ids.append(token_id)
         return b"".join(map(self.vocabulary.bytes_of, token_ids)).decode()
 
