@@ -134,12 +134,11 @@ class Preparation:
             )
         if (lark or format_ is not None) and not sampling.stop_token_ids:
             raise RequestError("the model has no end token; send stop_token_ids", param="stop_token_ids")
-        is_known = any(sample.attempt > 0 for sample in work.samples)
         grammar = None
         if lark:
-            grammar = self._formats.of_calls(lark, is_known)
+            grammar = self._formats.of_calls(lark)
         elif format_ is not None:
-            grammar = self._formats.grammar(format_, is_known)
+            grammar = self._formats.grammar(format_)
         if grammar is not None:
             self._formats.check_tokens(grammar, sampling)
         if parsing is not None and parsing.thinking_token_budget >= 0:
