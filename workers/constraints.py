@@ -23,8 +23,7 @@ from workers.step.rows import StepRows
 from workers.step.slots import Slots
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
+    from engine.grammars.matcher import Matcher
     from engine.grammars.matching import Matching
 
 _ALL = np.uint32(0xFFFFFFFF)
@@ -51,7 +50,7 @@ class Constraint:
         self._max_thinking_tokens = sampling.grammar.max_thinking_tokens
         self._is_late = self._bound_at is None
         self._ended_at: int | None = None  # so many, an end token being the last
-        self._matcher: LLMatcher | None = None
+        self._matcher: Matcher | None = None
         self._end_ids: list[int] = []
         self.masks = masks
         self._spent_ns = 0
@@ -116,7 +115,7 @@ class Constraint:
         assert self._matcher is not None
         if token_id in self._ends and self._matcher.is_accepting():
             return not self._ignores_ends or self._matcher.is_stopped()
-        return bool(self._matcher.validate_tokens([token_id]))
+        return self._matcher.num_valid([token_id]) > 0
 
     def _forced(self) -> int | None:
         """The next token of the end of thinking, where that took all the tokens that it may have."""
@@ -138,8 +137,8 @@ class Constraint:
                 self._bound_at = len(self._token_ids)
         elif token_id in self._ends:
             self._ended_at = len(self._token_ids)
-        elif self._matcher is not None and not self._matcher.consume_token(token_id):
-            self._fail(self._matcher.get_error())
+        elif self._matcher is not None and not self._matcher.consume(token_id):
+            self._fail(self._matcher.error())
 
     def _num_matched(self, num_tokens: int) -> int:
         """Of so many tokens, those that the matcher has."""
@@ -187,9 +186,9 @@ class Constraint:
         if self._ended_at is not None or (self._matcher.is_stopped() and not self._matcher.is_error()):
             self._allow_ends_alone(mask)
             return
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._matcher.fill_mask(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            self._fail(self._matcher.get_error())
+            self._fail(self._matcher.error())
             mask[:] = _ALL
         elif self._matcher.is_accepting():
             if self._ignores_ends:

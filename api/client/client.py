@@ -146,10 +146,18 @@ class EdgeClient:
         return bool(generations)
 
     async def tokenize(
-        self, prompt: Prompt, receive: Receive, returns_tokens: bool = False, media: Sequence[MediaItem] = ()
+        self,
+        prompt: Prompt,
+        receive: Receive,
+        returns_tokens: bool = False,
+        media: Sequence[MediaItem] = (),
+        truncate_prompt_tokens: int = 0,
+        max_tokens: int = -1,
     ) -> Tokenized:
         """`receive`: of the HTTP request, whose client may leave."""
-        answer = await self._call_for(Tokenize(self._new_call_id(), self._name, prompt, returns_tokens, list(media)), receive)
+        call_id = self._new_call_id()
+        call = Tokenize(call_id, self._name, prompt, returns_tokens, list(media), truncate_prompt_tokens, max_tokens)
+        answer = await self._call_for(call, receive)
         assert isinstance(answer, Tokenized)
         return answer
 

@@ -152,7 +152,7 @@ class OpenSample:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             logprobs=[logprobs for delta in pending for logprobs in delta.logprobs],
-            parts=_joined(pending) if any(delta.parts for delta in pending) else [],
+            parts=_joined(pending, len(self.delivered)) if any(delta.parts for delta in pending) else [],
         )
 
     def next_attempt(self) -> Submit:
@@ -167,15 +167,25 @@ class OpenSample:
         return self.submit
 
 
-def _joined(deltas: list[Delta]) -> list[Part]:
-    """Their parts, those that belong together as one."""
+def _joined(deltas: list[Delta], num_delivered: int) -> list[Part]:
+    """Their parts, those that belong together as one. `num_delivered`: the sample's tokens, theirs included."""
     joined: list[tuple[Part, list[str]]] = []
-    for part in (part for delta in deltas for part in delta.all_parts):
-        if joined and part.kind != "call" and (part.kind, part.call_index) == (joined[-1][0].kind, joined[-1][0].call_index):
-            joined[-1][1].append(part.text)
-        else:
-            joined.append((part, [part.text]))
+    num_tokens = num_known = num_delivered - sum(len(delta.token_ids) for delta in deltas)
+    for delta in deltas:
+        num_tokens += len(delta.token_ids)
+        for part in delta.all_parts:
+            begin, num_known = (num_known, num_tokens) if part.end < 0 else (part.begin, part.end)
+            if joined and part.kind != "call" and _are_one(part, joined[-1][0]):
+                begin = joined[-1][0].begin
+                joined[-1][1].append(part.text)
+            else:
+                joined.append((part, [part.text]))
+            joined[-1] = msgspec.structs.replace(joined[-1][0], begin=begin, end=num_known), joined[-1][1]
     return [msgspec.structs.replace(part, text="".join(texts)) for part, texts in joined]
+
+
+def _are_one(part: Part, before: Part) -> bool:
+    return (part.kind, part.call_index) == (before.kind, before.call_index)
 
 
 class Generation:

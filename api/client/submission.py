@@ -101,7 +101,7 @@ def text_options(request: GenerationRequest, parsing: Parsing | None = None) -> 
         bad_words=request.bad_words or [],
         return_prompt_token_ids=bool(request.return_token_ids or request.return_tokens_as_token_ids),
         prediction=request.prediction.text if isinstance(request, ChatRequest) and request.prediction else "",
-        truncate_prompt_tokens=_truncation(request),
+        truncate_prompt_tokens=truncation_of(request),
         repetition=_repetition(request.repetition_detection),
         is_max_tokens_cut=bool(request.fit_max_tokens),
         parsing=parsing,
@@ -114,7 +114,8 @@ def _breakers(request: GenerationRequest) -> list[str]:
     return list(DRY_BREAKERS) if request.dry_sequence_breakers is None else request.dry_sequence_breakers
 
 
-def _truncation(request: GenerationRequest) -> int:
+def truncation_of(request: GenerationRequest) -> int:
+    """As `TextOptions.truncate_prompt_tokens`."""
     if request.truncate_prompt_tokens == 0:
         raise invalid("truncate_prompt_tokens", "0 leaves nothing of the prompt; expected at least 1, or -1")
     return request.truncate_prompt_tokens or 0

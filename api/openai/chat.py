@@ -25,6 +25,7 @@ from api.client.submission import (
     deadline_of,
     open_generation,
     sampling_params,
+    truncation_of,
 )
 from api.errors import json_response
 from api.exchange import Exchange, until_finished
@@ -114,12 +115,16 @@ async def render_chat_completion(request: Request) -> Response:
     exchange = Exchange.of(request)
     client = exchange.services.client
     fields = await exchange.fields(request)
-    model = exchange.services.model.resolve(requests.convert(fields, ChatRequest).model)
+    body = requests.convert(fields, ChatRequest)
+    model = exchange.services.model.resolve(body.model)
+    num_kept, max_tokens = truncation_of(body), _max_tokens(body, exchange.services.model)
     default_kwargs = exchange.services.context.config.default_chat_template_kwargs
     prompt, parts, options = chat_prompt(fields, client.max_record_bytes, default_kwargs)
     media = await exchange.services.media.gather(parts, request.receive, options, exchange.key)
     try:
-        tokenized = await client.tokenize(prompt, request.receive, False, media.items)
+        tokenized = await client.tokenize(
+            prompt, request.receive, False, media.items, num_kept, -1 if max_tokens is None else max_tokens
+        )
     finally:
         media.release()
     text = await client.detokenize(tokenized.token_ids, request.receive)

@@ -55,14 +55,15 @@ class Items:
         self._id = ""
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._new_logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
+        self._new_logprobs: list[TokenLogprob] = []  # of tokens that are no part's yet
+        self._num_placed = 0  # tokens before these
 
     def take(self, parts: Iterable[Part], logprobs: list[TokenLogprob]) -> list[ResponseEvent]:
-        """`logprobs`: of the tokens of these parts; those of the content are kept."""
+        """`logprobs`: of the tokens that came with these parts; those of the content are kept."""
         events: list[ResponseEvent] = []
         self._new_logprobs += logprobs
         for part in parts:
-            logprobs, self._new_logprobs = self._new_logprobs, []
+            logprobs = self._logprobs_of(part)
             if not self._belongs(part):
                 events += self.close()
                 events += self._begin(part)
@@ -78,6 +79,17 @@ class Items:
             elif not self._is_custom:  # the input of a custom tool is known when its JSON is
                 events.append(ArgumentsDelta(**place, delta=part.text))
         return events
+
+    def _logprobs_of(self, part: Part) -> list[TokenLogprob]:
+        """Of its tokens. Those before it are markers'."""
+        if not self._new_logprobs:
+            return []
+        num_new = len(self._new_logprobs)
+        begin, end = (0, num_new) if part.end < 0 else (part.begin - self._num_placed, part.end - self._num_placed)
+        logprobs = self._new_logprobs[begin:end]
+        del self._new_logprobs[:end]
+        self._num_placed += min(end, num_new)
+        return logprobs
 
     def close(self, status: ItemStatus = "completed") -> list[ResponseEvent]:
         """Nothing more belongs to the item that is open."""

@@ -1,12 +1,13 @@
 """The vocabulary as a matcher needs it: the bytes of each token, which of them no text is, and which end an answer.
 
 Made by a tokenizer's helper of its `Vocabulary` when a request first has a format, and written into the run's directory; ranks
-read it there when a sample with a grammar first takes a slot, in whatever life.
+read it there when the first grammar comes, in whatever life.
 """
 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from engine.checkpoint.files import read_file
 from engine.errors import TokamakError
 
 _BRACKETS = (("<", ">"), ("[", "]"))
+_SPECIAL = b"\xff"  # with what, in llguidance, tokens begin that are no text
 
 
 class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Token ids run over [0, len(tokens)), the model's whole vocabulary; ids that no token has are worth no bytes."""
+    """Token ids run over [0, num_tokens), the model's whole vocabulary; ids that no token has are worth no bytes."""
 
-    tokens: list[bytes]
+    data: bytes  # of all tokens, one after another; special ones behind a byte 0xff
+    sizes: bytes  # uint32 [num_tokens]: bytes of each
     special_ids: list[int]  # a grammar names them, no text that it allows has them
     end_ids: list[int]  # the model's own
 
@@ -37,7 +40,10 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
         marks = (token_id for token_id in added_ids if _is_mark(token_bytes[token_id].decode(errors="replace")))
         tokens = (token_bytes + [b""] * (vocab_size - len(token_bytes)))[:vocab_size]
         special = sorted(token_id for token_id in {*special_ids, *marks} if token_id < vocab_size)
-        return GrammarTokens(tokens, special, [token_id for token_id in end_ids if token_id < vocab_size])
+        for token_id in special:
+            tokens[token_id] = _SPECIAL + tokens[token_id]
+        ends = [token_id for token_id in end_ids if token_id < vocab_size]
+        return GrammarTokens(b"".join(tokens), array("I", map(len, tokens)).tobytes(), special, ends)
 
     @staticmethod
     def read(path: Path) -> GrammarTokens:
@@ -46,6 +52,10 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
             return msgspec.msgpack.decode(read_file(path), type=GrammarTokens)
         except (OSError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable {path}: {error}; start the engine anew") from error
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sizes) // 4
 
     def write(self, path: Path) -> None:
         """Whole or not at all, whoever else writes the same."""
@@ -57,8 +67,14 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def marks(self) -> dict[str, int]:
         """The special tokens by their text, which is not empty."""
-        named = ((self.tokens[token_id].decode(errors="replace"), token_id) for token_id in self.special_ids)
-        return {name: token_id for name, token_id in named if name}
+        sizes, wanted = array("I", self.sizes), set(self.special_ids)
+        found: dict[str, int] = {}
+        begin = 0
+        for token_id, size in enumerate(sizes):
+            if token_id in wanted and size > len(_SPECIAL):
+                found[self.data[begin + len(_SPECIAL) : begin + size].decode(errors="replace")] = token_id
+            begin += size
+        return found
 
 
 def _is_mark(text: str) -> bool:

@@ -58,6 +58,8 @@ class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
     text: str
     call_index: int = -1  # of a call and its arguments, among the sample's calls from 0
     call_id: str = ""  # of a call
+    begin: int = -1  # of content and reasoning: the sample's tokens [begin, end), none of which is a marker's
+    end: int = -1  # -1: all that came since the part before it
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):

@@ -144,6 +144,8 @@ class Tokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     prompt: Prompt
     returns_tokens: bool = False  # the bytes of each token as well
     media: list[MediaItem] = []
+    truncate_prompt_tokens: int = 0  # as of `TextOptions`, beside an answer of `max_tokens`
+    max_tokens: int = -1
 
 
 class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -15,6 +15,8 @@ from engine.parsers.family import CallFamily, Tools
 from engine.parsers.reader import Malformed, Reader, Reading, num_beginning
 from engine.parsers.thinking import ThinkingFamily
 
+EDGE = Part("edge", "")  # among the parts: newlines of the content just before it belong to nothing
+
 
 class AnswerParser:
     def __init__(
@@ -47,11 +49,18 @@ class AnswerParser:
             sought |= {thinking.begin, thinking.end, *thinking.wrappers}
         self._sought = tuple(sought - token_markers)  # in the text
         self._held = ""  # may become a marker
-        self._num_newlines = 0  # that may belong to a marker that follows
+        self._num_newlines = 0  # of the thinking, that may belong to a marker that follows
         self._is_stripping = begins_thinking  # newlines that come next belong to what was before
         self._has_begun = begins_thinking  # something that is no space was written
         self._reader: Reader | None = None
         self._reading: Reading[None] | None = None
+        self._last_marker = ""  # that the reader has read as text, and nothing behind it
+        self._is_end_due = False  # of thinking that a call has ended
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something was taken of which it is not known yet what it is."""
+        return self._reader is not None or bool(self._held) or self._num_newlines > 0
 
     # --------------------------------------------------------------------------------------------------------- input
 
@@ -62,9 +71,14 @@ class AnswerParser:
 
     def feed_marker(self, marker: str, is_hidden: bool) -> None:
         """A marker's own token. `is_hidden`: as text, nobody wants to see it."""
-        if self._reader is not None:
-            unread = self._read(self._reader, marker)
-            if unread != marker:
+        reader = self._reader
+        if reader is not None:
+            is_call, unread = self._advance(reader, marker)
+            if not is_call:
+                self._end_reading(reader.raw_before)
+                is_hidden = False
+            elif unread != marker:
+                self._last_marker = marker
                 self.feed(unread)
                 return
         if self.is_over:
@@ -74,11 +88,9 @@ class AnswerParser:
 
     def finish(self) -> None:
         """No more comes."""
-        if self._reader is not None:
-            self._give_up(self._reader)
+        while self._reader is not None:
+            self.feed(self._give_up(self._reader))
         self._let_go()
-        if not (self._is_stripping or self.is_reasoning):
-            self._add("\n" * self._num_newlines)
         self._num_newlines = 0
 
     def take(self) -> list[Part]:
@@ -109,9 +121,12 @@ class AnswerParser:
     def _meet(self, marker: str, is_hidden: bool) -> None:
         thinking = self._thinking
         if thinking and marker == thinking.begin and not self._has_begun:
-            self.is_reasoning = self._has_begun = self._is_stripping = True
-            self._num_newlines = 0
-        elif (thinking and marker == thinking.end and self.is_reasoning) or (thinking and marker in thinking.wrappers):
+            self._end_section()
+            self.is_reasoning = self._has_begun = True
+        elif thinking and marker == thinking.end and (self.is_reasoning or self._is_end_due):
+            self._is_end_due = False
+            self._end_section()
+        elif thinking and marker in thinking.wrappers:
             self._end_section()
         elif marker in self._triggers:
             self._begin_call(marker, marker)
@@ -123,6 +138,7 @@ class AnswerParser:
         self.is_reasoning = False
         self._is_stripping = True
         self._num_newlines = 0
+        self.parts.append(EDGE)
 
     def _let_go(self) -> None:
         """What is held becomes no marker any more."""
@@ -130,21 +146,23 @@ class AnswerParser:
         self._release(held)
 
     def _release(self, text: str) -> None:
-        if self._is_stripping:
-            text = text.lstrip("\n")
         if not text:
             return
+        if self._is_stripping:
+            text = text.lstrip("\n")
+            if not text:
+                self.parts.append(EDGE)
+                return
         self._is_stripping = False
+        self._has_begun = self._has_begun or not text.isspace()
+        if not self.is_reasoning:
+            self.parts.append(Part("content", text))
+            return
         body = text.rstrip("\n")
         if body:
-            self._has_begun = self._has_begun or not body.isspace()
-            self._add("\n" * self._num_newlines + body)
+            self.parts.append(Part("reasoning", "\n" * self._num_newlines + body))
             self._num_newlines = 0
         self._num_newlines += len(text) - len(body)
-
-    def _add(self, text: str) -> None:
-        if text:
-            self.parts.append(Part("reasoning" if self.is_reasoning else "content", text))
 
     # --------------------------------------------------------------------------------------------------------- calls
 
@@ -156,26 +174,31 @@ class AnswerParser:
 
     def _read(self, reader: Reader, text: str) -> str:
         """The next piece of a call; what it leaves unread."""
+        is_call, unread = self._advance(reader, text)
+        return unread if is_call else self._give_up(reader)
+
+    def _advance(self, reader: Reader, text: str) -> tuple[bool, str]:
+        """Whether it may be a call, or was one, with this piece; and what that leaves unread."""
         assert self._reading is not None
         reader.feed(text)
+        unread = ""
         try:
             next(self._reading)
         except StopIteration:
-            self._take_calls(reader)
-            self._reader = self._reading = None
-            return reader.unread
+            unread, self._reader, self._reading = reader.unread, None, None
         except Malformed:
             self._take_calls(reader)
-            self._give_up(reader)
-            return reader.unread
+            return False, reader.unread
         self._take_calls(reader)
-        return ""
+        self._last_marker = ""
+        return True, unread
 
     def _take_calls(self, reader: Reader) -> None:
         for call in reader.calls:
             if self.is_over:
                 break
             assert self._family is not None
+            self._is_end_due = self._is_end_due or self.is_reasoning
             self._end_section()
             self._has_begun = True
             call_id = self._family.call_id(self._request_id, self._num_calls)
@@ -185,10 +208,22 @@ class AnswerParser:
             self.is_over = not self._is_parallel
         reader.calls.clear()
 
-    def _give_up(self, reader: Reader) -> None:
-        """What was read is no call."""
+    def _give_up(self, reader: Reader) -> str:
+        """What was read is no call, but for a marker that it ends with, or what may become one; what is to be read again."""
+        raw, unread, marker = reader.raw, reader.unread, self._last_marker
+        if marker and raw == reader.raw_before:
+            self._end_reading(raw[: len(raw) - len(marker)])
+            self._meet(marker, is_hidden=False)
+            return unread
+        own = raw[reader.num_opening :]
+        num_again = max((len(each) for each in self._sought if own.endswith(each)), default=num_beginning(own, *self._sought))
+        self._end_reading(raw[: len(raw) - num_again])
+        return raw[len(raw) - num_again :] + unread
+
+    def _end_reading(self, raw: str) -> None:
+        """This is no call."""
         self._reader = self._reading = None
+        self._last_marker = ""
         self._has_begun = True
-        raw = reader.raw
         if raw.strip() or not self._is_stripping:
             self._release(raw)

@@ -22,18 +22,19 @@ CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>
 SEPARATOR = "<｜tool▁sep｜>"
 FENCE, FENCE_END = "\n```json\n", "\n```"
 _WORD = re.compile(r"[^<\s]*")
-_LINE = re.compile(r"[^\n]*")
+_LINE = re.compile(r"[^<\n]*")
 
 
 class DeepSeekV3(CallFamily):
     name = "deepseek_v3"
-    triggers = (CALLS_BEGIN,)
-    markers = (CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
+    triggers = (CALLS_BEGIN, CALL_BEGIN)  # the latter behind one that was none
+    markers = (CALLS_END, CALL_END, SEPARATOR)
 
     def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:
         shared = "<｜tool▁call"  # by the beginning of a call and the end of them all
-        yield from reader.space()
-        yield from reader.literal(CALL_BEGIN)
+        if trigger == CALLS_BEGIN:
+            yield from reader.space()
+            yield from reader.literal(CALL_BEGIN)
         while True:
             name, arguments = yield from self._call(reader)
             yield from reader.literal(CALL_END)

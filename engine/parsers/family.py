@@ -17,6 +17,9 @@ from engine.parsers.grammar import ANY_TEXT, Lark, MarkerIds, json_rule, literal
 from engine.parsers.reader import Malformed, Reader, Reading
 
 
+_SPACE = r"\s\x1c-\x1f"  # as `str.isspace` has it
+
+
 class _Function(msgspec.Struct):
     name: str
     parameters: Any = None
@@ -67,6 +70,7 @@ class CallFamily(ABC):
     triggers: tuple[str, ...] = ()  # markers that a call begins with
     openings: str = ""  # characters with which it may begin an answer, where it needs no marker
     markers: tuple[str, ...] = ()  # besides: those within calls
+    ends: Mapping[str, str] = {}  # by trigger, the marker behind its calls, of families whose calls need none
 
     @abstractmethod
     def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:
@@ -98,8 +102,16 @@ class CallFamily(ABC):
         if is_forced:
             return lark.with_start(calls)
         if self.openings:
-            lark.add("TEXT", f"/(?s:[^{re.escape(self.openings)}].*)/")
-            return lark.with_start(f"{calls} | TEXT |")
+            lark.add("SPACE", f"/[{_SPACE}]+/")
+            lark.add("TEXT", f"/(?s:[{_SPACE}]*[^{_SPACE}{re.escape(self.openings)}].*)/")
+            lark.add("REST", ANY_TEXT)
+            thought = [marker(text, id_of) for text in free if id_of(text) is not None]
+            before = f"({thought[0]} REST {thought[1]})? " if len(thought) == 2 else ""
+            own = [text for text in self.triggers if id_of(text) is not None]
+            ends = [marker(self.ends[text], id_of) if text in self.ends else "" for text in own]
+            marked = [f"{marker(text, id_of)} SPACE? {calls} {end} REST" for text, end in zip(own, ends, strict=True)]
+            after = f" ({lark.one_of('marked', marked)})*" if marked else ""
+            return lark.with_start(f"{before}SPACE? ({calls} | TEXT)?{after}")
         lark.add("TEXT", ANY_TEXT)
         trigger = self.triggers[0]
         if id_of(trigger) is None:  # any text up to the first of it; what follows is bound

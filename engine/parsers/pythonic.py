@@ -35,6 +35,7 @@ class Pythonic(CallFamily):
     name = "pythonic"
     triggers = tuple(_ENDS)
     markers = tuple(_ENDS.values())
+    ends = _ENDS
     openings = "["
 
     def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:

@@ -19,6 +19,7 @@ MAX_NAME_CHARACTERS = 256
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r'[^"\\\x00-\x1f]*')
 _BETWEEN = re.compile(r"[\s,:0-9A-Za-z+\-.]*")  # what of JSON is neither a string nor a bracket
+_BEFORE_VALUES = ("", "{", "[", ",", ":")
 
 
 class Malformed(Exception):
@@ -35,6 +36,7 @@ class Reader:
         """`opening`: what was met of the call already. `names`: functions that may be called; none: any."""
         self._names = names
         self.calls: list[FoundCall] = []  # that nobody has taken yet
+        self.num_opening = len(opening)  # characters of `raw`
         self._raw = [opening]  # read since the last call was complete, but for what of `_text` was
         self._text = ""
         self._raw_begin = 0  # in `_text`
@@ -51,6 +53,11 @@ class Reader:
         return "".join(self._raw) + self._text[self._raw_begin : self._place]
 
     @property
+    def raw_before(self) -> str:
+        """What of it was read before the last piece."""
+        return "".join(self._raw)
+
+    @property
     def unread(self) -> str:
         return self._text[self._place :]
 
@@ -59,6 +66,7 @@ class Reader:
         if self._names and name not in self._names:
             raise Malformed
         self.calls.append(FoundCall(name, arguments))
+        self.num_opening = 0
         self._raw.clear()
         self._raw_begin = self._place
 
@@ -75,7 +83,7 @@ class Reader:
         parts: list[str] = []
         num_characters = 0
         while True:
-            match = pattern.match(self._text, self._place)
+            match = pattern.match(self._text, self._place, self._place + max_characters + 1 - num_characters)
             assert match is not None
             parts.append(match[0])
             num_characters += len(match[0])
@@ -130,25 +138,37 @@ class Reader:
             self._place = len(self._text)
 
     def json(self, begun: str = "") -> Reading[str]:
-        """The text of a JSON object or list, balanced; the rest of its grammar is for a decoder. `begun`: an object's beginning
-        that was read already."""
+        """The text of a JSON object or list, balanced, whose values begin where one may; the rest of its grammar is for a
+        decoder. `begun`: an object's beginning that was read already. What cannot be of it is not read."""
         parts = [begun]
         open_brackets = ["}"] if begun else []
+        before = begun[-1:]  # the last of it that is no space
         if begun:
-            parts.append((yield from self.run(_BETWEEN)))
+            before = yield from self._between(parts, before)
         while True:
             character = yield from self.peek()
+            is_value = character in "{[" or (character == '"' and bool(open_brackets))
+            if is_value and before not in _BEFORE_VALUES:
+                raise Malformed
+            if not is_value and character not in open_brackets[-1:]:
+                raise Malformed
             parts.append(character)
             self._place += 1
-            if character in "{[":
-                open_brackets.append("}" if character == "{" else "]")
-            elif character == '"' and open_brackets:
+            if character == '"':
                 yield from self._string(parts)
-            elif not open_brackets or character != open_brackets.pop():
-                raise Malformed
+            elif is_value:
+                open_brackets.append("}" if character == "{" else "]")
+            else:
+                open_brackets.pop()
             if not open_brackets:
                 return "".join(parts)
-            parts.append((yield from self.run(_BETWEEN)))
+            before = yield from self._between(parts, character)
+
+    def _between(self, parts: list[str], before: str) -> Reading[str]:
+        """What stands between strings and brackets, and the last of it that is no space; `before`, where there is nothing."""
+        between = yield from self.run(_BETWEEN)
+        parts.append(between)
+        return between.rstrip()[-1:] or before
 
     def _string(self, parts: list[str]) -> Reading[None]:
         """To its closing quote; the opening one was read."""

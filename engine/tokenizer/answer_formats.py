@@ -6,19 +6,15 @@ request's text is in another lane. Nothing is imported or made before a request 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import RequestError
 from engine.grammars.tokens import GrammarTokens, MakeTokens
-from engine.messages import AnswerFormat, Grammar
+from engine.messages import AnswerFormat, Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from engine.grammars.matching import Matching
-
-
-MAX_MILLISECONDS = 150  # of processor time, which the rank takes too, while others wait
 
 
 class AnswerFormats:
@@ -40,8 +36,9 @@ class AnswerFormats:
         self._begin_of_thinking = begin_of_thinking
         self._matching: Matching | None = None
 
-    def grammar(self, format_: AnswerFormat, is_known: bool) -> Grammar:
-        """RequestError says why it cannot be one. `is_known`: it was taken before a crash."""
+    def grammar(self, format_: AnswerFormat) -> Grammar:
+        """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the same, and says
+        it again after a crash; a helper's bound of time is for what hangs."""
         num_bytes = len(format_.text.encode(errors="surrogatepass"))
         if num_bytes > self._max_bytes:
             raise _refused(
@@ -56,23 +53,25 @@ class AnswerFormats:
             lark = lark_of(format_, matching.tokens.marks())
         except ValueError as error:
             raise _refused(format_.param, str(error)) from None
-        return self.of_lark(lark, format_.param, is_known)
+        return self.of_lark(lark, format_.param)
 
-    def of_lark(self, lark: str, param: str, is_known: bool = False) -> Grammar:
+    def of_lark(self, lark: str, param: str) -> Grammar:
         """Of a grammar as llguidance reads it."""
         from engine.grammars.formats import cause_of
+        from engine.grammars.work import check_work
 
-        matching = self._ready()
-        begin_ns = time.process_time_ns()
-        error = matching.error_of(lark)
-        num_ms = (time.process_time_ns() - begin_ns) // 1_000_000
+        if "\0" in lark or not _is_unicode(lark):
+            raise _refused(param, "it has a NUL or half a character of UTF-16")
+        try:
+            check_work(lark)
+        except ValueError as error:
+            raise _refused(param, str(error)) from None
+        error = self._ready().error_of(lark)
         if error:
             raise _refused(param, cause_of(error))
-        if num_ms > MAX_MILLISECONDS and not is_known:
-            raise _refused(param, f"to compile it takes {num_ms} ms, the limit is {MAX_MILLISECONDS}; send something simpler")
         return Grammar(lark, self._end_of_thinking)
 
-    def of_calls(self, lark: str, is_known: bool) -> Grammar:
+    def of_calls(self, lark: str) -> Grammar:
         """As `of_lark`, of the calls that a request demands."""
         if len(lark) > self._max_bytes:
             raise _refused(
@@ -82,7 +81,20 @@ class AnswerFormats:
             )
         from engine.grammars.formats import HEAD
 
-        return self.of_lark(HEAD + lark, "tools", is_known)
+        return self.of_lark(HEAD + lark, "tools")
+
+    def check_tokens(self, grammar: Grammar, sampling: SamplingParams) -> None:
+        """RequestError where what is asked for besides leaves nothing to begin an answer of this form with: the form alone would
+        decide. Later on it does where need be, as how an answer goes on nobody knows before."""
+        allowed, banned = sampling.allowed_token_ids, {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
+        if not allowed and not banned:
+            return
+        mask = self._ready().first_mask(grammar.text)
+        if allowed and not any(_has(mask, token_id) for token_id in allowed):
+            raise _refused("allowed_token_ids", "no answer of the form that is asked for begins with one of them; send others")
+        left = (token_id for token_id in allowed or range(8 * len(mask)) if _has(mask, token_id))
+        if all(token_id in banned for token_id in left):
+            raise _refused("bad_words", "every answer of the form that is asked for begins with one of them; send others")
 
     def with_budget(self, grammar: Grammar | None, max_thinking_tokens: int) -> Grammar:
         """`grammar`, or none, after at most so many tokens of thinking."""
@@ -94,11 +106,23 @@ class AnswerFormats:
             from engine.grammars.matching import Matching
 
             tokens: GrammarTokens = self._make_tokens()
-            if not any(tokens.tokens):
+            if not tokens.data:
                 raise RequestError("this model has no tokenizer: its answers are tokens of any form")
             tokens.write(self._path)
             self._matching = Matching(tokens)
         return self._matching
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _has(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def _refused(param: str, cause: str) -> RequestError:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from engine.messages import Part, TextOptions
-from engine.parsers.answer_parser import AnswerParser
+from engine.parsers.answer_parser import EDGE, AnswerParser
 from engine.tokenizer.detokenizer import Detokenizer
 from engine.tokenizer.vocabulary import Vocabulary
 
@@ -21,7 +21,17 @@ CONTENT = "content"
 class PartStream(Detokenizer):
     """A `Detokenizer` whose text is the content; `take_parts` has the rest."""
 
-    __slots__ = ("_marker_of_id", "_parser", "_parts", "_skipped_ids", "num_reasoning_tokens")
+    __slots__ = (
+        "_begin",
+        "_end_sent",
+        "_has_begun",
+        "_marker_of_id",
+        "_parser",
+        "_parts",
+        "_skipped_ids",
+        "_space",
+        "num_reasoning_tokens",
+    )
 
     def __init__(
         self,
@@ -38,6 +48,10 @@ class PartStream(Detokenizer):
         self._marker_of_id = marker_of_id
         self._skipped_ids = vocabulary.special_ids if options.skip_special_tokens else frozenset[int]()
         self._parts: list[Part] = []
+        self._space: list[str] = []  # at the end of the content: newlines, and whatever the answer begins with
+        self._has_begun = False  # something that is no space was released
+        self._begin = 0  # the first token that is no part's yet
+        self._end_sent = 0  # behind the last token of the parts that were taken
         self.num_reasoning_tokens = 0
 
     @property
@@ -68,38 +82,70 @@ class PartStream(Detokenizer):
         self._parser.feed(self._decoder.finish())
         self._parser.finish()
         released = self._taken()
-        held = self._stops.release() if self._stops else ""
-        return released + self._content(held)
+        if self.stop_string is None:
+            released += self._content(self._stops.release() if self._stops else "") + self._let_go()
+        return released
 
     def take_parts(self) -> list[Part]:
-        """What was released since the last call, where that is not content alone."""
+        """What was released since the last call, where that is not content alone, of all the tokens that came meanwhile."""
         parts, self._parts = self._parts, []
-        return parts if any(part.kind != CONTENT for part in parts) else []
+        if not parts:
+            return []
+        first, begin = parts[0], self._end_sent
+        self._end_sent = parts[-1].end
+        is_all = len(parts) == 1 and first.kind == CONTENT and (first.begin, first.end) == (begin, self.num_tokens)
+        return [] if is_all else parts
 
     def _taken(self) -> str:
         """What the parser has released; its content, as far as it is no stop string."""
         released = ""
         for part in self._parser.take():
-            if part.kind != CONTENT:
-                if self._stops:  # none goes on behind another part
-                    released += self._content(self._stops.release())
-                self._append(part)
+            if part.kind == CONTENT:
+                text = part.text
+                if self._stops:
+                    text = self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens)
+                released += self._content(text)
+                if self.stop_string is not None:
+                    return released + self._let_go()
                 continue
-            text = part.text
-            if self._stops:
-                text = self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens)
-            released += self._content(text)
-            if self.stop_string is not None:
-                break
+            if self._stops:  # none goes on behind another part
+                released += self._content(self._stops.release())
+            if part.kind == EDGE.kind:
+                self._space.clear()
+                self._begin = max(self._begin, self.num_tokens - 1)
+            else:
+                self._append(part)
+        is_held = self._parser.is_holding or self._space or (self._stops and self._stops.is_holding)
+        if not is_held:
+            self._begin = self.num_tokens
         return released
 
     def _content(self, text: str) -> str:
+        """What of it, and of the space before it, belongs to the content in any case."""
+        body = text.rstrip("\n") if self._has_begun or not text.isspace() else ""
+        released = "".join((*self._space, body)) if body else ""
+        if body:
+            self._space.clear()
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+        if released:
+            self._append(Part(CONTENT, released))
+        return released
+
+    def _let_go(self) -> str:
+        """No marker follows."""
+        text = "".join(self._space)
+        self._space.clear()
         if text:
             self._append(Part(CONTENT, text))
         return text
 
     def _append(self, part: Part) -> None:
         """Neighbours of a kind become one, but for calls."""
+        self._has_begun = True
+        part = msgspec.structs.replace(part, begin=self._begin, end=self.num_tokens)
+        self._begin = self.num_tokens
         if part.kind in (CONTENT, "reasoning") and self._parts and self._parts[-1].kind == part.kind:
-            part = msgspec.structs.replace(part, text=self._parts.pop().text + part.text)
+            before = self._parts.pop()
+            part = msgspec.structs.replace(part, text=before.text + part.text, begin=before.begin)
         self._parts.append(part)

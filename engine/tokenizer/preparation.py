@@ -134,12 +134,13 @@ class Preparation:
             )
         if (lark or format_ is not None) and not sampling.stop_token_ids:
             raise RequestError("the model has no end token; send stop_token_ids", param="stop_token_ids")
-        is_known = any(sample.attempt > 0 for sample in work.samples)
         grammar = None
         if lark:
-            grammar = self._formats.of_calls(lark, is_known)
+            grammar = self._formats.of_calls(lark)
         elif format_ is not None:
-            grammar = self._formats.grammar(format_, is_known)
+            grammar = self._formats.grammar(format_)
+        if grammar is not None:
+            self._formats.check_tokens(grammar, sampling)
         if parsing is not None and parsing.thinking_token_budget >= 0:
             grammar = self._formats.with_budget(grammar, parsing.thinking_token_budget)
         return msgspec.structs.replace(sampling, grammar=grammar)
@@ -148,14 +149,8 @@ class Preparation:
         try:
             placed = self._encoder.encode(prompt, submission.media, submission.arrival_ns)
             asked = submission.sampling.max_tokens
-            first = self._rules.first_token(submission.text.truncate_prompt_tokens, asked, len(placed.token_ids))
-            if first and (placed.units or submission.mask_bounds):
-                raise RequestError(
-                    "truncate_prompt_tokens: a prompt with media or attention_mask_offset is not cut; shorten it",
-                    code="invalid_value",
-                    param="truncate_prompt_tokens",
-                )
-            kept = placed.token_ids[first:]
+            is_whole = bool(placed.units or submission.mask_bounds)
+            kept = self._cut(placed.token_ids, submission.text.truncate_prompt_tokens, asked, is_whole)
             is_cut = submission.text.is_max_tokens_cut
             max_tokens = self._rules.max_tokens(asked, len(kept), param_of(prompt), placed.note, is_cut)
             _check_bounds(submission.mask_bounds, len(kept))
@@ -166,9 +161,21 @@ class Preparation:
             return refusal_of(error)
 
     def _tokenized(self, call: Tokenize) -> Tokenized:
-        token_ids = self._encoder.encode(call.prompt, call.media, is_draft=True).token_ids
+        found = self._encoder.encode(call.prompt, call.media, is_draft=True).token_ids
+        token_ids = self._cut(found, call.truncate_prompt_tokens, call.max_tokens, bool(call.media))
         tokens = [self._vocabulary.bytes_of(token_id) for token_id in token_ids] if call.returns_tokens else []
         return Tokenized(call.call_id, token_ids.tobytes(), self._max_model_len, tokens)
+
+    def _cut(self, token_ids: array[int], num_kept: int, max_tokens: int, is_whole: bool) -> array[int]:
+        """The last of a prompt, as `truncate_prompt_tokens` has it. `is_whole`: it can only be taken as a whole."""
+        first = self._rules.first_token(num_kept, max_tokens, len(token_ids))
+        if first and is_whole:
+            raise RequestError(
+                "truncate_prompt_tokens: a prompt with media or attention_mask_offset is not cut; shorten it",
+                code="invalid_value",
+                param="truncate_prompt_tokens",
+            )
+        return token_ids[first:]
 
     def _ids(self, token_ids: bytes) -> array[int]:
         return self._encoder.checked(array("i", token_ids), "tokens")

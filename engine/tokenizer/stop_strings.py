@@ -26,6 +26,10 @@ class StopStrings:
         self._is_included = is_included
         self._held = ""
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
     def feed(self, text: str, may_stop: bool) -> str:
         """The text that `text` releases. Where it completes a stop string and `may_stop`, `found` is set and the text ends."""
         if not self._held and self._by_first.keys().isdisjoint(text):

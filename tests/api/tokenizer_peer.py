@@ -3,7 +3,7 @@
 Token ids below 256 are bytes. Sample i of any prompt says `SAYING` from its i-th character on, over and over, one token per
 delta; the log-probability of each token is -1 / (i + 1). A text prompt `!reject STATUS` is refused with that status. While
 `credits` is not None, each sample gets no more than that many tokens in all, so that a test can stop time anywhere. While
-`script` is not empty, samples say its parts instead, one a token, and stop.
+`script` is not empty, samples say its parts instead, one a token (0, 1, ..), and stop; a part of no kind releases nothing.
 """
 
 from __future__ import annotations
@@ -107,13 +107,14 @@ class Stream:
         return Delta(
             self.submit.request_id,
             self.submit.attempt,
-            [0],
+            [self.num_sent - 1],
             part.text if part.kind == "content" else "",
+            logprobs=[entry(self.num_sent - 1, -1.0, self.submit.sampling.num_logprobs)],
             finish_reason="stop" if self.num_sent == len(self.script) else "",
             num_prompt_tokens=len(self.prompt),
             num_cached_tokens=len(self.prompt) // 4 * 4,
             weight_version=weight_version,
-            parts=[part],
+            parts=[part] if part.kind else [],
             num_reasoning_tokens=sum(part.kind == "reasoning" for part in self.script[: self.num_sent]),
         )
 

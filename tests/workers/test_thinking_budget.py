@@ -14,7 +14,8 @@ from engine.messages import Grammar, SamplingParams
 from workers.constraints import Constraint
 
 BEGIN, END, STOP = [256], [257, 258], 259
-MATCHING = Matching(GrammarTokens([bytes([byte]) for byte in range(256)] + [b"<b>", b"<e", b">", b"</s>"], [256, 257], [STOP]))
+PIECES = [bytes([byte]) for byte in range(256)] + [b"<b>", b"<e", b">", b"</s>"]
+MATCHING = Matching(GrammarTokens.of(PIECES, [256, 257], [], [STOP], len(PIECES)))
 NUM_TOKENS = 260
 
 

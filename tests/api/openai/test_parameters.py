@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import ChatPrompt, RepetitionLimits, TextPrompt
+from engine.messages import ChatPrompt, RepetitionLimits, TextPrompt, Tokenize
 from tests.api.client.test_streams import events
 from tests.api.edge import Edge
 from tests.api.tokenizer_peer import said_text
@@ -91,6 +91,11 @@ def test_a_rendered_conversation(edge: Edge) -> None:
     assert rendered["prompt"] == '["hi","Well, "]'
     assert rendered["token_ids"] == list(rendered["prompt"].encode())
     assert edge.post(f"{CHAT}/render", {"messages": []}).status_code == 400
+    edge.post(f"{CHAT}/render", {"messages": MESSAGES, "truncate_prompt_tokens": 5, "max_tokens": 7})
+    asked = [message for message in edge.peer.received if isinstance(message, Tokenize)][-1]
+    assert (asked.truncate_prompt_tokens, asked.max_tokens) == (5, 7)
+    refused = edge.post(f"{CHAT}/render", {"messages": MESSAGES, "truncate_prompt_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
     assert edge.post(f"{CHAT}/render", {"messages": MESSAGES, "temperature": 9}).json()["error"]["param"] == "temperature"
 
 

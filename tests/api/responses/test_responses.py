@@ -125,6 +125,35 @@ def test_a_stream_has_the_items_of_the_whole(thinker: Edge, responder: openai.Op
     assert whole.usage.output_tokens_details.reasoning_tokens == 2
 
 
+def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: openai.OpenAI) -> None:
+    """Of its tokens alone: neither thinking nor markers nor calls have a share in them."""
+    nothing = Part("", "")
+    thinker.peer.script = [
+        Part("reasoning", "hm", begin=0, end=1),
+        nothing,  # the end of thinking
+        nothing,  # held back
+        Part("content", "I ", begin=2, end=4),
+        Part("content", "go"),
+        Part("call", "weather", 0, "call_a", begin=5, end=6),
+        Part("arguments", "{}", 0, begin=6, end=6),
+        nothing,
+        Part("content", "now", begin=8, end=9),
+    ]
+    try:
+        body = {"include": ["message.output_text.logprobs"], "tools": [FUNCTION], "max_output_tokens": 50}
+        events = events_of(thinker, body)
+        whole = ask(thinker, body).json()
+    finally:
+        thinker.peer.script = []
+    expected = [[2, 3, 4], [8]]
+    for response in (events[-1]["response"], whole):
+        messages = [item["content"][0] for item in response["output"] if item["type"] == "message"]
+        assert [message["text"] for message in messages] == ["I go", "now"]
+        assert [[entry["bytes"][0] for entry in message["logprobs"]] for message in messages] == expected
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [[entry["bytes"][0] for entry in event["logprobs"]] for event in deltas] == [[2, 3], [4], [8]]
+
+
 def test_items_become_turns(thinker: Edge) -> None:
     sealed = "VHdvIGNhbGxzLg=="
     items = [

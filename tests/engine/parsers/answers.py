@@ -92,8 +92,10 @@ def checked(parts: list[Part], text: str) -> list[Part]:
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
+    """Those that belong together as one, without the places of their tokens."""
     together: list[Part] = []
-    for part in parts:
+    for given in parts:
+        part = Part(given.kind, given.text, given.call_index, given.call_id)
         last = together[-1] if together else None
         if last and part.kind != "call" and (last.kind, last.call_index) == (part.kind, part.call_index):
             together[-1] = Part(part.kind, last.text + part.text, part.call_index)

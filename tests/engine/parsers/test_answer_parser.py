@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.messages import Part
 from engine.parsers.registry import Parsers
 from engine.tokenizer.vocabulary import Vocabulary
 from tests.engine.parsers.answers import (
+    CALL_FAMILIES,
     calls,
     content,
     parse,
@@ -99,6 +102,86 @@ def test_a_call_after_one_that_is_none(vocabulary: Vocabulary) -> None:
     assert (content(parts), calls(parts)) == ("<tool_call>oh ", [("f", ARGUMENTS)])
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}',  # unfinished
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool',
+        '<tool_call>\n{"name": "f", "arguments": {"a": "1',
+        '<tool_call>\n{"name": "f", "arguments": {"a": [1',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1,}}',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}}',
+        "<tool_call>",
+        "<tool_call>\n",
+        "<tool_call><",
+    ],
+)
+def test_a_call_right_behind_one_that_is_none(vocabulary: Vocabulary, broken: str) -> None:
+    whole = parts_of(f"{broken}{CALL}", vocabulary)
+    assert (content(whole), calls(whole)) == (broken.rstrip("\n"), [("f", ARGUMENTS)])
+    for seed in range(5):
+        assert parts_of(f"{broken}{CALL}", vocabulary, seed=seed) == whole
+    within = parts_of(f"hm {broken}</think>\n\n{CALL}", vocabulary, "<think>")
+    assert (content(within), calls(within)) == ("", [("f", ARGUMENTS)])
+
+
+def test_the_end_of_thinking_that_a_call_has_ended_is_shown_to_nobody(vocabulary: Vocabulary) -> None:
+    parts = parts_of(f"hm\n{CALL}\n</think>\n\nafter </think>", vocabulary, "<think>")
+    assert (reasoning(parts), calls(parts), content(parts)) == ("hm", [("f", ARGUMENTS)], "after </think>")
+    parts = parts_of(f"<think>hm{CALL}{CALL}</think>", vocabulary)
+    assert (reasoning(parts), len(calls(parts)), content(parts)) == ("hm", 2, "")
+
+
+def test_space_before_the_first_thing_of_an_answer_is_its_markers(vocabulary: Vocabulary) -> None:
+    assert [part.kind for part in parts_of(f" \n {CALL}", vocabulary)] == ["call", "arguments"]
+    assert parts_of(" <think>a</think>b", vocabulary) == [Part("reasoning", "a"), Part("content", "b")]
+    assert parts_of(" \n b ", vocabulary) == [Part("content", " \n b ")]
+    assert parts_of(" \n ", vocabulary) == [Part("content", " \n ")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_newlines_that_are_held_back_are_sought_for_stop_strings(vocabulary: Vocabulary, seed: int) -> None:
+    """At the very token that completes one, whatever follows."""
+    for follows in (CALL, "more", "\n", ""):
+        text = f"a</think>\n\nb\n\n{follows}"
+        stream = stream_of(
+            Parsers("hermes", "qwen3", vocabulary.pieces), vocabulary, submit_of(TOOLS, stop=["\n\n"]), "<think>"
+        )
+        parts = parse(stream, pieces_of(tokens_of(text, vocabulary), seed))
+        assert (reasoning(parts), content(parts), calls(parts)) == ("a", "b", [])
+        assert stream.stop_string == "\n\n"
+        assert stream.num_tokens == len(tokens_of("a</think>\n\nb\n\n", vocabulary))
+    included = submit_of(TOOLS, stop=["\n\n"])
+    included.text = msgspec.structs.replace(included.text, include_stop_str_in_output=True)
+    stream = stream_of(Parsers("hermes", "qwen3", vocabulary.pieces), vocabulary, included)
+    assert content(parse(stream, [tokens_of(f"b\n\n{CALL}", vocabulary)])) == "b\n\n"
+    assert content(parts_of(f"b\n{CALL}", vocabulary, stop=["\n\n"])) == "b"
+    assert content(parts_of(f"b\nEN{CALL}", vocabulary, stop=["END"])) == "b\nEN"
+
+
+def test_each_part_knows_its_tokens(vocabulary: Vocabulary) -> None:
+    """Those of markers, and of newlines that belong to none, are nobody's; a stream's are those of the whole."""
+    text = f"<think>\nwell\n\n</think>\n\nLook:\n{CALL}\nDone"
+    token_ids = tokens_of(text, vocabulary)
+
+    def spans(pieces: Iterable[Sequence[int]]) -> dict[str, str]:
+        stream = stream_of(Parsers("hermes", "qwen3", vocabulary.pieces), vocabulary, submit_of(TOOLS))
+        found: dict[str, list[int]] = {}
+        num_known = 0
+        for piece in [*pieces, None]:
+            text = stream.finish() if piece is None else stream.push(piece)
+            parts = stream.take_parts() or ([Part("content", text, begin=num_known, end=stream.num_tokens)] if text else [])
+            for part in parts:
+                found.setdefault(part.kind, []).extend(range(part.begin, part.end))
+                num_known = part.end
+        assert len({place for places in found.values() for place in places}) == sum(map(len, found.values()))
+        return {kind: b"".join(vocabulary.bytes_of(token_ids[place]) for place in found[kind]).decode() for kind in found}
+
+    for pieces in ([token_ids], *(pieces_of(token_ids, seed) for seed in range(5)), [[token_id] for token_id in token_ids]):
+        found = spans(pieces)
+        assert (found["content"], found["reasoning"]) == ("Look:Done", "well")
+
+
 def test_spelled_markers_are_text_where_there_are_tokens() -> None:
     vocabulary = vocabulary_of(MARKERS)
     parsers = Parsers("hermes", "qwen3", vocabulary.pieces)
@@ -141,3 +224,45 @@ def test_hidden_markers_stay_hidden_where_they_mean_nothing() -> None:
 def test_no_stop_string_reaches_over_a_call(vocabulary: Vocabulary) -> None:
     parts = parts_of(f"EN{CALL}D and more", vocabulary, stop=["END"])
     assert [part.text for part in parts if part.kind == "content"] == ["EN", "D and more"]
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "mistral", "qwen3_coder", "pythonic", "llama3_json"])
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_of_each_family_a_call_behind_one_that_is_none(name: str, has_tokens: bool) -> None:
+    begin, separator, end = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+    broken, good = {
+        "deepseek_v3": (
+            f"<｜tool▁calls▁begin｜>{begin}function{separator}f\n```json\n{{1}}\n```{end}\n",
+            f'{begin}function{separator}f\n```json\n{{"a": 1}}\n```{end}<｜tool▁calls▁end｜>',
+        ),
+        "deepseek_v31": (
+            f"<｜tool▁calls▁begin｜>{begin}f{separator}{{",
+            f'<｜tool▁calls▁begin｜>{begin}f{separator}{{"a": 1}}{end}<｜tool▁calls▁end｜>',
+        ),
+        "mistral": ('[TOOL_CALLS]f[ARGS]{"b": 1', '[TOOL_CALLS]f[ARGS]{"a": 1}'),
+        "qwen3_coder": (
+            "<tool_call>\n<function=g>\n",
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        ),
+        "pythonic": ("<|tool_call_start|>[f(a=1,", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>"),
+        "llama3_json": ('<|python_tag|>{"name": "f"', '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'),
+    }[name]
+    family = CALL_FAMILIES[name]
+    vocabulary = vocabulary_of([*family.triggers, *family.markers] if has_tokens else [])
+    typed = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+    for seed in range(3):
+        stream = stream_of(Parsers(name, "none", vocabulary.pieces), vocabulary, submit_of(typed))
+        parts = parse(stream, pieces_of(tokens_of(broken + good, vocabulary), seed))
+        assert calls(parts) == [("f", {"a": 1})], content(parts)
+        assert content(parts) == broken.rstrip("\n")
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", " \n "])
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_a_call_that_needs_no_marker_may_stand_behind_space(name: str, space: str) -> None:
+    answer = {"llama3_json": '{"name": "f", "parameters": {}}', "pythonic": "[f()]"}[name]
+    for pieces in ([space + answer], [space, answer], [*space, *answer]):
+        vocabulary = vocabulary_of([])
+        stream = stream_of(Parsers(name, "none", vocabulary.pieces), vocabulary, submit_of(TOOLS))
+        parts = parse(stream, [list(piece.encode()) for piece in pieces])
+        assert (calls(parts), content(parts)) == ([("f", {})], "")

@@ -57,6 +57,7 @@ class Forced:
 
     def __init__(self, name: str, has_tokens: bool) -> None:
         family = CALL_FAMILIES[name]
+        self.has_tokens = has_tokens
         markers = [*family.triggers, *family.markers] if has_tokens else []
         self.vocabulary: Vocabulary = vocabulary_of([*markers, EOS], special=[EOS])
         self.parsers = Parsers(name, "none", self.vocabulary.pieces)
@@ -80,8 +81,8 @@ class Forced:
         matcher = self.matcher(tools, **parsing)
         token_ids = tokens_of(text, self.vocabulary)
         return (
-            matcher.validate_tokens(token_ids) == len(token_ids)
-            and matcher.consume_tokens(token_ids)
+            matcher.num_valid(token_ids) == len(token_ids)
+            and matcher.consume(*token_ids)
             and matcher.is_accepting()
         )
 
@@ -90,11 +91,11 @@ class Forced:
         draw, matcher = random.Random(seed), self.matcher(TOOLS, **parsing)
         token_ids: list[int] = []
         while not matcher.is_stopped() and len(token_ids) < 2000:
-            if draw.random() < 0.1 and matcher.validate_tokens(VALUE_ENDS) == len(VALUE_ENDS):
-                assert matcher.consume_tokens(VALUE_ENDS)
+            if draw.random() < 0.1 and matcher.num_valid(VALUE_ENDS) == len(VALUE_ENDS):
+                assert matcher.consume(*VALUE_ENDS)
                 token_ids += VALUE_ENDS
                 continue
-            mask = matcher.compute_bitmask()
+            mask = matcher.mask()
             allowed = [index for index in range(self.vocabulary.size) if mask[index // 8] >> index % 8 & 1]
             if self.end_id in allowed and draw.random() < 0.5:
                 break
@@ -103,7 +104,7 @@ class Forced:
             token_id = draw.choice(closing if closing and draw.random() < 0.5 else plain)
             if token_id == self.end_id:
                 break
-            assert matcher.consume_token(token_id), matcher.get_error()
+            assert matcher.consume(token_id), matcher.error()
             token_ids.append(token_id)
         return b"".join(map(self.vocabulary.bytes_of, token_ids)).decode()
 
@@ -156,3 +157,12 @@ def test_strict_tools_bind_from_the_beginning_of_a_call_on(forced: tuple[str, Fo
     if CALL_FAMILIES[name].triggers and not CALL_FAMILIES[name].openings:
         assert family.allows(f"Well, {answer}", STRICT)
         assert not family.allows(f"Well, {wrong}", STRICT)
+    if CALL_FAMILIES[name].openings:
+        assert family.allows(f" {answer}", STRICT)
+        assert not family.allows(f"\n {wrong}", STRICT)
+    if CALL_FAMILIES[name].openings and family.has_tokens:
+        trigger = CALL_FAMILIES[name].triggers[0]
+        end = CALL_FAMILIES[name].ends.get(trigger, "")
+        assert family.allows(f"Well, {trigger}{answer}{end} so", STRICT)
+        assert family.allows(f"{trigger} {answer}{end}", STRICT)
+        assert not family.allows(f"Well, {trigger}{wrong}{end}", STRICT)

@@ -454,6 +454,9 @@ def test_the_last_tokens_of_a_long_prompt(bench: Bench) -> None:
         bench.send("api0", submit(prompt, request_id, truncate_prompt_tokens=num_kept, max_tokens=max_tokens))
         if expected:
             assert bench.request().prompt_token_ids == int32(*range(110 - expected, 110))
+            call = Tokenize("c", "api0", prompt, truncate_prompt_tokens=num_kept, max_tokens=max_tokens)
+            bench.send("api0", call)  # shows the same
+            assert bench.one(Tokenized).token_ids == int32(*range(110 - expected, 110))
         else:
             assert bench.one(Rejected).code == "context_length_exceeded"
 
@@ -726,7 +729,7 @@ def test_a_call_that_was_given_up_is_not_answered(bench: Bench) -> None:
     assert bench.count("helper_jobs_waiting") == 0
 
 
-def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path) -> None:
+def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path, vocabulary: Vocabulary) -> None:
     """In a lane of its own: a form that takes for ever holds up no text. The vocabulary lies there for the ranks first."""
     endless = {"allOf": [{"type": "string", "pattern": f".*a{index}.*"} for index in range(30)]}
     held = [submit("x", f"held{index}", format=json_format(endless), key=f"held{index}") for index in range(2)]
@@ -751,6 +754,16 @@ def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path) -> None:
     run = Run(bench.run_id, tmp_path)
     assert GrammarTokens.read(run.vocabulary_path).end_ids == [EOS]
     assert run.vocabulary_path in run.files()
+    brace, *digits = (vocabulary.encode(character, False)[0] for character in "{-0123456789")
+    for param, options in (
+        ("allowed_token_ids", {"allowed_token_ids": [brace]}),
+        ("bad_words", {"bad_words": [*"-0123456789"], "allowed_token_ids": digits}),
+    ):
+        bench.send("api0", submit("x", param, format=json_format({"type": "integer"}), **options))
+        rejected = bench.one(Rejected)
+        assert (rejected.request_id, rejected.status, rejected.param) == (param, 400, param)
+    bench.send("api0", submit("x", "left", format=json_format({"type": "object"}), allowed_token_ids=[brace], bad_words=["x"]))
+    assert bench.request().sampling.allowed_token_ids == [brace]
     bench.send("api0", submit("x", "wrong", format=json_format({"uniqueItems": True})))
     rejected = bench.one(Rejected)
     assert (rejected.request_id, rejected.status, rejected.param) == ("wrong", 400, "response_format")

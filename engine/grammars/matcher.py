@@ -1,0 +1,216 @@
+"""llguidance by its C interface, without the interpreter's lock: its Python classes hold that while they take a vocabulary in,
+which is most of a second in which a rank could compute nothing.
+
+Used by `matching.py` alone. The interface is that of llguidance's `parser/src/ffi.rs`, which the library of its Python package
+has as well; what is passed has the sizes that it had in 1.9, and `_Library` looks whether the defaults are where they are
+expected.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import TokamakError
+from engine.grammars.tokens import GrammarTokens
+
+_NO_TOKEN = 0xFFFFFFFF
+_ERROR_BYTES = 1024
+_DEFAULTS = (2000, 1_000_000, 200_000, 50_000, 250_000, 500_000)  # of `_Limits`, in its order
+
+
+class MatcherLimits(msgspec.Struct, frozen=True):
+    """What a grammar may take, by counts of the library's own, so that it is taken everywhere or nowhere."""
+
+    initial_lexer_fuel: int
+    step_lexer_fuel: int
+    step_max_items: int
+    max_lexer_states: int
+    max_grammar_size: int
+
+
+class _Limits(ctypes.Structure):
+    _fields_ = (
+        ("max_items_in_row", c_size_t),
+        ("initial_lexer_fuel", c_uint64),
+        ("step_lexer_fuel", c_uint64),
+        ("step_max_items", c_size_t),
+        ("max_lexer_states", c_size_t),
+        ("max_grammar_size", c_size_t),
+        ("precompute_large_lexemes", c_bool),
+        ("verbose_errors", c_bool),
+    )
+
+
+class _MatcherInit(ctypes.Structure):
+    _fields_ = (
+        ("tokenizer", c_void_p),
+        ("log_buffer_level", c_uint32),
+        ("log_stderr_level", c_uint32),
+        ("ff_tokens_ok", c_bool),
+        ("backtrack_ok", c_bool),
+        ("limits", _Limits),
+        ("unknown", c_uint8 * 256),  # what later versions may have besides
+    )
+
+
+class _TokenizerInit(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("vocab_size", c_uint32),
+        ("tok_eos", c_uint32),
+        ("token_lens", c_void_p),
+        ("token_bytes", c_char_p),
+        ("tokenizer_json", c_char_p),
+        ("tokenize_assumes_string", c_bool),
+        ("tokenize_fn", c_void_p),
+        ("use_approximate_greedy_tokenize_fn", c_bool),
+        ("tokenize_user_data", c_void_p),
+        ("slices", c_void_p),
+        ("tok_eos_extra", POINTER(c_uint32)),
+        ("tok_eos_extra_count", c_uint32),
+    )
+
+
+class _Library:
+    """Its functions: those that may take long let go of the interpreter's lock, the others keep it."""
+
+    def __init__(self) -> None:
+        spec = importlib.util.find_spec("llguidance")
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        found = [path for place in places for path in sorted(Path(place).glob("_lib*.so"))]
+        if not found:
+            raise TokamakError("the package llguidance, which answers with a form need, is not installed as a wheel has it")
+        slow, quick = ctypes.CDLL(str(found[0])), ctypes.PyDLL(str(found[0]))
+        try:
+            self.new_tokenizer = _function(slow.llg_new_tokenizer_v2, c_void_p, POINTER(_TokenizerInit), c_char_p, c_size_t)
+            self.free_tokenizer = _function(slow.llg_free_tokenizer, None, c_void_p)
+            self.new_matcher = _function(slow.llg_new_matcher, c_void_p, POINTER(_MatcherInit), c_char_p, c_char_p)
+            self.clone_matcher = _function(slow.llg_clone_matcher, c_void_p, c_void_p)
+            self.free_matcher = _function(quick.llg_free_matcher, None, c_void_p)
+            self.compute_mask = _function(slow.llg_matcher_compute_mask_into, c_int32, c_void_p, c_void_p, c_size_t)
+            self.mask_bytes = _function(quick.llg_matcher_get_mask_byte_size, c_size_t, c_void_p)
+            self.consume_tokens = _function(quick.llg_matcher_consume_tokens, c_int32, c_void_p, c_void_p, c_size_t)
+            self.validate_tokens = _function(slow.llg_matcher_validate_tokens, c_int32, c_void_p, c_void_p, c_size_t)
+            self.rollback = _function(quick.llg_matcher_rollback, c_int32, c_void_p, c_size_t)
+            self.is_accepting = _function(quick.llg_matcher_is_accepting, c_bool, c_void_p)
+            self.is_stopped = _function(quick.llg_matcher_is_stopped, c_bool, c_void_p)
+            self.is_error = _function(quick.llg_matcher_is_error, c_bool, c_void_p)
+            self.get_error = _function(quick.llg_matcher_get_error, c_char_p, c_void_p)
+            self.set_defaults = _function(quick.llg_constraint_init_set_defaults, None, POINTER(_MatcherInit), c_void_p)
+        except AttributeError as error:
+            raise TokamakError(f"the package llguidance is of another version than this engine knows: {error}") from error
+        init = _MatcherInit()
+        self.set_defaults(ctypes.byref(init), None)
+        limits = tuple(getattr(init.limits, name) for name, _ in _Limits._fields_)
+        if limits != (*_DEFAULTS, True, True):
+            raise TokamakError(f"the package llguidance is of another version than this engine knows: its limits read {limits}")
+
+
+def _function(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+@lru_cache(maxsize=1)
+def _library() -> _Library:
+    return _Library()
+
+
+class MatcherVocabulary:
+    """A vocabulary as the library has it: some 200 bytes a token, made once in a process."""
+
+    def __init__(self, tokens: GrammarTokens) -> None:
+        self._library = _library()
+        extra = (c_uint32 * max(1, len(tokens.end_ids)))(*tokens.end_ids[1:])
+        init = _TokenizerInit(
+            struct_size=ctypes.sizeof(_TokenizerInit),
+            vocab_size=tokens.num_tokens,
+            tok_eos=tokens.end_ids[0] if tokens.end_ids else _NO_TOKEN,
+            token_lens=ctypes.cast(ctypes.c_char_p(tokens.sizes), c_void_p),
+            token_bytes=tokens.data,
+            use_approximate_greedy_tokenize_fn=True,  # never asked: the model chooses what is certain, too (`no_forcing`)
+            tok_eos_extra=ctypes.cast(extra, POINTER(c_uint32)) if len(tokens.end_ids) > 1 else None,
+            tok_eos_extra_count=max(0, len(tokens.end_ids) - 1),
+        )
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        self.address = self._library.new_tokenizer(ctypes.byref(init), error, _ERROR_BYTES)
+        if not self.address:
+            raise TokamakError(f"llguidance does not take the vocabulary: {error.value.decode(errors='replace')}")
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None):
+            self._library.free_tokenizer(self.address)
+
+    def matcher(self, grammar: str, limits: MatcherLimits) -> Matcher:
+        """Of Lark in llguidance's dialect, which has no NUL; `is_error` says whether it is any."""
+        init = _MatcherInit()
+        self._library.set_defaults(ctypes.byref(init), self.address)
+        init.log_stderr_level = 0
+        for name in limits.__struct_fields__:
+            setattr(init.limits, name, getattr(limits, name))
+        init.limits.verbose_errors = False
+        return Matcher(self, self._library.new_matcher(ctypes.byref(init), b"lark", grammar.encode()))
+
+
+class Matcher:
+    """Where an answer stands in a grammar. Nothing is raised: what is wrong is an error state, which stays. One thread at a
+    time."""
+
+    __slots__ = ("_address", "_library", "_vocabulary")
+
+    def __init__(self, vocabulary: MatcherVocabulary, address: int) -> None:
+        self._library, self._vocabulary, self._address = _library(), vocabulary, address
+
+    def __del__(self) -> None:
+        self._library.free_matcher(self._address)
+
+    def copy(self) -> Matcher:
+        return Matcher(self._vocabulary, self._library.clone_matcher(self._address))
+
+    def is_error(self) -> bool:
+        return bool(self._library.is_error(self._address))
+
+    def error(self) -> str:
+        """Empty: there is none."""
+        return (self._library.get_error(self._address) or b"").decode(errors="replace")
+
+    def is_accepting(self) -> bool:
+        """Whether the answer may end here."""
+        return bool(self._library.is_accepting(self._address))
+
+    def is_stopped(self) -> bool:
+        """Whether it must; in an error state, too."""
+        return bool(self._library.is_stopped(self._address))
+
+    def consume(self, *token_ids: int) -> bool:
+        """Whether these may come next, and did."""
+        return not self._library.consume_tokens(self._address, _ids(token_ids), len(token_ids))
+
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of them may come next, from the first on."""
+        return max(0, int(self._library.validate_tokens(self._address, _ids(token_ids), len(token_ids))))
+
+    def rollback(self, num_tokens: int) -> bool:
+        return not self._library.rollback(self._address, num_tokens)
+
+    def fill_mask(self, address: int, num_bytes: int) -> None:
+        """A bit for each token that may come next, at `address`; the whole vocabulary's `num_bytes`, in words of 32 bits."""
+        self._library.compute_mask(self._address, address, num_bytes)
+
+    def mask(self) -> bytes:
+        """`fill_mask`, of its own."""
+        buffer = ctypes.create_string_buffer(self._library.mask_bytes(self._address))
+        self.fill_mask(ctypes.addressof(buffer), len(buffer))
+        return buffer.raw
+
+
+def _ids(token_ids: Sequence[int]) -> Any:
+    return (c_uint32 * len(token_ids))(*token_ids)

@@ -1,0 +1,74 @@
+"""How much work a grammar's schemas are, counted: where compiling them takes more than in proportion to their size, the library
+has no count of its own, and a clock would say something else on each machine. Pure.
+
+Used by the tokenizer's helpers. A unit is about a millisecond's work of a present core.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+MAX_WORK = 150
+PATTERNS_PER_UNIT = 25  # of `patternProperties`, to the third power: each is set against all others
+MULTIPLE_PER_UNIT = 160  # an automaton counts up to it
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")  # of numbers: about a unit for each that is new
+
+_SCHEMA = re.compile(r"%json\s*(?=\{)")
+_decoder = json.JSONDecoder()
+
+
+def check_work(lark: str) -> None:
+    """ValueError says what of the schemas in `lark` is too much."""
+    work: dict[str, float] = {}
+    bounds: set[tuple[Any, ...]] = set()
+    for schema in _schemas(lark):
+        for node in _nodes(schema):
+            patterns, multiple = node.get("patternProperties"), node.get("multipleOf")
+            if isinstance(patterns, dict):
+                _add(work, "patternProperties", (len(patterns) / PATTERNS_PER_UNIT) ** 3)
+            if isinstance(multiple, int | float) and multiple:
+                _add(work, "multipleOf", _coefficient(multiple) / MULTIPLE_PER_UNIT)
+            bound = tuple(repr(node.get(name)) for name in BOUNDS if name in node)
+            if bound and bound not in bounds:
+                bounds.add(bound)
+                _add(work, "minimum and maximum", 1)
+    total = sum(work.values())
+    if total > MAX_WORK:
+        worst = max(work, key=lambda name: work[name])
+        raise ValueError(f"its {worst} alone is {work[worst]:.0f} units of work, the limit of all is {MAX_WORK}; send fewer")
+
+
+def _add(work: dict[str, float], name: str, units: float) -> None:
+    work[name] = work.get(name, 0) + units
+
+
+def _coefficient(number: int | float) -> int:
+    """The digits of a number, without the zeros that it ends with."""
+    return abs(int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits))))
+
+
+def _schemas(lark: str) -> Iterator[Any]:
+    place = 0
+    while match := _SCHEMA.search(lark, place):
+        place = match.end()
+        try:
+            schema, place = _decoder.raw_decode(lark, place)
+        except (ValueError, RecursionError):  # the library says what is wrong with it
+            continue
+        yield schema
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """All objects in it, however deep."""
+    rest = [schema]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, dict):
+            yield each
+            rest.extend(each.values())
+        elif isinstance(each, list):
+            rest.extend(each)
