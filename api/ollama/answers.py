@@ -77,7 +77,7 @@ class OllamaDetails(msgspec.Struct, kw_only=True):
     format: Literal["gguf", "safetensors"]
     family: str
     families: list[str]
-    parameter_size: str = ""  # nobody counts them
+    parameter_size: str
     quantization_level: str
 
 

@@ -4,11 +4,13 @@ Runs in the api process.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,7 +29,7 @@ from api.ollama.answers import (
 )
 from api.ollama.lines import rfc3339
 from api.ollama.requests import OllamaShowRequest
-from engine.errors import RequestError
+from engine.errors import RequestError, TokamakError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 SPOKEN_VERSION = "0.12.11"  # of Ollama, whose API this is: clients ask for a least one
 LATEST = ":latest"
 _NEVER = "2318-01-01T00:00:00Z"  # as Ollama says of models that stay
+_LEVELS = {"bfloat16": "BF16", "float32": "F32"}
 _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
@@ -42,12 +45,15 @@ async def list_models(request: Request) -> Response:
     """The route."""
     services = Exchange.of(request).services
     model = services.model
-    size, digest, details = _size(model.path), _digest(model), _details(services)
+    files = await _files(model)
+    digest, details = _digest(model), _details(services, files)
     modified_at = rfc3339(model.created)
     return json_response(
         OllamaModelList(
             models=[
-                OllamaModel(name=name, model=name, modified_at=modified_at, size=size, digest=digest, details=details)
+                OllamaModel(
+                    name=name, model=name, modified_at=modified_at, size=files.num_bytes, digest=digest, details=details
+                )
                 for name in map(tagged, model.names)
             ]
         )
@@ -58,15 +64,15 @@ async def list_running(request: Request) -> Response:
     """The route: of all names the first."""
     services = Exchange.of(request).services
     model = services.model
-    name, size = tagged(model.names[0]), _size(model.path)
+    name, files = tagged(model.names[0]), await _files(model)
     running = OllamaRunningModel(
         name=name,
         model=name,
-        size=size,
+        size=files.num_bytes,
         digest=_digest(model),
-        details=_details(services),
+        details=_details(services, files),
         expires_at=_NEVER,
-        size_vram=0 if services.context.config.device == "cpu" else size,
+        size_vram=0 if services.context.config.device == "cpu" else files.num_bytes,
         context_length=model.max_model_len,
     )
     return json_response(OllamaRunningModels(models=[running]))
@@ -80,15 +86,16 @@ async def show(request: Request) -> Response:
     body = await exchange.parse(request, OllamaShowRequest)
     resolve(model, body.model or body.name)
     defaults = {name: getattr(model.defaults, name) for name in model.defaults.__struct_fields__}
-    family = shape.architecture
+    family, files = shape.architecture, await _files(model)
     return json_response(
         OllamaShown(
             modelfile=f"FROM {model.path}\n",
             parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
             template="",
-            details=_details(services),
+            details=_details(services, files),
             model_info={
                 "general.architecture": family,
+                "general.parameter_count": files.num_weights,
                 "general.basename": model.names[0],
                 f"{family}.context_length": model.max_model_len,
                 f"{family}.embedding_length": shape.hidden_size,
@@ -146,15 +153,16 @@ def _capabilities(services: Services) -> Iterator[OllamaCapability]:
         yield "vision"
 
 
-def _details(services: Services) -> OllamaDetails:
+def _details(services: Services, files: _Files) -> OllamaDetails:
     model, config = services.model, services.context.config
     stored = model.shape.quantization
     level = config.quantization if config.quantization != "none" else stored.method if stored is not None else config.dtype
     return OllamaDetails(
-        format="gguf" if model.path.endswith(".gguf") else "safetensors",
+        format=files.format,
         family=model.shape.architecture,
         families=[model.shape.architecture],
-        quantization_level=level.upper(),
+        parameter_size=_shortened(files.num_weights),
+        quantization_level=_LEVELS.get(level, level.upper()),
     )
 
 
@@ -162,12 +170,34 @@ def _digest(model: ServedModel) -> str:
     return hashlib.sha256(model.path.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+class _Files(msgspec.Struct, frozen=True):
+    """Of a checkpoint, as far as they are still there."""
+
+    format: Literal["gguf", "safetensors"] = "safetensors"
+    num_bytes: int = 0
+    num_weights: int = 0
+
+
+async def _files(model: ServedModel) -> _Files:
+    return await asyncio.to_thread(_files_at, Path(model.path))
+
+
 @cache
-def _size(path: str) -> int:
-    """Of the weights' files, as long as they are there."""
-    place = Path(path)
-    files = [place] if place.is_file() else [file for pattern in _WEIGHTS for file in place.glob(pattern)]
+def _files_at(place: Path) -> _Files:
+    from engine.options.resolve_card import num_weights  # of use to those who ask
+
+    files = [file for pattern in _WEIGHTS for file in place.glob(pattern)]
     try:
-        return sum(file.stat().st_size for file in files)
-    except OSError:
-        return 0
+        is_gguf = any(file.suffix == ".gguf" for file in files)
+        num_bytes = sum(file.stat().st_size for file in files)
+        return _Files("gguf" if is_gguf else "safetensors", num_bytes, num_weights(place))
+    except (OSError, TokamakError):
+        return _Files()
+
+
+def _shortened(number: int) -> str:
+    """As Ollama says how large a model is."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{name}"
+    return str(number)
