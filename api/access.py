@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 
 PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/v2/rerank")
-PROTECTED_PREFIXES = ("/v1/", "/dashboard/")
+PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
 ADMIN_PREFIX = "/admin"
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")

@@ -27,6 +27,7 @@ from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
 from api.errors import error_response, json_response
 from api.exchange import SCOPE_KEY, Exchange, Services
+from api.ollama import errors as ollama_errors
 from api.openai.chat import create_chat_completion, render_chat_completion
 from api.openai.completions import create_completion
 from api.page_files import page
@@ -38,6 +39,7 @@ from engine.process.log import printable
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PASSAGE_KEY = "tokamak.passage"
+_OLLAMA_ORDERS = ("pull", "push", "create", "copy")  # what this server does not do with models
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after")
 
@@ -73,6 +75,17 @@ def routes() -> list[BaseRoute]:
         Route("/v1/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),
         Route("/v1/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
         Route("/v2/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
+        Route("/api/chat", on_first_use("api.ollama.routes", "chat"), methods=["POST"]),
+        Route("/api/generate", on_first_use("api.ollama.routes", "generate"), methods=["POST"]),
+        Route("/api/embed", on_first_use("api.ollama.vectors", "embed"), methods=["POST"]),
+        Route("/api/embeddings", on_first_use("api.ollama.vectors", "embed_one"), methods=["POST"]),
+        Route("/api/tags", on_first_use("api.ollama.models", "list_models")),
+        Route("/api/ps", on_first_use("api.ollama.models", "list_running")),
+        Route("/api/show", on_first_use("api.ollama.models", "show"), methods=["POST"]),
+        Route("/api/version", on_first_use("api.ollama.models", "show_version")),
+        *(Route(f"/api/{order}", on_first_use("api.ollama.models", "refuse"), methods=["POST"]) for order in _OLLAMA_ORDERS),
+        Route("/api/delete", on_first_use("api.ollama.models", "refuse"), methods=["DELETE"]),
+        Route("/api/blobs/{digest}", on_first_use("api.ollama.models", "refuse"), methods=["HEAD", "POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/health", health.health),
@@ -225,7 +238,9 @@ def _refusal(passage: _Passage, scope: Scope, error: RequestError, headers: Mapp
     if anthropic_errors.is_spoken(scope["path"], Headers(scope=scope)):
         request_id = passage.exchange.request_id if passage.exchange is not None else None
         response.body = anthropic_errors.error_body(error, request_id)
-        response.headers["content-length"] = str(len(response.body))
+    elif ollama_errors.is_spoken(scope["path"]):
+        response.body = ollama_errors.error_body(error)
+    response.headers["content-length"] = str(len(response.body))
     return response
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from api.schemas import responses
 from api.schemas.requests import shown
-from engine.checkpoint.model_config import GENERATION_CONFIG
+from engine.checkpoint.model_config import GENERATION_CONFIG, ModelConfig
 from engine.checkpoint.record import ModelRecord
 from engine.checkpoint.sampling_defaults import SamplingDefaults
 from engine.config import EngineConfig, PoolingConfig
@@ -29,6 +29,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     path: str
     max_model_len: int
     vocab_size: int
+    shape: ModelConfig
     max_samples: int  # of one HTTP request: more could never be taken in
     request_timeout_s: float  # 0: none
     max_logprobs: int  # at a position
@@ -46,6 +47,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             path=config.model,
             max_model_len=config.max_model_len,
             vocab_size=model.config.vocab_size,
+            shape=model.config,
             max_samples=config.max_waiting + config.max_num_seqs,
             request_timeout_s=config.request_timeout_s,
             max_logprobs=config.max_logprobs,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
-from api.operations import JSON, OPERATIONS, Operation, Shapes
+from api.operations import JSON, LINES, OPERATIONS, Operation, Shapes
 from engine.installation import package_version
 
 Schema = dict[str, Any]
@@ -60,7 +60,7 @@ def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
         "info": {
             "title": "Tokamak",
             "version": package_version(),
-            "description": "OpenAI's API, with vLLM's extensions, Anthropic's, and an operator's orders under /admin.",
+            "description": "OpenAI's API with vLLM's extensions, Anthropic's, Ollama's, and an operator's orders under /admin.",
         },
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
@@ -70,7 +70,8 @@ def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
 
 def _described(operation: Operation) -> Schema:
     answers = {str(status): _error(status, operation) for status in operation.errors}
-    answers["200"] = {"description": "Done", "headers": _headers(operation), "content": _content(operation)}
+    if not operation.is_refused:
+        answers["200"] = {"description": "Done", "headers": _headers(operation), "content": _content(operation)}
     if operation.accepted:
         answers["202"] = answers["200"] | {"description": operation.accepted}
     if operation.unavailable is not None:
@@ -100,7 +101,9 @@ def _content(operation: Operation) -> Schema:
     schema = _reference(operation.answer) if operation.answer is not None else {"type": "string"}
     content: Schema = {operation.media_type: {"schema": schema}}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": _EVENT | {"properties": {"data": _event_data(operation)}}}
+        is_lines = operation.stream_type == LINES
+        schema = _event(operation) if is_lines else _EVENT | {"properties": {"data": _event_data(operation)}}
+        content[operation.stream_type] = {"schema": schema}
     return content
 
 
@@ -108,10 +111,15 @@ def _events(operation: Operation) -> tuple[Any, ...]:
     return operation.event if isinstance(operation.event, tuple) else (operation.event,)
 
 
+def _event(operation: Operation) -> Schema:
+    """A piece of the answer, or the error that ended it."""
+    return {"anyOf": [*map(_reference, _events(operation)), _reference(operation.error)]}
+
+
 def _event_data(operation: Operation) -> Schema:
-    """A piece of the answer, or the error that ended it; then the end mark."""
-    piece = {"anyOf": [*map(_reference, _events(operation)), _reference(operation.error)]}
-    return {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": JSON, "contentSchema": piece}]}
+    """After the last of them comes the end mark."""
+    event = {"type": "string", "contentMediaType": JSON, "contentSchema": _event(operation)}
+    return {"anyOf": [{"const": "[DONE]"}, event]}
 
 
 def _one_of_shapes(shapes: Shapes) -> Schema:

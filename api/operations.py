@@ -9,11 +9,19 @@ import msgspec
 
 from api.anthropic import answers as anthropic
 from api.anthropic.requests import CountTokensRequest, MessagesRequest
+from api.ollama import answers as ollama
+from api.ollama.requests import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from api.responses import answers as openai_responses
 from api.responses.requests import InputTokensRequest, ResponsesRequest
 from api.schemas import pooling, requests, responses
 
-JSON = "application/json"
+JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 
 _ANY = (400, 403, 431, 500)  # a malformed head, a foreign page, too long a head, an error of ours
 _WITH_KEY = (*_ANY, 401)
@@ -24,8 +32,11 @@ _ORDERS = (*_ANY, 401, 404, 408, 409, 413, 503)
 Shapes = Sequence[Sequence[type[msgspec.Struct]]]  # a body has one of these shapes; a shape is all of these structs together
 
 
+Method = Literal["get", "post", "delete"]
+
+
 class Operation(msgspec.Struct, frozen=True):
-    method: Literal["get", "post", "delete"]
+    method: Method
     path: str
     summary: str
     answer: Any  # struct of the 200 answer; None: text
@@ -35,9 +46,11 @@ class Operation(msgspec.Struct, frozen=True):
     errors: Sequence[int] = _ANY
     security: Literal["", "api_key", "admin_key"] = ""
     media_type: str = JSON
+    stream_type: str = EVENTS
     parameters: Sequence[str] = ()  # in the path
     is_body_required: bool = True
     unavailable: Any = None  # struct of a 503 answer that is no error body
+    is_refused: bool = False  # in any case
     accepted: str = ""  # what a 202 answer means, where there is one
 
 
@@ -62,6 +75,37 @@ def _message(path: str, summary: str, answer: Any, body: type[msgspec.Struct], e
 
 def _pool(path: str, summary: str, answer: Any, body: type[pooling.PoolingRequest]) -> Operation:
     return Operation("post", path, summary, answer, ((body,),), errors=(*_WITH_BODY, 409), security="api_key")
+
+
+def _ollama(
+    path: str, summary: str, answer: Any, body: type[msgspec.Struct] | None = None, event: Any = None, method: Method = "post"
+) -> Operation:
+    return Operation(
+        method,
+        f"/api/{path}",
+        summary,
+        answer,
+        ((body,),) if body else (),
+        event,
+        ollama.OllamaError,
+        (*_WITH_BODY, 409) if body else _WITH_KEY,
+        security="api_key",
+        stream_type=LINES,
+    )
+
+
+def _refused(method: Method, path: str, parameters: Sequence[str] = ()) -> Operation:
+    return Operation(
+        method,
+        f"/api/{path}",
+        "Refused: how a model is chosen",
+        None,
+        error=ollama.OllamaError,
+        errors=_WITH_KEY,
+        security="api_key",
+        parameters=parameters,
+        is_refused=True,
+    )
 
 
 def _order(
@@ -148,6 +192,17 @@ OPERATIONS = (
     _pool("/v1/score", "How well texts fit each other", pooling.ScoreList, pooling.ScoreRequest),
     _pool("/v1/rerank", "Documents by how well they fit a query", pooling.Ranking, pooling.RerankRequest),
     _pool("/v2/rerank", "The same", pooling.Ranking, pooling.RerankRequest),
+    _ollama("chat", "Answer a conversation, in Ollama's form", ollama.OllamaChat, OllamaChatRequest, ollama.OllamaChat),
+    _ollama("generate", "Answer a prompt", ollama.OllamaGeneration, OllamaGenerateRequest, ollama.OllamaGeneration),
+    _ollama("embed", "Texts as vectors of length 1", ollama.OllamaEmbeddings, OllamaEmbedRequest),
+    _ollama("embeddings", "A text as a vector", ollama.OllamaEmbedding, OllamaEmbeddingsRequest),
+    _ollama("show", "What a model is", ollama.OllamaShown, OllamaShowRequest),
+    _ollama("tags", "The served models", ollama.OllamaModelList, method="get"),
+    _ollama("ps", "The loaded model", ollama.OllamaRunningModels, method="get"),
+    _ollama("version", "The version of Ollama that is spoken", ollama.OllamaVersion, method="get"),
+    *(_refused("post", path) for path in ("pull", "push", "create", "copy")),
+    _refused("delete", "delete"),
+    _refused("post", "blobs/{digest}", ("digest",)),
     _work(
         "/tokenize",
         "A text or a conversation as token ids",

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from api.client.generation import Generation
+from api.client.generation import Generation, OpenSample
 from api.exchange import Exchange
 from api.openai.chat import chat_prompt, open_chat
 from api.schemas import requests
@@ -58,6 +58,15 @@ class Translation(msgspec.Struct):
             param=param,
             retry_after_s=error.retry_after_s,
         )
+
+
+def cut_off(sample: OpenSample) -> RequestError | None:
+    """An answer that did not end by itself, for protocols that have no word for that."""
+    if sample.finish_reason == "timeout":
+        return RequestError("the time of the request was over before its answer was complete", status=408, code="timeout")
+    if sample.finish_reason == "abort":
+        return RequestError("an operator ended the request", status=409, code="aborted")
+    return None
 
 
 async def open_translated(request: Request, translation: Translation) -> Generation:

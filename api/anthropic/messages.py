@@ -32,7 +32,7 @@ from api.errors import json_response
 from api.exchange import Exchange, until_finished
 from api.schemas.responses import encoder
 from api.sse import EventStream, EventWriter
-from api.translation import Translation, count_translated, open_translated
+from api.translation import Translation, count_translated, cut_off, open_translated
 from engine.errors import RequestError
 
 
@@ -123,15 +123,6 @@ class MessageWriter(EventWriter):
 
     def _stop_sequence(self, sample: OpenSample) -> str | None:
         return sample.stop_reason if isinstance(sample.stop_reason, str) else None
-
-
-def cut_off(sample: OpenSample) -> RequestError | None:
-    """An answer that did not end by itself, for which this protocol has no stop reason."""
-    if sample.finish_reason == "timeout":
-        return RequestError("the time of the request was over before its answer was complete", status=408, code="timeout")
-    if sample.finish_reason == "abort":
-        return RequestError("an operator ended the request", status=409, code="aborted")
-    return None
 
 
 def usage_of(sample: OpenSample) -> MessageUsage:

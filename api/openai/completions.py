@@ -59,25 +59,36 @@ async def create_completion(request: Request) -> Response:
     await asyncio.sleep(0)  # what comes next may take as long
     head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body.prompt, model, body.add_special_tokens is not False, suffix=body.suffix)
-    check_stream(body)
-    n, best_of = check_samples(body, len(prompts), model)
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    check_max_tokens("max_tokens", max_tokens, body, model)
-    parts = completion_parts(behind)
-    mask_bounds = array("i", bounds_of(behind.attention_mask_offset or [])).tobytes()
-    if len(prompts) > 1 and (parts or mask_bounds):
-        raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
     _check_echo(body)
     echoes = [await _text_of(prompt, request) if body.echo else "" for prompt in prompts]
-    sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
-    deadline_ns = deadline_of(exchange, body)
-    media = await exchange.services.media.gather(parts, request.receive, behind, exchange.key, deadline_ns)
-    generation = open_generation(request, body, prompts, sampling, best_of=best_of, media=media, mask_bounds=mask_bounds)
-    builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(best_of)]
+    generation, n = await open_completion(request, body, behind, prompts, DEFAULT_MAX_TOKENS)
+    builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(generation.samples_per_prompt)]
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, builders))
     await until_finished(generation, request.receive)
     return await _answer(head, generation, builders, n, bool(body.timings))
+
+
+async def open_completion(
+    request: Request, body: CompletionRequest, behind: CompletionMedia, prompts: list[Prompt], default_max_tokens: int | None
+) -> tuple[Generation, int]:
+    """Have the engine continue the prompts. Returns how many of each one's samples are wanted, too. `default_max_tokens`: None,
+    up to the model's limit."""
+    exchange = Exchange.of(request)
+    model = exchange.services.model
+    check_stream(body)
+    n, best_of = check_samples(body, len(prompts), model)
+    max_tokens = default_max_tokens if body.max_tokens is None else body.max_tokens
+    if max_tokens is not None:
+        check_max_tokens("max_tokens", max_tokens, body, model)
+    parts = completion_parts(behind)
+    mask_bounds = array("i", bounds_of(behind.attention_mask_offset or [])).tobytes()
+    if len(prompts) > 1 and (parts or mask_bounds):
+        raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
+    sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
+    deadline_ns = deadline_of(exchange, body)
+    media = await exchange.services.media.gather(parts, request.receive, behind, exchange.key, deadline_ns)
+    return open_generation(request, body, prompts, sampling, best_of=best_of, media=media, mask_bounds=mask_bounds), n
 
 
 def _check_echo(body: CompletionRequest) -> None:
@@ -90,7 +101,7 @@ def _check_echo(body: CompletionRequest) -> None:
             raise invalid(param, "only allowed where logprobs is given")
 
 
-def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int, has_rivals: bool) -> SamplingParams:
+def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int | None, has_rivals: bool) -> SamplingParams:
     """An echo shows its log-probabilities as well; samples that compete are measured by theirs."""
     num_logprobs = -1 if body.logprobs is None else body.logprobs
     num_prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs

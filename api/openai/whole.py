@@ -6,15 +6,11 @@ two.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.schemas.responses import ChatCompletion, Completion, encoder
-
-if TYPE_CHECKING:
-    from api.schemas.pooling import EmbeddingList
+from api.schemas.responses import encoder
 
 
 class WholeAnswer(Response):
@@ -22,7 +18,7 @@ class WholeAnswer(Response):
 
     def __init__(
         self,
-        answer: Completion | ChatCompletion | EmbeddingList,
+        answer: msgspec.Struct,
         choices: list[bytes],
         headers: dict[str, str],
         name: str = "choices",

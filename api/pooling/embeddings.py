@@ -30,7 +30,7 @@ async def create_embeddings(request: Request) -> Response:
     model.check_task("embed")
     prompts = prompts_of(body.input, model, body.add_special_tokens is not False, "input")
     check_count(len(prompts), "input", model)
-    pooling = Pooling(_dimensions(body, model), body.normalize)
+    pooling = Pooling(dimensions_of(body.dimensions, model), body.normalize)
     generation = await pooled(request, body, prompts, pooling, "input")
     vectors: list[bytes] = []
     for index, sample in enumerate(generation.samples):
@@ -52,10 +52,10 @@ async def create_embeddings(request: Request) -> Response:
     return WholeAnswer(answer, vectors, generation.headers, "data")
 
 
-def _dimensions(body: EmbeddingRequest, model: ServedModel) -> int:
+def dimensions_of(asked: int | None, model: ServedModel) -> int:
     """0: all."""
     assert model.pooling is not None, "the model embeds"
-    asked, known = body.dimensions, model.pooling.dimensions
+    known = model.pooling.dimensions
     if asked is None:
         return 0
     if asked > model.pooling.num_values:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
+from tests.e2e import protocols
 from tests.e2e.workload import Body, event_lines
 from tests.waiting import WATCHDOG_S
 
@@ -21,8 +22,7 @@ GROWING = ("text", "content", "reasoning_content", "reasoning")  # strings of wh
 
 
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 20}
-FLAG = {"type": "object", "properties": {"flag": {"type": "boolean"}}, "required": ["flag"], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": "set_flag", "parameters": FLAG}}]
+TOOLS = [{"type": "function", "function": {"name": "set_flag", "parameters": protocols.FLAG}}]
 THINKS = {"continue_final_message": True, "add_generation_prompt": False}  # with a message that ends within thinking
 
 
@@ -73,7 +73,8 @@ def every_kind(max_tokens: int) -> list[Call]:
     for index, own in enumerate(chats):
         thinks = [{"role": "assistant", "content": "<think>"}] if own.keys() >= THINKS.keys() else []
         calls.append(Call(CHAT, {"messages": conversation(60 + index) + thinks, **own}))
-    return [_completed(call, seed, max_tokens) for seed, call in enumerate(calls)]
+    completed = [_completed(call, seed, max_tokens) for seed, call in enumerate(calls)]
+    return [*completed, *(Call(path, body) for path, body in protocols.conversations(max_tokens))]
 
 
 def words(number: int, count: int) -> str:
@@ -116,22 +117,29 @@ async def ask_all(url: str, calls: list[Call], on_delta: Callable[[], None] = la
 
 async def ask(client: httpx.AsyncClient, call: Call, on_delta: Callable[[], None]) -> Json:
     """The whole answer but for `OF_THIS_REQUEST`: choices by their index, a stream's chunks put together."""
-    answer: Json = {}
     async with client.stream("POST", call.path, json=call.body) as response:
+        chunks: list[Json] = []
         if not call.body["stream"] or response.status_code != 200:
-            put_together(answer, orjson.loads(await response.aread()))
+            chunks.append(orjson.loads(await response.aread()))
         else:
             async for line in event_lines(response):
-                if line.startswith(b"data: {"):
-                    put_together(answer, orjson.loads(line[6:]))
+                if line.startswith((b"data: {", b"{")):
+                    chunks.append(orjson.loads(line.removeprefix(b"data: ")))
                     on_delta()
+        assert response.status_code == 200, (call, chunks)
+        request_id = response.headers["x-request-id"]
+    if call.path in protocols.PATHS:
+        return protocols.put_together(chunks, request_id)
+    answer: Json = {}
+    for chunk in chunks:
+        put_together(answer, chunk)
     assert "error" not in answer, (call, answer)
-    return answer
+    return protocols.named(answer, protocols.named_ids(request_id))
 
 
 def put_together(whole: Json, chunk: Json) -> None:
     for key, value in chunk.items():
-        if key in OF_THIS_REQUEST or value is None:
+        if (key in OF_THIS_REQUEST and "choices" in chunk) or value is None:
             continue
         if key == "choices":
             choices = whole.setdefault(key, {})
@@ -139,9 +147,6 @@ def put_together(whole: Json, chunk: Json) -> None:
                 put_together(choices.setdefault(choice["index"], {}), choice)
         elif isinstance(value, dict):
             put_together(whole.setdefault(key, {}), value)
-        elif key == "tool_calls":
-            pieces = [{name: part for name, part in piece.items() if name not in OF_THIS_REQUEST} for piece in value]
-            whole.setdefault(key, []).extend(pieces)
         elif isinstance(value, list):
             whole.setdefault(key, []).extend(value)
         elif key in GROWING:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 
 import pytest
 
+from tests.e2e import protocols
 from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.kinds import Call, Json, ask_all
 from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies
 
 MODEL = GOLDEN / "qwen3"
 BODIES: list[Body] = mixed_bodies(24, seed=20)
+CALLS = [Call(path, body) for path, body in protocols.conversations(max_tokens=32)]
 
 
 @pytest.fixture(scope="module", params=PRECISIONS)
@@ -21,10 +25,16 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 
 @functools.cache
-def alone_in(precision: str) -> list[Answer]:
-    """The reference: every request alone in the engine, without a prefix cache."""
-    with EngineProcess(MODEL, "--max-model-len", "400", "--no-enable-prefix-caching", *PRECISIONS[precision]) as engine:
-        return answers(engine, BODIES, concurrency=1)
+def alone_in(precision: str) -> tuple[list[Answer], list[Json]]:
+    """The reference: every request alone in the engine, without a prefix cache; and those of other APIs."""
+    options = ("--max-model-len", "400", "--no-enable-prefix-caching", *protocols.OPTIONS, *PRECISIONS[precision])
+    with EngineProcess(MODEL, *options) as engine:
+        return answers(engine, BODIES, concurrency=1), [conversations(engine, [call])[0] for call in CALLS]
+
+
+def conversations(engine: EngineProcess, calls: list[Call]) -> list[Json]:
+    """How much of a prompt was cached is no part of an answer."""
+    return [protocols.without_usage(answer) for answer in asyncio.run(ask_all(engine.url, calls))]
 
 
 DRAFTS = (
@@ -34,15 +44,15 @@ DRAFTS = (
 
 
 @pytest.fixture(scope="module")
-def alone(precision: str) -> list[Answer]:
+def alone(precision: str) -> tuple[list[Answer], list[Json]]:
     return alone_in(precision)
 
 
-def assert_same_bytes(alone: list[Answer], *options: str) -> None:
+def assert_same_bytes(alone: tuple[list[Answer], list[Json]], *options: str) -> None:
     """Together, and a second time with a warm prefix cache."""
-    with EngineProcess(MODEL, "--max-model-len", "400", *options) as engine:
-        assert answers_together(engine, BODIES) == alone
-        assert answers(engine, BODIES[::-1], concurrency=7)[::-1] == alone
+    with EngineProcess(MODEL, "--max-model-len", "400", *protocols.OPTIONS, *options) as engine:
+        assert (answers_together(engine, BODIES), conversations(engine, CALLS)) == alone
+        assert (answers(engine, BODIES[::-1], concurrency=7)[::-1], conversations(engine, CALLS)) == alone
         assert (engine.metric("spec_decode_num_accepted_tokens_total") > 0) == ("--speculative-config" in options)
         if "--num-kv-blocks" in options:
             assert engine.metric("num_preemptions_total") > 0
@@ -58,7 +68,9 @@ def assert_same_bytes(alone: list[Answer], *options: str) -> None:
     ],
     ids=["chunked-eager-replicas", "preempted-two-threads-drafts"],
 )
-def test_same_bytes_in_every_precision(alone: list[Answer], precision: str, options: tuple[str, ...]) -> None:
+def test_same_bytes_in_every_precision(
+    alone: tuple[list[Answer], list[Json]], precision: str, options: tuple[str, ...]
+) -> None:
     assert_same_bytes(alone, *PRECISIONS[precision], *options)
 
 
@@ -72,16 +84,17 @@ def test_same_bytes_in_every_precision(alone: list[Answer], precision: str, opti
     ids=["together", "wide", "pools-and-replicas"],
 )
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
-def test_same_bytes(alone: list[Answer], precision: str, options: tuple[str, ...]) -> None:
+def test_same_bytes(alone: tuple[list[Answer], list[Json]], precision: str, options: tuple[str, ...]) -> None:
     assert_same_bytes(alone, *PRECISIONS[precision], *options)
 
 
 def test_precisions_differ() -> None:
     """Otherwise an option would do nothing."""
-    assert len({tuple(alone_in(precision)[0].token_logprobs) for precision in PRECISIONS}) == len(PRECISIONS)
+    assert len({tuple(alone_in(precision)[0][0].token_logprobs) for precision in PRECISIONS}) == len(PRECISIONS)
 
 
-def test_sampling_is_spread(alone: list[Answer]) -> None:
+def test_sampling_is_spread(alone: tuple[list[Answer], list[Json]]) -> None:
     """The comparison would mean little if all requests answered the same."""
-    assert len({tuple(answer.token_ids) for answer in alone}) > 20
-    assert all(answer.num_completion_tokens == 32 for answer in alone)
+    completions, _ = alone
+    assert len({tuple(answer.token_ids) for answer in completions}) > 20
+    assert all(answer.num_completion_tokens == 32 for answer in completions)

@@ -9,7 +9,9 @@ from tests.e2e.engine_process import GOLDEN, OPERATOR, REPOSITORY, EngineProcess
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
-POOLING_ROUTES = "^/v1/(embeddings|score|rerank)$|^/v2/rerank$"  # `test_pooling.py` has an engine that answers them
+# `test_pooling.py` has an engine that answers these
+POOLING_ROUTES = "^/v1/(embeddings|score|rerank)$|^/v2/rerank$|^/api/(embed|embeddings)$"
+TRANSLATED_ROUTES = "^/(v1/(messages|responses)|api/(chat|generate|show|tags|ps|version))"
 
 
 def fuzz(engine: EngineProcess, *options: str) -> None:
@@ -23,10 +25,10 @@ def fuzz(engine: EngineProcess, *options: str) -> None:
 
 def test_the_document_holds() -> None:
     with EngineProcess(GOLDEN / "qwen3", "--max-model-len", "256") as engine:
-        others = f"^/(admin|v1/messages|v1/responses)|{POOLING_ROUTES}"
+        others = f"^/(admin|v1/messages|v1/responses|api/)|{POOLING_ROUTES}"
         fuzz(engine, "--exclude-path-regex", others, "--phases", "examples,coverage,fuzzing", "--max-examples", "8")
         # each field of these was covered once (4,003 requests, minutes); it is chat that answers them
-        fuzz(engine, "--include-path-regex", "^/v1/(messages|responses)", "--phases", "fuzzing", "--max-examples", "3")
+        fuzz(engine, "--include-path-regex", TRANSLATED_ROUTES, "--phases", "fuzzing", "--max-examples", "3")
         assert engine.metric("http_responses_total", status="5xx") == 0
         fuzz(engine, "--include-path-regex", "^/admin", "--phases", "examples,fuzzing", "--max-examples", "5")
         assert engine.metric("http_responses_total", status="5xx") == 0

@@ -28,7 +28,7 @@ def test_every_option_is_in_the_table() -> None:
 
 
 def test_every_route_is_in_the_table() -> None:
-    named = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", README))
+    named = set(re.findall(r"`(?:GET|POST|DELETE) (/[^`]*)`", README))
     assert {re.sub(r":\w+", "", route.path) for route in routes() if isinstance(route, Route)} == named
 
 

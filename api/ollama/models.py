@@ -1,0 +1,203 @@
+"""What clients ask about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; and what only Ollama can do with them.
+Runs in the api process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.errors import json_response
+from api.exchange import Exchange, Services
+from api.model import ServedModel
+from api.ollama.answers import (
+    OllamaCapability,
+    OllamaDetails,
+    OllamaModel,
+    OllamaModelList,
+    OllamaRunningModel,
+    OllamaRunningModels,
+    OllamaShown,
+    OllamaVersion,
+)
+from api.ollama.lines import rfc3339
+from api.ollama.requests import OllamaShowRequest
+from engine.errors import RequestError, TokamakError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPOKEN_VERSION = "0.12.11"  # of Ollama, whose API this is: clients ask for a least one
+LATEST = ":latest"
+_NEVER = "2318-01-01T00:00:00Z"  # as Ollama says of models that stay
+_LEVELS = {"bfloat16": "BF16", "float32": "F32"}
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+async def list_models(request: Request) -> Response:
+    """The route."""
+    services = Exchange.of(request).services
+    model = services.model
+    files = await _files(model)
+    digest, details = _digest(model), _details(services, files)
+    modified_at = rfc3339(model.created)
+    return json_response(
+        OllamaModelList(
+            models=[
+                OllamaModel(
+                    name=name, model=name, modified_at=modified_at, size=files.num_bytes, digest=digest, details=details
+                )
+                for name in map(tagged, model.names)
+            ]
+        )
+    )
+
+
+async def list_running(request: Request) -> Response:
+    """The route: of all names the first."""
+    services = Exchange.of(request).services
+    model = services.model
+    name, files = tagged(model.names[0]), await _files(model)
+    running = OllamaRunningModel(
+        name=name,
+        model=name,
+        size=files.num_bytes,
+        digest=_digest(model),
+        details=_details(services, files),
+        expires_at=_NEVER,
+        size_vram=0 if services.context.config.device == "cpu" else files.num_bytes,
+        context_length=model.max_model_len,
+    )
+    return json_response(OllamaRunningModels(models=[running]))
+
+
+async def show(request: Request) -> Response:
+    """The route."""
+    exchange = Exchange.of(request)
+    services = exchange.services
+    model, shape = services.model, services.model.shape
+    body = await exchange.parse(request, OllamaShowRequest)
+    resolve(model, body.model or body.name)
+    defaults = {name: getattr(model.defaults, name) for name in model.defaults.__struct_fields__}
+    family, files = shape.architecture, await _files(model)
+    return json_response(
+        OllamaShown(
+            modelfile=f"FROM {model.path}\n",
+            parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
+            template="",
+            details=_details(services, files),
+            model_info={
+                "general.architecture": family,
+                "general.parameter_count": files.num_weights,
+                "general.basename": model.names[0],
+                f"{family}.context_length": model.max_model_len,
+                f"{family}.embedding_length": shape.hidden_size,
+                f"{family}.block_count": shape.num_layers,
+                f"{family}.attention.head_count": shape.num_attention_heads,
+                f"{family}.attention.head_count_kv": shape.num_kv_heads,
+                f"{family}.vocab_size": shape.vocab_size,
+            },
+            capabilities=[*_capabilities(services)],
+            modified_at=rfc3339(model.created),
+        )
+    )
+
+
+async def show_version(request: Request) -> Response:
+    """The route."""
+    return json_response(OllamaVersion(SPOKEN_VERSION))
+
+
+async def refuse(request: Request) -> Response:
+    """The route of all that changes which models there are."""
+    names = ", ".join(Exchange.of(request).services.model.names)
+    raise RequestError(
+        f"{request.url.path}: this server's model ({names}) is chosen when it starts, with --model (a directory, a .gguf "
+        "file, or owner/model of the Hugging Face hub); `tokamak models` lists and removes what was downloaded",
+        code="unsupported_operation",
+    )
+
+
+def resolve(model: ServedModel, name: str | None) -> str:
+    """The name that the answer carries: the one that was asked for. 404 for a model that is not served."""
+    if name is None:
+        return model.names[0]
+    model.resolve(name if name in model.names else name.removesuffix(LATEST))
+    return name
+
+
+def tagged(name: str) -> str:
+    """As Ollama calls a model: with a tag, in any case."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def _capabilities(services: Services) -> Iterator[OllamaCapability]:
+    model = services.model
+    if model.pooling is not None:
+        if model.pooling.task == "embed":
+            yield "embedding"
+        return
+    yield "completion"
+    if model.tool_call_parser != "none":
+        yield "tools"
+    if model.reasoning_parser != "none":
+        yield "thinking"
+    if model.shape.vision is not None and services.context.config.media_processes:
+        yield "vision"
+
+
+def _details(services: Services, files: _Files) -> OllamaDetails:
+    model, config = services.model, services.context.config
+    stored = model.shape.quantization
+    level = config.quantization if config.quantization != "none" else stored.method if stored is not None else config.dtype
+    return OllamaDetails(
+        format=files.format,
+        family=model.shape.architecture,
+        families=[model.shape.architecture],
+        parameter_size=_shortened(files.num_weights),
+        quantization_level=_LEVELS.get(level, level.upper()),
+    )
+
+
+def _digest(model: ServedModel) -> str:
+    return hashlib.sha256(model.path.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class _Files(msgspec.Struct, frozen=True):
+    """Of a checkpoint, as far as they are still there."""
+
+    format: Literal["gguf", "safetensors"] = "safetensors"
+    num_bytes: int = 0
+    num_weights: int = 0
+
+
+async def _files(model: ServedModel) -> _Files:
+    return await asyncio.to_thread(_files_at, Path(model.path))
+
+
+@cache
+def _files_at(place: Path) -> _Files:
+    from engine.options.resolve_card import num_weights  # of use to those who ask
+
+    files = [file for pattern in _WEIGHTS for file in place.glob(pattern)]
+    try:
+        is_gguf = any(file.suffix == ".gguf" for file in files)
+        num_bytes = sum(file.stat().st_size for file in files)
+        return _Files("gguf" if is_gguf else "safetensors", num_bytes, num_weights(place))
+    except (OSError, TokamakError):
+        return _Files()
+
+
+def _shortened(number: int) -> str:
+    """As Ollama says how large a model is."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{name}"
+    return str(number)

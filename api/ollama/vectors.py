@@ -1,0 +1,85 @@
+"""`POST /api/embed` and the older `/api/embeddings`: texts as vectors. Runs in the api process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.client.generation import Generation
+from api.errors import json_response
+from api.exchange import Exchange
+from api.ollama.answers import OllamaEmbedding, OllamaEmbeddings
+from api.ollama.models import resolve
+from api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from api.openai.usage import usage_of
+from api.openai.whole import WholeAnswer
+from api.pooling.embeddings import dimensions_of
+from api.pooling.submission import check_count, numbers_of, pooled
+from api.schemas.responses import encoder
+from engine.messages import Pooling, TextPrompt
+
+_SPARE_TOKENS = 8  # that a tokenizer may add to a text's own
+
+
+async def embed(request: Request) -> Response:
+    """The route: vectors of length 1, as Ollama's are."""
+    exchange = Exchange.of(request)
+    model = exchange.services.model
+    body = await exchange.parse(request, OllamaEmbedRequest)
+    name = resolve(model, body.model)
+    model.check_task("embed")
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
+    check_count(len(texts), "input", model)
+    dimensions = dimensions_of(body.dimensions, model)
+    vectors: list[bytes] = []
+    generation: Generation | None = None
+    if any(texts):
+        prompts = [TextPrompt(text if body.truncate is False else await _cut(request, text)) for text in texts]
+        generation = await pooled(request, body, prompts, Pooling(dimensions, True), "input")
+        for sample in generation.samples:
+            vectors.append(encoder.encode(numbers_of(sample.pooled)))
+            await asyncio.sleep(0)
+    answer = OllamaEmbeddings(
+        model=name,
+        embeddings=[],
+        total_duration=time.monotonic_ns() - exchange.arrival_ns,
+        prompt_eval_count=usage_of(generation).prompt_tokens if generation else 0,
+    )
+    return WholeAnswer(answer, vectors, generation.headers if generation else {}, "embeddings")
+
+
+async def embed_one(request: Request) -> Response:
+    """The older route: a vector as the model's files have it."""
+    exchange = Exchange.of(request)
+    model = exchange.services.model
+    body = await exchange.parse(request, OllamaEmbeddingsRequest)
+    resolve(model, body.model)
+    model.check_task("embed")
+    if not body.prompt:
+        return json_response(OllamaEmbedding(embedding=[]))
+    generation = await pooled(request, body, [TextPrompt(await _cut(request, body.prompt))], Pooling(), "prompt")
+    (sample,) = generation.samples
+    return json_response(OllamaEmbedding(embedding=numbers_of(sample.pooled)), headers=generation.headers)
+
+
+async def _cut(request: Request, text: str) -> str:
+    """The longest beginning of a text, in tokens, that the model takes."""
+    services = Exchange.of(request).services
+    limit = services.model.max_model_len
+    if len(text.encode()) + _SPARE_TOKENS <= limit:  # a token is a byte at least
+        return text
+    whole = len((await services.client.tokenize(TextPrompt(text), request.receive)).token_ids) // 4
+    if whole <= limit:
+        return text
+    token_ids = (await services.client.tokenize(TextPrompt(text, False), request.receive)).token_ids
+    num_kept = limit - (whole - len(token_ids) // 4)
+    while num_kept > 0:  # a beginning alone may have more tokens than it had in the whole
+        beginning = (await services.client.detokenize(token_ids[: 4 * num_kept], request.receive)).rstrip("\ufffd")
+        num_tokens = len((await services.client.tokenize(TextPrompt(beginning), request.receive)).token_ids) // 4
+        if num_tokens <= limit:
+            return beginning
+        num_kept -= num_tokens - limit
+    return text
