@@ -134,7 +134,7 @@ class Gate:
         try:
             await (self._shared if is_shared else self._enter)(scope, passage.receive, passage.send)
         finally:
-            self._durations.observe(scope["path"], passage.status, time.monotonic_ns() - begin_ns)
+            self._on_end(scope, passage, time.monotonic_ns() - begin_ns)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         passage = scope[_PASSAGE_KEY]
@@ -158,6 +158,14 @@ class Gate:
             refusal = _refusal(passage, scope, RequestError("internal error", status=500, code="internal_error"))
         if not passage.status:  # else the server cuts the connection
             await refusal(scope, receive, send)
+
+    def _on_end(self, scope: Scope, passage: _Passage, duration_ns: int) -> None:
+        self._durations.observe(scope["path"], passage.status, duration_ns)
+        log, exchange = self._services.request_log, passage.exchange
+        if log is not None and exchange is not None and scope["method"] != "GET":
+            log.on_answered(
+                exchange.request_id, scope["method"], scope["path"], passage.status, duration_ns, exchange.generation
+            )
 
     def count_response(self, status: int) -> None:
         if status // 100 in self._responses:

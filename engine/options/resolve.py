@@ -159,6 +159,10 @@ def resolve(
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
     chat_template = _template(values["chat_template"])
+    if values["log_requests"] and values["log_level"] in ("warning", "error"):
+        options.notes.append(
+            f"--log-requests without effect: requests are logged as info, --log-level is {values['log_level']}"
+        )
     run_id = new_run_id()
     tensor_ranks = values["tensor_parallel_size"]
     nodes = tuple(map(tuple, memory_nodes(os.sched_getaffinity(0)))) if values["bind_memory_nodes"] else ()
