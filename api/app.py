@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
@@ -25,6 +26,7 @@ from api.anthropic import errors as anthropic_errors
 from api.anthropic import models as anthropic_models
 from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
+from api.durations import Durations
 from api.errors import error_response, json_response
 from api.exchange import SCOPE_KEY, Exchange, Services
 from api.ollama import errors as ollama_errors
@@ -131,16 +133,21 @@ class Gate:
         )
         self._requests = context.counter("http_requests_total")
         self._disconnects = context.counter("http_disconnects_total")
+        self._durations = Durations(context)
         self._responses = {status: context.counter("http_responses_total", status=f"{status}xx") for status in (2, 4, 5)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_ns = time.monotonic_ns()
         passage = scope[_PASSAGE_KEY] = _Passage(self, receive, send)
         self._requests.add(1)
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):  # a proxy that leaves it on
             scope["path"] = scope["path"][len(self._root_path) :]
         origin = Headers(scope=scope).get("origin")
         is_shared = origin is not None and self._access.is_shared(scope["path"], origin)
-        await (self._shared if is_shared else self._enter)(scope, passage.receive, passage.send)
+        try:
+            await (self._shared if is_shared else self._enter)(scope, passage.receive, passage.send)
+        finally:
+            self._on_end(scope, passage, time.monotonic_ns() - begin_ns)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         passage = scope[_PASSAGE_KEY]
@@ -162,8 +169,16 @@ class Gate:
             text = printable(f"{type(error).__name__}: {error}")
             self._services.context.counters.errors.record(self._services.context.name, text)
             refusal = _refusal(passage, scope, RequestError("internal error", status=500, code="internal_error"))
-        if not passage.has_started:  # else the server cuts the connection
+        if not passage.status:  # else the server cuts the connection
             await refusal(scope, receive, send)
+
+    def _on_end(self, scope: Scope, passage: _Passage, duration_ns: int) -> None:
+        self._durations.observe(scope["path"], passage.status, duration_ns)
+        log, exchange = self._services.request_log, passage.exchange
+        if log is not None and exchange is not None and scope["method"] != "GET":
+            log.on_answered(
+                exchange.request_id, scope["method"], scope["path"], passage.status, duration_ns, exchange.generation
+            )
 
     def count_response(self, status: int) -> None:
         if status // 100 in self._responses:
@@ -188,7 +203,7 @@ class Gate:
 class _Passage:
     """One request's ASGI channels, watched: what is answered, and whether the client left before."""
 
-    __slots__ = ("_gate", "_has_left", "_is_complete", "_receive", "_send", "exchange", "has_started")
+    __slots__ = ("_gate", "_has_left", "_is_complete", "_receive", "_send", "exchange", "status")
 
     def __init__(self, gate: Gate, receive: Receive, send: Send) -> None:
         self._gate = gate
@@ -196,7 +211,7 @@ class _Passage:
         self._send = send
         self._is_complete = False
         self._has_left = False
-        self.has_started = False
+        self.status = 0  # of the answer; 0: it has not begun
         self.exchange: Exchange | None = None
 
     async def receive(self) -> Message:
@@ -208,8 +223,8 @@ class _Passage:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.has_started = True
-            self._gate.count_response(message["status"])
+            self.status = message["status"]
+            self._gate.count_response(self.status)
             if self.exchange is not None:
                 MutableHeaders(scope=message)["x-request-id"] = self.exchange.request_id
         elif not message.get("more_body", False):

@@ -19,6 +19,7 @@ from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
 from api.media.request import MediaRequests
 from api.model import ServedModel
+from api.request_log import RequestLog
 from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.watch import Watch
@@ -46,6 +47,7 @@ class Services(msgspec.Struct, frozen=True):
     media: MediaRequests
     watch: Watch
     responses: ResponseStore
+    request_log: RequestLog | None = None  # where requests are to be logged
 
 
 class Exchange:
@@ -54,10 +56,18 @@ class Exchange:
         self.request_id = request_id  # as the client sees it
         self.key = key  # unique in the run
         self.arrival_ns = time.monotonic_ns()
+        self.generation: Generation | None = None  # what it asked the engine for
 
     @staticmethod
     def of(request: Request) -> Exchange:
         return cast(Exchange, request.scope[SCOPE_KEY])
+
+    def opened(self, generation: Generation) -> Generation:
+        """The engine has taken the request."""
+        self.generation = generation
+        if self.services.request_log is not None:
+            self.services.request_log.on_opened(self.request_id, generation)
+        return generation
 
     async def fields(self, request: Request, default: bytes = b"") -> dict[str, Any]:
         """The body as a JSON object; `default` where it is empty."""

@@ -1,25 +1,38 @@
-"""`GET /metrics`: every row of the counters file, the actor table and the rings, in Prometheus's text format.
+"""`GET /metrics`: every row of the counters file, the actor table and the rings, as Prometheus's text or as OpenMetrics,
+whichever the client asks for.
 
-Runs in the api process. Names and meanings are the rows' own (`engine/metrics.py`), printed with the prefix `tokamak:`; every
-sample carries `model_name`, and `actor` says who counted.
+Runs in the api process, off its event loop; what it needs is imported with the first look. Names and meanings are the rows' own
+(`engine/metrics.py`), printed with the prefix `tokamak:` (`--metrics-prefix`); every sample carries `model_name`, and `actor`
+says who counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.exchange import Exchange
+from api.health import package_version
+from engine.config import EngineConfig
+from engine.process.context import ActorContext
 from shm.counters import Counters
 from shm.inspection import RingSnapshot, rings
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "tokamak:"
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS = "application/openmetrics-text"
+OPEN_METRICS_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
+FORMER_NAMES = {"request_time_per_output_token_seconds": "time_per_output_token_seconds"}  # until the next release
+SPARSE = ("http_request_duration_seconds",)  # rows that nobody has counted in yet are left out
 
 Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 
@@ -27,43 +40,112 @@ Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 async def metrics(request: Request) -> Response:
     """The route."""
     services = Exchange.of(request).services
-    text = exposition(services.context.counters, rings(services.context.run.run_id), services.model.names[0])
-    return Response(text, media_type=CONTENT_TYPE)
+    text, media_type = await asyncio.to_thread(
+        _rendered, services.context, services.model.names[0], request.headers.get("accept", "")
+    )
+    return Response(text, headers={"content-type": media_type})
 
 
-def exposition(counters: Counters, ring_snapshots: Sequence[RingSnapshot], model_name: str) -> str:
-    snapshot = counters.snapshot()
-    rows = [
-        *snapshot["metrics"],
-        *_actor_rows(snapshot["actors"], time.monotonic_ns()),
-        *_error_rows(snapshot["errors"]),
-        *_ring_rows(ring_snapshots),
+def _rendered(context: ActorContext, model_name: str, accepted: str) -> tuple[bytes, str]:
+    config = context.config
+    look = Look(
+        context.counters,
+        rings(context.run.run_id),
+        information(config),
+        {"model_name": model_name},
+        config.metrics_prefix,
+    )
+    if OPEN_METRICS in accepted.lower():
+        from prometheus_client.openmetrics.exposition import ALLOWUTF8  # else it writes an underscore for the colon of names
+        from prometheus_client.openmetrics.exposition import generate_latest as as_open_metrics
+
+        return as_open_metrics(look, ALLOWUTF8), OPEN_METRICS_TYPE  # type: ignore[no-untyped-call]
+    from prometheus_client.exposition import generate_latest
+
+    return generate_latest(look), TEXT_TYPE
+
+
+def information(config: EngineConfig) -> list[Row]:
+    """What does not change while the engine runs: gauges that are 1, with labels."""
+    build = {
+        "version": package_version(),
+        "python_version": platform.python_version(),
+        "device": config.device,
+        "ops": config.ops,
+        "dtype": config.dtype,
+        "quantization": config.quantization,
+        "kernels": config.kernels_text,
+    }
+    cache = {
+        "block_size": config.block_size,
+        "cache_dtype": config.kv_cache_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "num_gpu_blocks": config.num_kv_blocks,
+        "num_kv_blocks": config.num_kv_blocks,
+        "kv_cache_bytes": config.kv_cache_bytes,
+        "max_model_len": config.max_model_len,
+    }
+    return [
+        _gauge("build_info", "1, with what is running as labels.", build, 1),
+        _gauge("cache_config_info", "1, with the KV cache of each replica as labels.", cache, 1),
     ]
-    families: dict[str, list[Row]] = {}
-    for row in rows:
-        families.setdefault(row["name"], []).append(row)
-    lines = [line for name, family in families.items() for line in _family(PREFIX + name, family, model_name)]
-    return "\n".join(lines) + "\n"
 
 
-def _family(name: str, rows: Sequence[Row], model_name: str) -> Iterable[str]:
-    yield f"# HELP {name} {_escaped_help(rows[0]['help'])}"
-    yield f"# TYPE {name} {rows[0]['kind']}"
-    for row in rows:
-        labels = {"model_name": model_name, **row["labels"]}
-        if row["kind"] == "histogram":
-            yield from _histogram(name, labels, row)
-        else:
-            yield f"{name}{_labels(labels)} {_number(row['value'])}"
+class Look:
+    """All there is at one moment, as prometheus_client's encoders want it."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        ring_snapshots: Sequence[RingSnapshot],
+        infos: Sequence[Row],
+        labels: Mapping[str, str],
+        prefix: str,
+    ) -> None:
+        """`labels`: of every sample."""
+        snapshot = counters.snapshot()
+        rows = [
+            *infos,
+            *(row for row in snapshot["metrics"] if row["name"] not in SPARSE or row["count"]),
+            *_actor_rows(snapshot["actors"], time.monotonic_ns()),
+            *_error_rows(snapshot["errors"]),
+            *_ring_rows(ring_snapshots),
+        ]
+        self._labels, self._prefix = labels, prefix
+        self._families: dict[str, list[Row]] = {}
+        for row in rows:
+            self._families.setdefault(row["name"], []).append(row)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, rows in self._families.items():
+            yield self._family(name, rows, rows[0]["help"])
+            if former := FORMER_NAMES.get(name):
+                yield self._family(former, rows, f"The former name of {self._prefix}:{name}.")
+
+    def _family(self, name: str, rows: Sequence[Row], help: str) -> Metric:
+        from prometheus_client import Metric
+
+        kind = rows[0]["kind"]
+        if kind == "counter":
+            name = name.removesuffix("_total")
+        family = Metric(f"{self._prefix}:{name}", help, kind)
+        for row in rows:
+            labels = {**self._labels, **{label: str(value) for label, value in row["labels"].items()}}
+            if kind == "histogram":
+                _add_histogram(family, labels, row)
+            else:
+                family.add_sample(family.name + "_total" * (kind == "counter"), labels, row["value"])
+        return family
 
 
-def _histogram(name: str, labels: Mapping[str, str], row: Row) -> Iterable[str]:
+def _add_histogram(family: Metric, labels: dict[str, str], row: Row) -> None:
     total = 0
     for bound, count in zip([*row["bounds"], math.inf], row["buckets"], strict=True):
         total += count
-        yield f"{name}_bucket{_labels({**labels, 'le': _number(bound)})} {total}"
-    yield f"{name}_sum{_labels(labels)} {_number(row['sum'])}"
-    yield f"{name}_count{_labels(labels)} {total}"
+        le = "+Inf" if math.isinf(bound) else repr(float(bound))
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": le}, total)
+    family.add_sample(f"{family.name}_count", labels, total)
+    family.add_sample(f"{family.name}_sum", labels, row["sum"])
 
 
 def _actor_rows(actors: Iterable[Mapping[str, Any]], now_ns: int) -> Iterable[Row]:
@@ -93,23 +175,5 @@ def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
         yield {**_gauge("ring_full_waits_total", "Sends that found a ring full.", ends, ring.num_full_waits), "kind": "counter"}
 
 
-def _gauge(name: str, help: str, labels: dict[str, str], value: float) -> dict[str, Any]:
+def _gauge(name: str, help: str, labels: Mapping[str, object], value: float) -> dict[str, Any]:
     return {"name": name, "kind": "gauge", "help": help, "labels": labels, "value": value}
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _escaped_help(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) else repr(float(value))

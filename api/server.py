@@ -27,6 +27,7 @@ from api.json_body import BodyDecoder, DecodingLimits
 from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
 from api.model import ServedModel
+from api.request_log import RequestLog
 from api.responses.store import ResponseStore
 from api.watch import Watch
 from engine.checkpoint.record import ModelRecord
@@ -70,6 +71,7 @@ class ApiActor(Actor):
             MediaRequests(self.context, self._desk, kinds),
             Watch(self.context),
             ResponseStore(self.context.run.responses_path),
+            RequestLog(self.context.log) if config.log_requests else None,
         )
         allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         inherited = self.context.listener_fd

@@ -212,6 +212,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     print_client: str  # whose settings are printed at the start; "none": nobody's
     kv_events_endpoint: str  # ZeroMQ endpoint of the KV events; empty: ipc:// in the run directory
     log_level: str
+    log_format: str = "text"  # "text" | "json"
+    log_requests: bool = False  # ids, lengths and parameters, never text
+    metrics_prefix: str = "tokamak"  # of the names at /metrics
 
     @property
     def has_cache_on_host(self) -> bool:

@@ -3,7 +3,7 @@
 The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer; of drafts' positions
 those that the engine has); `/metrics`, `tokamak top` and `tokamak ctl counters` print whatever rows the file has, so that a
 new metric is one line here and one call where it happens. Names and meanings follow vLLM's where it has one; `/metrics` prints
-them with the prefix `tokamak:`.
+them with the prefix `tokamak:` (`--metrics-prefix`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,29 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 STEP_SECONDS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+HTTP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+HTTP_STATUSES = ("2xx", "4xx", "5xx")
+HTTP_ROUTES = (  # that are timed each by itself; a path is that of the first which is its beginning
+    "/v1/chat/completions/render",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages/count_tokens",
+    "/v1/messages",
+    "/v1/responses/input_tokens",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/metrics",
+    "/health",
+    "/dashboard",
+    "/admin",
+)
+OTHER_ROUTE = "other"
 WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")
 OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
@@ -27,6 +50,7 @@ OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
     "rotary": ("fused_rotary_position_embedding", "reference"),
     "activation": ("swiglu", "reference"),
 }
+SAMPLES = (1, 2, 5, 10, 20)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
@@ -53,6 +77,21 @@ def _histogram(name: str, help: str, bounds: tuple[float, ...] = SECONDS, unit: 
 
 def _finished(reason: str) -> Metric:
     return Metric("request_success_total", "counter", "requests", "Finished samples.", (("finished_reason", reason),))
+
+
+def _http_durations() -> tuple[Metric, ...]:
+    text = "Whole requests, streams to their end, by the beginning of their path."
+    return tuple(
+        Metric(
+            "http_request_duration_seconds", "histogram", "seconds", text, (("route", route), ("status", status)), HTTP_SECONDS
+        )
+        for route in (*HTTP_ROUTES, OTHER_ROUTE)
+        for status in HTTP_STATUSES
+    )
+
+
+def _grammars(outcome: str) -> Metric:
+    return Metric("grammars_total", "counter", "requests", "Forms that answers were to have.", (("outcome", outcome),))
 
 
 def _responses(status: str) -> Metric:
@@ -117,7 +156,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
     ),
     "api": (
         Metric("http_requests_total", "counter", "requests", "HTTP requests received."),
-        *(_responses(status) for status in ("2xx", "4xx", "5xx")),
+        *(_responses(status) for status in HTTP_STATUSES),
+        *_http_durations(),
         Metric("http_disconnects_total", "counter", "requests", "Clients that left before their answer ended."),
         Metric("open_requests", "gauge", "samples", "Samples that the edge holds open."),
         Metric("open_calls", "gauge", "calls", "Calls of /tokenize and /detokenize under way."),
@@ -132,10 +172,13 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("generation_tokens_total", "counter", "tokens", "Tokens generated and delivered to the edge."),
         _histogram("time_to_first_token_seconds", "From arrival to the first token at the edge."),
         _histogram("inter_token_latency_seconds", "Between two deliveries of one sample.", STEP_SECONDS),
-        _histogram("time_per_output_token_seconds", "Mean per sample, after its first token.", STEP_SECONDS),
+        _histogram("request_time_per_output_token_seconds", "Mean per sample, after its first token.", STEP_SECONDS),
         _histogram("e2e_request_latency_seconds", "From arrival to the end of a sample."),
         _histogram("request_prompt_tokens", "Prompt tokens of a sample.", TOKENS, "tokens"),
         _histogram("request_generation_tokens", "Generated tokens of a sample.", TOKENS, "tokens"),
+        _histogram("request_max_num_generation_tokens", "Of the samples of a request, the longest.", TOKENS, "tokens"),
+        _histogram("request_params_n", "Samples that a request asks for.", SAMPLES, "samples"),
+        _histogram("request_params_max_tokens", "Tokens that a sample may have, where a request says it.", TOKENS, "tokens"),
     ),
     "media": (
         *(_prepared(outcome) for outcome in ("good", "refused")),
@@ -152,6 +195,11 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("open_streams", "gauge", "samples", "Samples being decoded."),
         *(_routes(reason) for reason in REASONS),
         Metric("stop_strings_total", "counter", "samples", "Samples ended by a stop string."),
+        Metric("tool_calls_total", "counter", "calls", "Calls of tools that were read in answers."),
+        Metric("malformed_tool_calls_total", "counter", "calls", "What began as a call, was none, and stayed text."),
+        Metric("reasoning_tokens_total", "counter", "tokens", "Output tokens of thinking."),
+        *(_grammars(outcome) for outcome in ("compiled", "refused")),
+        _histogram("grammar_compile_seconds", "Preparing a request whose answer has a form.", STEP_SECONDS),
         Metric("helper_jobs_total", "counter", "jobs", "Prompts and calls given to the helper processes."),
         Metric("helper_jobs_waiting", "gauge", "jobs", "Jobs that wait for a helper process."),
         Metric("helper_jobs_refused_total", "counter", "jobs", "Jobs refused because too many waited (429)."),
@@ -215,6 +263,9 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("worker_steps_total", "counter", "steps", "Steps run."),
         Metric("worker_step", "gauge", "step", "The step that it began last."),
         Metric("worker_tokens_total", "counter", "tokens", "Tokens computed."),
+        Metric("constrained_tokens_total", "counter", "tokens", "Tokens drawn where a grammar or a bound of thinking was set."),
+        Metric("constraint_wait_seconds_total", "counter", "seconds", "Time in which steps waited for the masks of grammars."),
+        Metric("constraint_failures_total", "counter", "samples", "Samples that ended at a limit of their grammar."),
         Metric("worker_busy_seconds_total", "counter", "seconds", "Time in steps."),
         Metric("encoder_seconds_total", "counter", "seconds", "Of these, time in layers of the vision encoder."),
         Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests ran."),

@@ -76,12 +76,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not has_browser():
         terminalreporter.section("page")
         terminalreporter.write_line("not tested in a browser: chromium or chromedriver is missing (Debian: chromium-driver)")
+    if not has_prometheus():
+        terminalreporter.section("grafana")
+        terminalreporter.write_line("not tested: dashboards and alerts; prometheus or promtool is missing (Debian: prometheus)")
     terminalreporter.section("kernels")
     terminalreporter.write_line(f"tested: {', '.join(named[True])}; not tested: {', '.join(named[False]) or 'none'}")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if collection_path.name == "page" and collection_path.parent.name == "tests" and not has_browser() else None
+    if collection_path.parent.name != "tests":
+        return None
+    is_missing = {"page": not has_browser(), "grafana": not has_prometheus()}
+    return True if is_missing.get(collection_path.name) else None
+
+
+def has_prometheus() -> bool:
+    return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
 
 
 def has_browser() -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from engine.messages import SamplingParams, SlotStart
@@ -217,6 +218,14 @@ def _clear(mask: np.ndarray, token_ids: list[int]) -> None:
         mask[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
 
+class Figures(msgspec.Struct):
+    """Of some steps."""
+
+    num_tokens: int = 0  # that were drawn with a constraint
+    num_failed: int = 0  # samples that came to a limit
+    wait_ns: int = 0  # for the helper thread
+
+
 class Constraints:
     """Of all slots: `slots.constraints`. Nothing is made before the first grammar comes."""
 
@@ -228,6 +237,12 @@ class Constraints:
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None  # the last of the helper thread's work
         self.is_used = False
+        self._figures = Figures()
+
+    def take_figures(self) -> Figures:
+        """What happened since the last call."""
+        figures, self._figures = self._figures, Figures()
+        return figures
 
     def start(self, message: SlotStart) -> None:
         """A sequence took the slot, which is reset."""
@@ -289,8 +304,10 @@ class Constraints:
                 failed[row] = constraint.error
             own.append(constraint)
             drawn.append((first, self._slots.token_ids[rows.slots[row], first:end].tolist()))
+            self._figures.num_tokens += end - first
         if own:
             self._submit(own, lambda matching, index: own[index].take(matching, *drawn[index]))
+            self._figures.num_failed += len(failed)
         return failed
 
     def _of(self, rows: StepRows) -> list[tuple[int, Constraint, int]]:
@@ -330,5 +347,7 @@ class Constraints:
 
     def _wait(self) -> None:
         if self._pending is not None:
+            begin_ns = time.monotonic_ns()
             self._pending.result()
             self._pending = None
+            self._figures.wait_ns += time.monotonic_ns() - begin_ns

@@ -74,6 +74,9 @@ class WorkerActor(Actor):
         self._tokens = context.counter("worker_tokens_total")
         self._busy_seconds = context.counter("worker_busy_seconds_total")
         self._encoder_seconds = context.counter("encoder_seconds_total")
+        self._constrained_tokens = context.counter("constrained_tokens_total")
+        self._constraint_failures = context.counter("constraint_failures_total")
+        self._constraint_wait = context.counter("constraint_wait_seconds_total")
         self._idle_seconds = context.counter("worker_idle_seconds_total")
         self._gang_epoch = context.counter("gang_epoch")
         self._collectives = context.counter("collectives_total")
@@ -259,11 +262,19 @@ class WorkerActor(Actor):
         self._last_end_ns = end_ns
         self._count_collectives()
         self._count_device_work()
+        if self._runner.core.constraints.is_used:
+            self._count_constraints()
         self._steps.add(1)
         self._tokens.add(result.num_tokens)
         self._busy_seconds.add((end_ns - received_ns) / 1e9)
         self._encoder_seconds.set(self._runner.core.encode_ns / 1e9)
         return result
+
+    def _count_constraints(self) -> None:
+        figures = self._runner.core.constraints.take_figures()
+        self._constrained_tokens.add(figures.num_tokens)
+        self._constraint_failures.add(figures.num_failed)
+        self._constraint_wait.add(figures.wait_ns / 1e9)
 
     def _counters_of(self, method: str) -> list[Cell]:
         names = (f"spec_decode_num_{what}_tokens_by_method_total" for what in ("draft", "accepted"))

@@ -124,6 +124,7 @@ class EdgeClient:
         for tokenizer, own in by_tokenizer.items():
             self._send(tokenizer, key, *own)
         self._open_requests.set(len(self._samples))
+        self._measures.on_opened(generation)
         return generation
 
     def close(self, generation: Generation) -> None:
@@ -314,6 +315,7 @@ class EdgeClient:
         sample.generation.num_unfinished -= 1
         if sample.generation.is_finished:
             sample.generation.let_go()
+            self._measures.on_closed(sample.generation)
         del self._samples[sample.submit.request_id]
 
     def _new_call_id(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.client.generation import OpenSample
+from api.client.generation import Generation, OpenSample
 from engine.process.context import ActorContext
 
 FINISH_REASONS = ("stop", "length", "repetition", "abort", "timeout")
@@ -17,10 +17,24 @@ class SampleMeasures:
         self._finished = {reason: context.counter("request_success_total", finished_reason=reason) for reason in FINISH_REASONS}
         self._time_to_first_token = context.histogram("time_to_first_token_seconds")
         self._inter_token_latency = context.histogram("inter_token_latency_seconds")
-        self._time_per_output_token = context.histogram("time_per_output_token_seconds")
+        self._time_per_output_token = context.histogram("request_time_per_output_token_seconds")
         self._latency = context.histogram("e2e_request_latency_seconds")
         self._request_prompt_tokens = context.histogram("request_prompt_tokens")
         self._request_generation_tokens = context.histogram("request_generation_tokens")
+        self._max_generation_tokens = context.histogram("request_max_num_generation_tokens")
+        self._num_samples = context.histogram("request_params_n")
+        self._max_tokens = context.histogram("request_params_max_tokens")
+
+    def on_opened(self, generation: Generation) -> None:
+        """A request came, with all its samples."""
+        self._num_samples.observe(len(generation.samples))
+        max_tokens = generation.samples[0].submit.sampling.max_tokens if generation.samples else -1
+        if max_tokens > 0:
+            self._max_tokens.observe(max_tokens)
+
+    def on_closed(self, generation: Generation) -> None:
+        """The last of a request's samples ended."""
+        self._max_generation_tokens.observe(max(len(sample.delivered) for sample in generation.samples))
 
     def on_tokens(self, sample: OpenSample, num_tokens: int, now_ns: int) -> None:
         """A delivery brought so many tokens."""

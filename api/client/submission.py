@@ -198,7 +198,7 @@ def open_generation(
         for submit in submits:
             submit.media, submit.mask_bounds = media.items, mask_bounds
             submit.options = PromptOptions(bool(body.return_progress), body.cache_salt or "")
-        return exchange.services.client.open(
+        generation = exchange.services.client.open(
             exchange.key,
             submits,
             samples_per_prompt=best_of,
@@ -206,6 +206,7 @@ def open_generation(
             abort_connection=request.scope[ABORT_KEY],
             let_go=media.release,
         )
+        return exchange.opened(generation)
     except BaseException:
         media.release()
         raise

@@ -54,6 +54,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     generation = exchange.services.client.open(
         exchange.key, submits, samples_per_prompt=1, is_streaming=False, abort_connection=request.scope[ABORT_KEY]
     )
+    exchange.opened(generation)
     try:
         await until_finished(generation, request.receive)
     except RequestError as error:

@@ -22,7 +22,7 @@ WINDOW_NS = 10_000_000_000  # distributions are over about this long
 STEP_PARTS = ("schedule", "dispatch", "run", "sample", "return")
 LATENCIES = {
     "ttft": "time_to_first_token_seconds",
-    "tpot": "time_per_output_token_seconds",
+    "tpot": "request_time_per_output_token_seconds",
     "itl": "inter_token_latency_seconds",
     "e2e": "e2e_request_latency_seconds",
 }

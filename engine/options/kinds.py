@@ -17,6 +17,7 @@ _BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _COUNT = re.compile(r"(?P<number>[+-]?\d{1,20}|\d{1,20}\.\d{1,20})(?P<unit>[kKmMgG]?)")
 _COUNT_UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
+_IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what an argument's bytes become that are no UTF-8
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
@@ -115,6 +116,17 @@ def share(least: float) -> Kind:
             raise ValueError(f"expected a number from {least:g} to 1") from None
 
     return Kind("SHARE", parse, show=lambda value: f"{value:g}")
+
+
+def identifier() -> Kind:
+    """What names may begin with: letters, digits and underscores, no digit first."""
+
+    def parse(text: str) -> str:
+        if not _IDENTIFIER.fullmatch(text):
+            raise ValueError("expected up to 64 letters, digits and underscores, such as vllm")
+        return text
+
+    return Kind("NAME", parse)
 
 
 def power_of_two(least: int, most: int) -> Kind:

@@ -95,6 +95,9 @@ _SAME = (
     "kv_events_endpoint",
     "print_client",
     "log_level",
+    "log_format",
+    "log_requests",
+    "metrics_prefix",
     "seed",
     "weight_cache_limit",
     "default_chat_template_kwargs",
@@ -156,6 +159,10 @@ def resolve(
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
     chat_template = _template(values["chat_template"])
+    if values["log_requests"] and values["log_level"] in ("warning", "error"):
+        options.notes.append(
+            f"--log-requests without effect: requests are logged as info, --log-level is {values['log_level']}"
+        )
     run_id = new_run_id()
     run_dir = values["run_dir"] or str(runs_root() / run_id)
     tensor_ranks = values["tensor_parallel_size"]

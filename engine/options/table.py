@@ -30,6 +30,7 @@ from engine.options.kinds import (
     flag,
     gibibytes,
     host,
+    identifier,
     key_priorities,
     networks,
     num_bytes,
@@ -465,6 +466,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("run-dir", path("DIR"), None, "directory of sockets and logs; default: a new one for each run"),
         Option("kv-events-endpoint", text("ENDPOINT"), "", "ZeroMQ endpoint of the KV events; default: in the run directory"),
         Option("log-level", choice("debug", "info", "warning", "error"), "info", "of the actors' logs"),
+        Option("log-format", choice("text", "json"), "text", "of these: lines to read, or an object a line"),
+        Option("log-requests", flag(), False, "log each request's id, lengths, parameters and end; never its text"),
+        Option("metrics-prefix", identifier(), "tokamak", "what names at /metrics begin with; vllm: others' dashboards fit"),
     ),
 }
 OPTIONS = {option.key: option for options in GROUPS.values() for option in options}

@@ -27,8 +27,8 @@ class Fate(msgspec.Struct, frozen=True):
     harmless: tuple[str, ...] = ()  # values that ask for what there is, of what is refused otherwise
 
 
-def _alias(text: str) -> Fate:
-    return Fate("alias", text)
+def _alias(text: str, *, is_flag: bool = False) -> Fate:
+    return Fate("alias", text, is_flag)
 
 
 def _none(text: str) -> Fate:
@@ -59,6 +59,7 @@ VLLM_FLAGS: dict[str, Fate] = {
     "kv_cache_memory_bytes": _alias("kv_cache_memory"),
     "num_gpu_blocks_override": _alias("num_kv_blocks"),
     "uvicorn_log_level": _alias("log_level"),
+    "enable_log_requests": _alias("log_requests", is_flag=True),
     "all2all_backend": _refused("ranks exchange rows in shared memory; leave it out", "allgather_reducescatter", "naive"),
     # without effect
     "trust_remote_code": _flag("no code of a checkpoint is ever run"),
@@ -94,8 +95,7 @@ VLLM_FLAGS: dict[str, Fate] = {
     "enable_prompt_tokens_details": _flag(_ALWAYS),
     "enable_request_id_headers": _flag(_ALWAYS),
     "enable_server_load_tracking": _flag("it is at /load"),
-    "enable_log_requests": _flag(_LOGS),
-    "disable_log_requests": _flag(_LOGS),
+    "disable_log_requests": _flag("they are not, unless --log-requests is given"),
     "enable_log_outputs": _flag("no text of a request is logged"),
     "enable_log_deltas": _flag("no text of a request is logged"),
     "disable_log_stats": _flag("counters cost nothing, `tokamak top` shows them"),

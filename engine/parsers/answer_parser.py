@@ -36,6 +36,7 @@ class AnswerParser:
         self.parts: list[Part] = []  # that nobody has taken yet
         self.is_reasoning = begins_thinking
         self.is_over = False  # nothing that follows counts
+        self.num_malformed = 0  # beginnings of calls that were none
         self._family = call_family
         self._thinking = thinking
         self._tools = tools
@@ -225,5 +226,6 @@ class AnswerParser:
         self._reader = self._reading = None
         self._last_marker = ""
         self._has_begun = True
+        self.num_malformed += 1
         if raw.strip() or not self._is_stripping:
             self._release(raw)

@@ -82,9 +82,9 @@ class ActorContext:
         """This actor's cell of the counter or gauge `name`."""
         return self.counters.counter(name, self.name, **labels)
 
-    def histogram(self, name: str) -> HistogramCells:
+    def histogram(self, name: str, **labels: str) -> HistogramCells:
         """This actor's cells of the histogram `name`."""
-        return self.counters.histogram(name, self.name)
+        return self.counters.histogram(name, self.name, **labels)
 
     def peer_epoch(self, name: str) -> int:
         """The epoch in which `name` runs now; 0: it was never started."""

@@ -21,7 +21,7 @@ import msgspec
 
 from engine.process.actor import Actor, run
 from engine.process.context import ActorContext
-from engine.process.log import LogFormatter
+from engine.process.log import formatter_for
 from engine.process.nodes import bind_to_node
 from engine.process.run_directory import open_run
 from engine.process.topology import ActorLife
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     manifest = this_run.manifest()
     bind_to_node(life.actor, manifest.config)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(formatter_for(manifest.config.log_format))
     logging.basicConfig(level=manifest.config.log_level.upper(), handlers=[handler])
     fds = (life.arena_fd, life.comm_fd, life.media_fds, life.events_fd, life.listener_fd, life.device_arena_fd)
     context = ActorContext(this_run, manifest.config, life.actor, life.epoch, *fds)

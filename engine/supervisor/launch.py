@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan
 from engine.supervisor.clients import client_settings
 from engine.supervisor.device_arenas import device_arenas
+from engine.supervisor.log_relay import LogRelay
 from engine.supervisor.port import reserve_port
 from engine.supervisor.progress import Progress, terminal_progress
 from engine.supervisor.reaper import create_run, remove_run
@@ -58,9 +59,10 @@ def main(
     except KeyboardInterrupt:  # while a model is downloaded
         print("stopping: SIGINT", file=sys.stderr)
         return 0
+    progress = terminal_progress(config.log_format)
     for note in options.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return serve(config, model, default_plan(config), terminal_progress(), start_s)
+        progress.note(f"note: {note}")
+    return serve(config, model, default_plan(config), progress, start_s)
 
 
 def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
@@ -82,11 +84,27 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             segments.device_arenas = open_until_end.enter_context(on_cards)
             announce = functools.partial(_announce, config, segments, start_s)
             inherited = listener.fileno() if config.uds else -1
-            return Supervisor(run, lock, config, plan, segments, progress, announce, inherited).live(signals)
+            relay = open_until_end.enter_context(_relayed(run, plan, config.log_format))
+            return Supervisor(run, lock, config, plan, segments, progress, announce, inherited, relay).live(signals)
         except TokamakError as error:
             progress.end()
-            print(f"tokamak: error: {error}", file=sys.stderr)
+            progress.note(f"tokamak: error: {error}")
             return EXIT_BAD_OPTIONS if isinstance(error, OptionError) else EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _relayed(run: Run, plan: Sequence[ActorPlan], log_format: str) -> Iterator[LogRelay | None]:
+    """The actors' logs go to stderr as well, unless a person looks at it or there is none."""
+    try:
+        descriptor = -1 if sys.stderr.isatty() else sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # a process without one
+        descriptor = -1
+    relay = LogRelay(run, [actor.name for actor in plan], descriptor, log_format) if descriptor >= 0 else None
+    try:
+        yield relay
+    finally:
+        if relay is not None:
+            relay.close()
 
 
 def _open_run(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from engine.process.log import json_line
 from shm.counters import State
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Progress(Protocol):
 class PlainProgress:
     """A line per change of state, and now and then one for what an actor says of its work."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: str = "text") -> None:
+        self._is_json = log_format == "json"
         self._states: dict[str, State] = {}
         self._texts: dict[str, tuple[str, float]] = {}  # what was printed, and when
         self._start_s = time.monotonic()
@@ -58,7 +60,7 @@ class PlainProgress:
         """Nothing is left on the screen."""
 
     def note(self, text: str) -> None:
-        _print(text)
+        _print(json_line("supervisor", "info", text).decode() if self._is_json else text)
 
 
 class LiveProgress:
@@ -102,9 +104,9 @@ class LiveProgress:
         _print(text)
 
 
-def terminal_progress() -> Progress:
+def terminal_progress(log_format: str) -> Progress:
     """The live one where a person looks at stderr."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+    return LiveProgress() if sys.stderr.isatty() and log_format == "text" else PlainProgress(log_format)
 
 
 def _print(text: str) -> None:

@@ -33,6 +33,7 @@ from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, role_of
 from engine.supervisor.child_process import Child, describe_exit, spawn
 from engine.supervisor.hangs import HangAction
 from engine.supervisor.keeper import RunKeeper
+from engine.supervisor.log_relay import LogRelay
 from engine.supervisor.orders import Orders
 from engine.supervisor.progress import Progress
 from engine.supervisor.restarts import HEALTHY_S, RestartTable
@@ -76,8 +77,10 @@ class Supervisor:
         progress: Progress,
         on_ready: Callable[[], None] = lambda: None,
         listener_fd: int = -1,
+        relay: LogRelay | None = None,
     ) -> None:
-        """`listener_fd`: of a socket that the api processes are to take connections from; -1: each has its own."""
+        """`listener_fd`: of a socket that the api processes are to take connections from; -1: each has its own. `relay`: what
+        shows the actors' logs on stderr."""
         self.config = config
         self.plan = tuple(plan)
         self.segments = segments
@@ -86,6 +89,7 @@ class Supervisor:
         self._progress = progress
         self._on_ready = on_ready
         self._listener_fd = listener_fd
+        self._relay = relay
         self._phase = Phase.STARTING
         self._exit_code = 0
         self._texts: dict[str, str] = {}  # what a child says of its start
@@ -180,6 +184,8 @@ class Supervisor:
         for child in [child for child in self.children.values() if child.pidfd in ready]:
             self._bury(child)
         self._watch(now_ns)
+        if self._relay is not None:
+            self._relay.look()
         for start in [start for start in self._starts.values() if now_ns >= start.at_s * 1e9]:
             self._attempt_together(start)
         if self._phase is Phase.STARTING:

@@ -44,6 +44,7 @@ from engine.process.outbox import RETRY_INTERVAL_NS
 from engine.process.run_directory import Run
 from engine.process.topology import role_of
 from engine.tokenizer.answer_formats import AnswerFormats
+from engine.tokenizer.answer_measures import AnswerMeasures
 from engine.tokenizer.api_channel import ApiChannel
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.lanes import Job, Lanes
@@ -76,6 +77,7 @@ class TokenizerActor(Actor):
         self._num_detokenized = context.counter("detokenized_tokens_total")
         self._num_stop_strings = context.counter("stop_strings_total")
         self._num_open = context.counter("open_streams")
+        self._answers = AnswerMeasures(context)
         self._num_jobs = context.counter("helper_jobs_total")
         self._num_waiting_jobs = context.counter("helper_jobs_waiting")
         self._num_refused_jobs = context.counter("helper_jobs_refused_total")
@@ -209,6 +211,8 @@ class TokenizerActor(Actor):
     def _take_answer(self, job: Job, answer: Answer) -> None:
         for request_id in job.ids:
             self._jobs.pop(request_id, None)
+        if isinstance(job.work, Submission) and job.work.text.is_bound:
+            self._answers.on_form(isinstance(answer, Refusal), job.begun_ns)
         if isinstance(answer, Refusal):
             self._refuse(job, answer)
         elif isinstance(answer, (Tokenized, Detokenized)):
@@ -275,7 +279,10 @@ class TokenizerActor(Actor):
             delta = stream.take(output)
             num_tokens += len(delta.token_ids)
             self._channels[stream.api].add(delta)
+            if delta.parts:
+                self._answers.on_parts(delta)
             if delta.finish_reason:
+                self._answers.on_end(delta, stream.num_malformed_calls)
                 self._close(stream, delta.finish_reason, output)
         self._num_detokenized.add(num_tokens)
 

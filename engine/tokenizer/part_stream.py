@@ -55,6 +55,10 @@ class PartStream(Detokenizer):
         self.num_reasoning_tokens = 0
 
     @property
+    def num_malformed_calls(self) -> int:
+        return self._parser.num_malformed
+
+    @property
     def is_over(self) -> bool:
         return self._parser.is_over or super().is_over
 

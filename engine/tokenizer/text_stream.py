@@ -116,6 +116,11 @@ class TextStream:
     def has_found_string(self) -> bool:
         return self._detokenizer.stop_string is not None
 
+    @property
+    def num_malformed_calls(self) -> int:
+        """What began as a call and was none."""
+        return 0 if self._parts is None else self._parts.num_malformed_calls
+
     def take(self, output: Output) -> Delta:
         """The next tokens and what they release. The last Delta of a sample has a finish reason."""
         is_stop_hidden = output.stop_token_id >= 0 and not self._is_stop_shown

@@ -5,12 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -21,13 +24,51 @@ from starlette.routing import Route
 
 from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
+from api.durations import route_of
+from api.health import package_version
 from api.openapi import document
+from api.prometheus import Look, information
 from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
 from shm.counters import State
 from tests.api.edge import OPERATOR, Edge
 from tests.waiting import WATCHDOG_S, wait_until
 
+VLLM_NAMES = (
+    *(
+        f"vllm:{name}_bucket"
+        for name in (
+            "e2e_request_latency_seconds",
+            "inter_token_latency_seconds",
+            "iteration_tokens_total",
+            "request_decode_time_seconds",
+            "request_generation_tokens",
+            "request_inference_time_seconds",
+            "request_max_num_generation_tokens",
+            "request_params_max_tokens",
+            "request_params_n",
+            "request_prefill_time_seconds",
+            "request_prompt_tokens",
+            "request_queue_time_seconds",
+            "request_time_per_output_token_seconds",
+            "time_per_output_token_seconds",
+            "time_to_first_token_seconds",
+        )
+    ),
+    "vllm:cache_config_info",
+    "vllm:generation_tokens_total",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prompt_tokens_total",
+    "vllm:request_success_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_drafts_total",
+)
 SAMPLE = re.compile(r'tokamak:([a-z0-9_]+)\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)*)\} (\S+)')
 
 
@@ -130,6 +171,7 @@ def test_an_engine_that_cannot_write_down_what_it_serves(well: Edge) -> None:
 
 
 def test_every_row_is_there(edge: Edge) -> None:
+    edge.get("/health")  # rows of routes are there with the first request
     names = {name for name, _ in samples(edge)}
     roles = BY_ROLE.keys() - {"media"}  # of models that see
     for metric in (*EVERY_ROLE, *(metric for role in roles for metric in BY_ROLE[role])):
@@ -149,7 +191,7 @@ def test_what_a_request_counts(edge: Edge) -> None:
     def grown(name: str, **labels: str) -> float:
         own = {"model_name": "tiny", **labels, "actor": "api0"}
         return sum(
-            after[key] - before[key]
+            after[key] - before.get(key, 0)
             for key in after
             if key[0] == name and all(f'{label}="{value}"' in key[1] for label, value in own.items())
         )
@@ -167,8 +209,53 @@ def test_what_a_request_counts(edge: Edge) -> None:
         assert grown(f"{name}_sum") > 0
     assert grown("inter_token_latency_seconds_count") == 22
     assert grown("request_prompt_tokens_sum") == 15
-    assert grown("request_generation_tokens_bucket", le="5") == 1
-    assert grown("request_generation_tokens_bucket", le="10") == 3
+    assert grown("request_generation_tokens_bucket", le="5.0") == 1
+    assert grown("request_generation_tokens_bucket", le="10.0") == 3
+    assert grown("request_time_per_output_token_seconds_count") == 3
+    assert grown("request_max_num_generation_tokens_count") == 2
+    assert grown("request_params_n_sum") == 3
+    assert grown("request_params_max_tokens_sum") == 10 + 16  # what /v1/completions takes for none
+    name = "http_request_duration_seconds_count"
+    assert (grown(name, route="/v1/completions", status="2xx"), grown(name, route="/v1/completions", status="4xx")) == (2, 1)
+
+
+def test_open_metrics(edge: Edge) -> None:
+    """Where it is asked for, as Prometheus does, and as strict readers take it; the same samples as in the text."""
+    edge.post("/v1/completions", {"prompt": "hello"})
+    accepted = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+    response = edge.get("/metrics", headers={"accept": accepted})
+    assert response.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert response.text.endswith("\n# EOF\n")
+    strict = [sample.name for family in openmetrics_families(response.text) for sample in family.samples]
+    plain = [sample.name for family in text_families(edge.get("/metrics").text) for sample in family.samples]
+    assert Counter(strict) == Counter(plain)
+
+
+def test_names_for_the_dashboards_of_others(edge: Edge) -> None:
+    """With `--metrics-prefix vllm` all that vLLM's own dashboard asks for, but for what nothing here can be."""
+    look = Look(edge.counters, [], information(edge.config), {"model_name": "tiny"}, "vllm")
+    found = {sample.name: sample.labels for family in look.collect() for sample in family.samples}
+    assert set(VLLM_NAMES) - found.keys() == set()
+    assert all(labels["model_name"] == "tiny" for labels in found.values())
+    cache = found["vllm:cache_config_info"]
+    assert (cache["block_size"], cache["num_gpu_blocks"]) == (str(edge.config.block_size), str(edge.config.num_kv_blocks))
+    assert found["vllm:build_info"]["version"] == package_version()
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/completions", "/v1/completions"),
+        ("/v1/chat/completions/render", "/v1/chat/completions/render"),
+        ("/v1/responses/resp_1", "/v1/responses"),
+        ("/v1/models/a/b", "/v1/models"),
+        ("/admin/actors/x/restart", "/admin"),
+        ("/administrator", "other"),
+        ("/.env", "other"),
+    ],
+)
+def test_what_route_a_path_counts_for(path: str, route: str) -> None:
+    assert route_of(path) == route
 
 
 def test_load(edge: Edge) -> None:

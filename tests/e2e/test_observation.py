@@ -70,6 +70,10 @@ def test_nothing_is_logged_per_request(engine: EngineProcess) -> None:
     assert len(engine.output) == lines
 
 
+def test_without_a_terminal_logs_are_on_stderr(engine: EngineProcess) -> None:
+    wait_until(lambda: any(line.startswith("[worker0] ") and "device" in line for line in engine.output), what="worker0's log")
+
+
 def test_health_names_the_actor(engine: EngineProcess) -> None:
     """Asked without a break over a connection that is open before: it says so only until the worker's successor is ready."""
     with httpx.Client(base_url=engine.url, timeout=WATCHDOG_S) as client:

@@ -72,7 +72,7 @@ def busy(taken_s: float) -> Snapshot:
         counter("device_keeps_cache", "worker0", 1),
         *(histogram(f"step_{part}_seconds", "scheduler", [time] * num_steps, STEP_SECONDS) for part, time in step.items()),
         histogram("time_to_first_token_seconds", "api0", [0.03] * int(5 * taken_s)),
-        histogram("time_per_output_token_seconds", "api0", [0.012] * int(5 * taken_s), STEP_SECONDS),
+        histogram("request_time_per_output_token_seconds", "api0", [0.012] * int(5 * taken_s), STEP_SECONDS),
         histogram("inter_token_latency_seconds", "api0", [0.011] * int(100 * taken_s), STEP_SECONDS),
         histogram("e2e_request_latency_seconds", "api0", [0.3] * int(5 * taken_s)),
     ]

@@ -40,6 +40,9 @@ MODEL = GOLDEN / "qwen3"
         ("--served-model-name a b --port 8001", {"served_model_name": ("a", "b"), "port": 8001}),
         ('--allowed-origins ["https://a.example","*"]', {"allowed_origins": ("https://a.example", "*")}),
         ("--uvicorn-log-level critical", {"log_level": "error"}),
+        ("--enable-log-requests", {"log_requests": True}),
+        ("--no-enable-log-requests", {"log_requests": False}),
+        ("--metrics-prefix vllm --log-format json", {"metrics_prefix": "vllm", "log_format": "json"}),
         ("--no_enable_prefix_caching", {"enable_prefix_caching": False}),
         ("--max-num-batched-tokens 8k", {"max_num_batched_tokens": 8000}),
         (

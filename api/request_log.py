@@ -1,0 +1,85 @@
+"""`--log-requests`: a line when a request is taken by the engine, and one when it was answered. Ids, lengths and parameters,
+never text: of what a client wrote there are numbers alone.
+
+Made in the api process where it is asked for; `Exchange.opened` and `app.Gate` call it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from api.client.generation import Generation
+from engine.messages import ChatPrompt, Prompt, SamplingParams, TextPrompt, TokensPrompt
+
+_HIDDEN = frozenset({"sample_index", "grammar", "pooling"})
+_USUAL = msgspec.structs.asdict(SamplingParams())
+
+
+class RequestLog:
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+
+    def on_opened(self, request_id: str, generation: Generation) -> None:
+        """The samples of a request are open."""
+        first = generation.samples[0].submit
+        fields: dict[str, Any] = {
+            "id": request_id,
+            "samples": len(generation.samples),
+            **_lengths([sample.submit.prompt for sample in generation.samples[:: generation.samples_per_prompt]]),
+            **parameters_of(first.sampling),
+            "stop_strings": len(first.text.stop),
+            "has_form": first.text.is_bound,
+            "media": len(first.media),
+            "priority": first.priority,
+        }
+        self._log.info("request taken", extra={"fields": {name: value for name, value in fields.items() if value}})
+
+    def on_answered(
+        self, request_id: str, method: str, path: str, status: int, duration_ns: int, generation: Generation | None
+    ) -> None:
+        """A request is over. `status` 0: the client left before there was one."""
+        fields: dict[str, Any] = {
+            "id": request_id,
+            "method": method,
+            "path": path[:256],
+            "status": status,
+            "seconds": round(duration_ns / 1e9, 6),
+        }
+        if generation is not None:
+            fields |= figures_of(generation)
+        self._log.info("request answered", extra={"fields": fields})
+
+
+def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
+    """What is not as usual; of lists and mappings how long they are."""
+    given = {name: value for name, value in msgspec.structs.asdict(sampling).items() if name not in _HIDDEN}
+    return {
+        name: len(value) if isinstance(value, (list, dict, bytes, str)) else value
+        for name, value in given.items()
+        if value != _USUAL[name]
+    }
+
+
+def figures_of(generation: Generation) -> dict[str, Any]:
+    """Of an answer: its tokens, ends and times."""
+    samples = generation.samples
+    firsts = [sample.first_token_ns - sample.submit.arrival_ns for sample in samples if sample.first_token_ns]
+    return {
+        "prompt_tokens": sum(sample.num_prompt_tokens for sample in samples[:: generation.samples_per_prompt]),
+        "cached_tokens": sum(sample.num_cached_tokens for sample in samples[:: generation.samples_per_prompt]),
+        "generation_tokens": sum(len(sample.delivered) for sample in samples),
+        "finish_reason": ",".join(sorted({sample.finish_reason or "none" for sample in samples})),
+        "attempts": 1 + max(sample.submit.attempt for sample in samples),
+        **({"time_to_first_token": round(min(firsts) / 1e9, 6)} if firsts else {}),
+    }
+
+
+def _lengths(prompts: list[Prompt]) -> dict[str, int]:
+    """How much there is of each kind of prompt."""
+    tokens = sum(len(prompt.token_ids) // 4 for prompt in prompts if isinstance(prompt, TokensPrompt))
+    characters = sum(len(prompt.text) for prompt in prompts if isinstance(prompt, TextPrompt))
+    num_bytes = sum(len(prompt.messages) for prompt in prompts if isinstance(prompt, ChatPrompt))
+    return {"prompts": len(prompts), "given_tokens": tokens, "characters": characters, "conversation_bytes": num_bytes}

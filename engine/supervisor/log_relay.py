@@ -1,0 +1,121 @@
+"""The actors' logs on stderr, each line with its actor's name, where no person looks at a terminal: containers and services
+collect them there.
+
+The supervisor looks with each of its turns whether a log has grown; a thread reads and writes, so that nobody waits for whoever
+reads stderr. What cannot be written yet stays in the files, which are the logs all the same. What an actor's libraries, its
+faulthandler or its interpreter write is in them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.process.log import json_line, printable
+from engine.process.run_directory import Run
+
+CHUNK_BYTES = 64 << 10
+END_TIMEOUT_S = 1.0  # for what is left when the engine has ended
+
+
+class _Log(msgspec.Struct):
+    name: str
+    path: str
+    position: int = 0  # up to which it was read
+    rest: bytes = b""  # the beginning of a line
+
+
+class LogRelay:
+    """`descriptor`: where the lines go. `close` ends it."""
+
+    def __init__(self, run: Run, actors: Iterable[str], descriptor: int, log_format: str) -> None:
+        self._logs = [_Log(name, str(run.log_path(name))) for name in actors]
+        self._descriptor = descriptor
+        self._is_json = log_format == "json"
+        self._has_grown = threading.Event()
+        self._is_ending = False
+        self._end_s = 0.0  # monotonic: when what is left is given up
+        self._thread = threading.Thread(target=self._relay, name="logs", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """By the supervisor, now and then."""
+        if not self._has_grown.is_set() and any(_size(log.path) != log.position for log in self._logs):
+            self._has_grown.set()
+
+    def close(self) -> None:
+        """Write what is left, as far as somebody takes it."""
+        self._end_s = time.monotonic() + END_TIMEOUT_S
+        self._is_ending = True
+        self._has_grown.set()
+        self._thread.join(END_TIMEOUT_S + 1.0)
+
+    # ------------------------------------------------------------------------------------------------------ the thread
+
+    def _relay(self) -> None:
+        try:
+            while not self._is_ending:
+                self._has_grown.wait()
+                self._has_grown.clear()
+                self._read_all()
+            self._read_all()
+            for log in self._logs:
+                self._write(self._line(log, log.rest) if log.rest else b"")
+        except OSError:
+            return  # nobody reads it any more
+
+    def _read_all(self) -> None:
+        for log in self._logs:
+            size = _size(log.path)
+            if size < log.position:  # another file
+                log.position, log.rest = 0, b""
+            while log.position < size:
+                if not self._read(log):
+                    break
+
+    def _read(self, log: _Log) -> bool:
+        """Some whole lines; a longer one than is read at a time comes in pieces. False: there is nothing to be had."""
+        try:
+            with open(log.path, "rb", buffering=0) as file:
+                file.seek(log.position)
+                read = file.read(CHUNK_BYTES)
+        except OSError:
+            return False  # removed
+        log.position += len(read)
+        *lines, rest = (log.rest + read).split(b"\n")
+        if len(rest) >= CHUNK_BYTES:
+            lines, rest = [*lines, rest], b""
+        log.rest = rest
+        self._write(b"".join(self._line(log, line) for line in lines if line))
+        return bool(read)
+
+    def _line(self, log: _Log, line: bytes) -> bytes:
+        if not self._is_json:
+            return f"[{log.name}] ".encode() + line + b"\n"
+        if line.startswith(b'{"time":'):  # ours
+            return line + b"\n"
+        return json_line(log.name, "info", printable(line.decode(errors="replace"))) + b"\n"
+
+    def _write(self, data: bytes) -> None:
+        """All of it, however long that takes, but not beyond the end. OSError: nobody reads it."""
+        while data:
+            if self._is_ending and time.monotonic() > self._end_s:
+                raise TimeoutError
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLOUT)
+            if poll.poll(100):
+                with contextlib.suppress(BlockingIOError):  # others write there too
+                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

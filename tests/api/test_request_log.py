@@ -1,0 +1,75 @@
+"""`--log-requests` and `--log-format json`: what is logged of requests, and that no text of theirs is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.edge import Edge
+
+SECRET = "xyzzy-plugh"
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    with Edge(tmp_path_factory.mktemp("run"), log_requests=True, log_format="json") as running:
+        yield running
+        running.run.log_path("api0").write_text("")  # it complained of nothing
+
+
+def lines(edge: Edge, request_id: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in Path(edge.run.log_path("api0")).read_text().splitlines()]
+    return [line for line in found if line.get("id") == request_id]
+
+
+def test_a_request_is_logged_without_its_text(edge: Edge) -> None:
+    body = {
+        "prompt": [f"{SECRET} one", f"{SECRET} two"],
+        "n": 2,
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "seed": 7,
+        "stop": [SECRET],
+        "logit_bias": {"5": 1.0},
+        "stop_token_ids": [3, 4],
+        "user": SECRET,
+    }
+    assert edge.post("/v1/completions", body, headers={"x-request-id": "mine"}).status_code == 200
+    taken, answered = lines(edge, "mine")
+    assert taken["message"] == "request taken"
+    expected = {
+        "level": "info",
+        "actor": "api0",
+        "samples": 4,
+        "prompts": 2,
+        "characters": 2 * (len(SECRET) + 4),
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "seed": 7,
+        "stop_strings": 1,
+        "logit_bias": 1,
+        "stop_token_ids": 2,
+    }
+    assert taken.items() >= expected.items()
+    assert answered.items() >= {"method": "POST", "path": "/v1/completions", "status": 200, "generation_tokens": 20}.items()
+    assert answered["time_to_first_token"] <= answered["seconds"]
+    assert SECRET not in edge.run.log_path("api0").read_text()
+
+
+def test_a_conversation_and_a_refusal(edge: Edge) -> None:
+    chat = {"messages": [{"role": "user", "content": SECRET}], "response_format": {"type": "json_object"}}
+    edge.post("/v1/chat/completions", chat, headers={"x-request-id": "chat"})
+    taken, answered = lines(edge, "chat")
+    assert taken["conversation_bytes"] > len(SECRET)
+    assert taken["has_form"] is True
+    assert answered["status"] == 200
+    edge.post("/v1/chat/completions", {"messages": SECRET}, headers={"x-request-id": "wrong"})
+    (refused,) = lines(edge, "wrong")
+    assert refused["status"] == 400
+    edge.get("/health", headers={"x-request-id": "probe"})
+    assert lines(edge, "probe") == []
+    assert SECRET not in edge.run.log_path("api0").read_text()
