@@ -63,6 +63,7 @@ from engine.messages.request import Submission as Submission
 from engine.messages.request import Submit as Submit
 from engine.messages.request import Tokenize as Tokenize
 from engine.messages.request import TokenizedPrompt as TokenizedPrompt
+from engine.messages.sampling import AdapterUse as AdapterUse
 from engine.messages.sampling import AnswerFormat as AnswerFormat
 from engine.messages.sampling import ChatPrompt as ChatPrompt
 from engine.messages.sampling import DecodedLogprobs as DecodedLogprobs
