@@ -27,17 +27,28 @@ Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 async def metrics(request: Request) -> Response:
     """The route."""
     services = Exchange.of(request).services
-    text = exposition(services.context.counters, rings(services.context.run.run_id), services.model.names[0])
+    adapters = {} if services.model.adapters is None else {each.slot: each.name for each in services.model.adapters.adapters}
+    max_loras = services.context.config.max_loras
+    name = services.model.names[0]
+    text = exposition(services.context.counters, rings(services.context.run.run_id), name, adapters, max_loras)
     return Response(text, media_type=CONTENT_TYPE)
 
 
-def exposition(counters: Counters, ring_snapshots: Sequence[RingSnapshot], model_name: str) -> str:
+def exposition(
+    counters: Counters,
+    ring_snapshots: Sequence[RingSnapshot],
+    model_name: str,
+    adapters: Mapping[int, str] | None = None,
+    max_loras: int = 0,
+) -> str:
+    """`adapters`: their names, by their slots of `max_loras`."""
     snapshot = counters.snapshot()
     rows = [
         *snapshot["metrics"],
         *_actor_rows(snapshot["actors"], time.monotonic_ns()),
         *_error_rows(snapshot["errors"]),
         *_ring_rows(ring_snapshots),
+        *(_adapter_rows(snapshot["metrics"], adapters or {}, max_loras) if max_loras else ()),
     ]
     families: dict[str, list[Row]] = {}
     for row in rows:
@@ -91,6 +102,16 @@ def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
         yield _gauge("ring_fill_bytes", "Bytes on a ring that its receiver has not taken yet.", ends, ring.fill_bytes)
         yield {**_gauge("ring_records_total", "Records sent over a ring.", ends, ring.num_records), "kind": "counter"}
         yield {**_gauge("ring_full_waits_total", "Sends that found a ring full.", ends, ring.num_full_waits), "kind": "counter"}
+
+
+def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: int) -> Iterable[Row]:
+    """As vLLM has it: which adapters have samples that run or wait, in labels, and the time."""
+    labels = {"max_lora": str(max_loras)}
+    found = [(row["name"], int(row["labels"]["adapter_slot"])) for row in rows if row["name"].startswith("adapter_") and row["value"]]
+    for what in ("running", "waiting"):
+        slots = sorted({slot for name, slot in found if name == f"adapter_requests_{what}"})
+        labels[f"{what}_lora_adapters"] = ",".join(adapters[slot] for slot in slots if slot in adapters)
+    yield _gauge("lora_requests_info", "The adapters that have samples running or waiting.", labels, time.time())
 
 
 def _gauge(name: str, help: str, labels: dict[str, str], value: float) -> dict[str, Any]:

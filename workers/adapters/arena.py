@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.checkpoint.adapters.layout import LINE, AdapterLayout, whole_lines
 from ops.modules import AdaptedPart, Adapters, Linear
-from workers.adapters.reader import AdaptedLinear
+
+if TYPE_CHECKING:
+    from workers.adapters.reader import AdaptedLinear
 
 HASH_BYTES = 32
 

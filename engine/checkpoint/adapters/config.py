@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions, read_json
+from engine.config import MAX_LORA_RANK
 from engine.errors import CheckpointError
 
 CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
-MAX_RANK = 512
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERNS, _MAX_PATTERN_LETTERS, _MAX_REPEATS, _MAX_GROUPS = 1024, 1024, 2, 2
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -65,7 +65,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         _refuse_others(options)
         config = AdapterConfig(
             path=path,
-            rank=options.count("r", most=MAX_RANK),
+            rank=options.count("r", most=MAX_LORA_RANK),
             alpha=options.number("lora_alpha", None),
             is_rank_stabilized=options.flag("use_rslora", False),
             targets=_names(options, "target_modules"),
@@ -147,7 +147,7 @@ def _patterns(options: JsonOptions, name: str) -> Sequence[tuple[str, Any]]:
 
 
 def _rank(options: JsonOptions, name: str, value: Any) -> int:
-    return JsonOptions({name: value}, options.path, "rank_pattern.").count(name, most=MAX_RANK)
+    return JsonOptions({name: value}, options.path, "rank_pattern.").count(name, most=MAX_LORA_RANK)
 
 
 def _alpha(options: JsonOptions, name: str, value: Any) -> float:
