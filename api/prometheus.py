@@ -107,7 +107,9 @@ def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
 def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: int) -> Iterable[Row]:
     """As vLLM has it: which adapters have samples that run or wait, in labels, and the time."""
     labels = {"max_lora": str(max_loras)}
-    found = [(row["name"], int(row["labels"]["adapter_slot"])) for row in rows if row["name"].startswith("adapter_") and row["value"]]
+    found = [
+        (row["name"], int(row["labels"]["adapter_slot"])) for row in rows if row["name"].startswith("adapter_") and row["value"]
+    ]
     for what in ("running", "waiting"):
         slots = sorted({slot for name, slot in found if name == f"adapter_requests_{what}"})
         labels[f"{what}_lora_adapters"] = ",".join(adapters[slot] for slot in slots if slot in adapters)

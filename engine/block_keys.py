@@ -31,8 +31,8 @@ def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
 
 
 class BlockExtras:
-    """Of one prompt: the contents of its adapter, with -1, in every block; in the first one the salt, which parts it from requests
-    of other salts; which units overlap a block, with the first of their tokens that is there; and what its tokens see.
+    """Of one prompt: the contents of its adapter, with -1, in every block; in the first one the salt, which parts it from
+    requests of other salts; which units overlap a block, with the first of their tokens that is there; and what its tokens see.
 
     Causal tokens see every key up to themselves. Where a block has others, its key holds their first and last keys; where one
     of them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these, on which its KV

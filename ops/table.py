@@ -143,8 +143,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # a row's features come in its place where the number is 0, else are added to it
     take_features: Callable[[Any, Tensor, int], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]  # [R, in] -> [R, out]
-    # a step or its inputs, y [R, out] that `linear` made of x [R, in] -> y, with what each row's adapter adds: (x A^T) (B^T scale).
-    # May be in place; rows without an adapter keep their bits. For linears that have `adapters`
+    # a step or its inputs, y [R, out] that `linear` made of x [R, in] -> y, with what each row's adapter adds: (x A^T) (B^T
+    # scale). May be in place; rows without an adapter keep their bits. For linears that have `adapters`
     adapt: Callable[[Any, Tensor, Tensor, Linear], Tensor]
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual

@@ -28,8 +28,8 @@ def write_adapter(
     changes: Mapping[str, np.ndarray | None] | None = None,
     **config: Any,
 ) -> Path:
-    """An adapter of the checkpoint `model`. `size`: of the numbers of its products, about; `changes`: tensors over those that it
-    would have, None: without it; the rest is of adapter_config.json."""
+    """An adapter of the checkpoint `model`. `size`: of the numbers of its products, about; `changes`: tensors over those that
+    it would have, None: without it; the rest is of adapter_config.json."""
     generator = np.random.default_rng(seed)
     ranks, targets = config.get("rank_pattern", {}), tuple(targets)
     tensors: dict[str, np.ndarray] = {}

@@ -338,9 +338,12 @@ class ReloadRequest(msgspec.Struct, kw_only=True):
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: Annotated[
-        str, Meta(min_length=1, max_length=256, pattern=r"^[^\s,\x00-\x1f\x7f]+$", description="What requests name as their model.")
+        str,
+        Meta(min_length=1, max_length=256, pattern=r"^[^\s,\x00-\x1f\x7f]+$", description="What requests name as their model."),
     ]
-    lora_path: Annotated[str, Meta(min_length=1, max_length=4096, description="Directory of the adapter, on the engine's machine.")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, max_length=4096, description="Directory of the adapter, on the engine's machine.")
+    ]
     load_inplace: Annotated[bool, Meta(description="Take the place of the adapter of that name, if there is one.")] = False
 
 

@@ -24,10 +24,10 @@ from engine.messages.cache import BlocksMove as BlocksMove
 from engine.messages.cache import BlocksMoved as BlocksMoved
 from engine.messages.cache import BlocksRemoved as BlocksRemoved
 from engine.messages.cache import BlocksStored as BlocksStored
-from engine.messages.control import Adapter as Adapter
-from engine.messages.control import AdaptersRecord as AdaptersRecord
 from engine.messages.control import AbortRequest as AbortRequest
 from engine.messages.control import ActorState as ActorState
+from engine.messages.control import Adapter as Adapter
+from engine.messages.control import AdaptersRecord as AdaptersRecord
 from engine.messages.control import Command as Command
 from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights

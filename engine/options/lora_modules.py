@@ -26,10 +26,10 @@ def parse_lora_modules(value: str) -> list[LoraModule]:
     text = value.strip()
     if text.startswith(("{", "[")):
         try:
-            found = msgspec.json.decode(text, type=list[_Given] if text.startswith("[") else _Given)
+            found = msgspec.json.decode(text if text.startswith("[") else f"[{text}]", type=list[_Given])
         except msgspec.MsgspecError as error:
             raise ValueError(f"{_EXPECTED}: {error}") from None
-        given = [(each.name, each.path) for each in (found if isinstance(found, list) else [found])]
+        given = [(each.name, each.path) for each in found]
     else:
         parts = [part.strip().partition("=") for part in text.split(",")]
         if not all(name and sign and path for name, sign, path in parts):

@@ -30,7 +30,9 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
     taken = list(names)
     for module in modules:
         if module.name in taken:
-            raise OptionError(f"--lora-modules: the name {module.name!r} is given twice; give each adapter, and the model, its own")
+            raise OptionError(
+                f"--lora-modules: the name {module.name!r} is given twice; give each adapter, and the model, its own"
+            )
         taken.append(module.name)
     num_slots = values["max_loras"] or min(MAX_LORAS, max(DEFAULT_LORAS, len(modules)))
     if len(modules) > num_slots:

@@ -1,16 +1,16 @@
 """The LoRA adapters that are served, as actors see them: what the supervisor wrote down, read again when it says that it did.
 
 Used by api processes, which find adapters by the names of models, and by schedulers, which take no sample of one that is gone.
-Who takes a sample counts it first, in the gauge of the adapter's slot, and looks here then; the supervisor writes first, and looks
-at the gauges then (`engine/supervisor/adapters.py`). So either the sample is refused or the adapter stays until it has ended.
-"""
+Who takes a sample counts it first, in the gauge of the adapter's slot, and looks here then; the supervisor writes first, and
+looks at the gauges then (`engine/supervisor/adapters.py`). So either the sample is refused or the adapter stays until it has
+ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from engine.errors import RequestError, TokamakError
-from engine.messages import Adapter, AdapterUse, AdaptersRecord
+from engine.messages import Adapter, AdaptersRecord, AdapterUse
 from engine.process.context import ActorContext
 from engine.process.topology import SUPERVISOR
 from shm.counters import Cell

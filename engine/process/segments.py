@@ -119,7 +119,9 @@ class RunSegments:
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
         self._mailboxes: list[Mailbox] = []
-        self.counters = Counters.create(run_id, (SUPERVISOR, *names), partial(rows_of, max_drafts=max_drafts, max_loras=max_loras))
+        self.counters = Counters.create(
+            run_id, (SUPERVISOR, *names), partial(rows_of, max_drafts=max_drafts, max_loras=max_loras)
+        )
         self._hold = _lock_counters(run_id, fcntl.LOCK_SH)
         for name in names:
             senders = senders_of(name, names)
@@ -274,8 +276,8 @@ def _create_slab(run_id: str, slab_id: int, capacity_bytes: int) -> MemoryFile:
 
 
 def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric, ...]:
-    """The metric rows of a role, of drafts' positions those of a row, of adapters' slots those that there are; an actor of a test
-    has those that every role has."""
+    """The metric rows of a role, of drafts' positions those of a row, of adapters' slots those that there are; an actor of a
+    test has those that every role has."""
     rows = metrics_of(role) if role in ROLES else EVERY_ROLE
     limits = {"position": max_drafts, "adapter_slot": max_loras}
     return tuple(row for row in rows if all(row.place(label) < limit for label, limit in limits.items()))

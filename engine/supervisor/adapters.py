@@ -2,8 +2,9 @@
 
 Owned by the supervisor's `Orders`; the supervisor lives as long as the arena does. An adapter's life:
 
-    load      a free slot and a number; the first rank checks the files and writes the slot, beside the steps that run. When it has,
-              the adapter is in the record (adapters.json), and api processes find it. Where the rank dies or refuses, nothing was
+    load      a free slot and a number; the first rank checks the files and writes the slot, beside the steps that run. When it
+              has, the adapter is in the record (adapters.json), and api processes find it. Where the rank dies or refuses, it
+              never was
     leaving   api processes take no new requests for it. Those that are open go on, whoever dies: the edge submits them again
     gone      when nobody counts a sample of it: schedulers take none any more either, as might still come of an api that died
     free      when nobody counts one still: the slot may be written
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.messages import Adapter, AdaptersRecord, Command, LoadAdapter, Reply, UnloadAdapter
+from engine.messages import Adapter, AdaptersRecord, Command, Details, LoadAdapter, Reply, UnloadAdapter
 from engine.process.run_directory import Run
 from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import Cell, Counters
@@ -145,7 +146,9 @@ class AdapterOrders:
     def _check_load(self, order: LoadAdapter) -> None:
         """RequestError where that name, or another adapter, cannot be had."""
         if order.name in self._config.served_model_name:
-            raise RequestError(f"{order.name!r} is a name of the model itself; give the adapter one of its own", param="lora_name")
+            raise RequestError(
+                f"{order.name!r} is a name of the model itself; give the adapter one of its own", param="lora_name"
+            )
         if self._served(order.name) is not None and not order.replaces:
             raise RequestError(
                 f"the adapter {order.name!r} is loaded already; unload it, or ask with load_inplace", param="lora_name"
@@ -193,7 +196,7 @@ class AdapterOrders:
             return
         if before is not None:
             self._leaving.append(_Leaving(replace(before, is_leaving=True), ""))
-        details = {"name": order.name, "path": order.path, "contents": contents}
+        details: Details = {"name": order.name, "path": order.path, "contents": contents}
         self._end_load(command, Reply(command.command_id, 200, f"the adapter {order.name!r} is served", details))
 
     def _end_load(self, command: Command, reply: Reply) -> None:
@@ -234,7 +237,8 @@ class AdapterOrders:
         try:
             self._run.write_adapters(record)
         except OSError as error:
-            return f"the order cannot be written to {self._run.adapters_path}: {error.strerror}; see to that directory and ask again"
+            path = self._run.adapters_path
+            return f"the order cannot be written to {path}: {error.strerror}; see to that directory and ask again"
         self._record = record
         self._version.add(1)
         self._num_adapters.set(len(record.adapters))

@@ -78,9 +78,7 @@ class Orders:
         self._replicas = ReplicaOrders(engine.run, schedulers, self._tell, server.reply)
         self._rebalances = Rebalances(self._tell, server.reply)
         names = [plan.name for plan in engine.plan]
-        self.adapters = AdapterOrders(
-            engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply
-        )
+        self.adapters = AdapterOrders(engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply)
         self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
 
     def handle(self, command: Command) -> None:

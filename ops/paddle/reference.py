@@ -292,8 +292,8 @@ def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
 
 
 def adapt(step: Any, y: paddle.Tensor | Cut, x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
-    """Every row by each adapter that some row of the step has: of these products it takes its own. Adapters lie in memory of the
-    host, and may be others in each step."""
+    """Every row by each adapter that some row of the step has: of these products it takes its own. Adapters lie in memory of
+    the host, and may be others in each step."""
     inputs: AttentionMetadata = getattr(step, "inputs", step)  # of a step of this table or of one made of it
     own, adapters = own_columns(y), module.adapters
     assert adapters is not None, f"{module.name} has no adapters"

@@ -1,5 +1,5 @@
-"""What LoRA adapters add to a linear: the sum as numpy has it, over weights of every format, with the bits that a row has alone and,
-where it has no adapter, the linear's own."""
+"""What LoRA adapters add to a linear: the sum as numpy has it, over weights of every format, with the bits that a row has alone
+and, where it has no adapter, the linear's own."""
 
 from __future__ import annotations
 

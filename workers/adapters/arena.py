@@ -1,7 +1,7 @@
 """The memory of all adapters, as one rank writes it and every rank reads it.
 
-Owned by the runner, over the memory that the supervisor holds (`engine/checkpoint/adapters/layout.py`): what one rank wrote there is
-there for the others, and for those that are started again.
+Owned by the runner, over the memory that the supervisor holds (`engine/checkpoint/adapters/layout.py`): what one rank wrote
+there is there for the others, and for those that are started again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class AdapterArena:
         assert num_found == len(self._modules), f"{num_found} of {len(self._modules)} modules are linears of the model"
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
-        """Put an adapter into a slot that no row uses. What tells its numbers from any others', in hexadecimal: whatever files they
-        came in. CheckpointError as the reader's; the slot then holds no adapter."""
+        """Put an adapter into a slot that no row uses. What tells its numbers from any others', in hexadecimal: whatever files
+        they came in. CheckpointError as the reader's; the slot then holds no adapter."""
         digest = hashlib.blake2b(digest_size=HASH_BYTES)
         self.ranks[slot] = 0
         memory = self.slots[slot]
@@ -66,7 +66,7 @@ class AdapterArena:
             b[:] = outputs.reshape(num_panels, LINE, rank).swapaxes(1, 2)
             ranks[module.index] = rank
             digest.update(f"{module.name} {rank}\n".encode())
-            digest.update(linear.a)
-            digest.update(linear.b)
+            digest.update(linear.a.data)
+            digest.update(linear.b.data)
         self.ranks[slot] = ranks
         return digest.hexdigest()

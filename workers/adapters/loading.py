@@ -24,8 +24,8 @@ class AdapterLoading:
         self._thread.start()
 
     def _load(self) -> None:
-        """Checked as a whole before the slot, which no row uses, is written. Numbers are checked on their way there: no row will
-        have a slot whose order failed."""
+        """Checked as a whole before the slot, which no row uses, is written. Numbers are checked on their way there: no row
+        will have a slot whose order failed."""
         try:
             files = AdapterFiles(Path(self._order.path), self._arena.layout)
             contents = self._arena.write(self._order.slot, files.linears())

@@ -1,15 +1,15 @@
 """An adapter's files, checked against the model, as the numbers that the arena holds.
 
-Used by the first rank when it is told to load an adapter, in a thread beside its steps. Everything that is wrong with an adapter
-is a CheckpointError that says what, before anything is written anywhere.
+Used by the first rank when it is told to load an adapter, in a thread beside its steps. Everything that is wrong with an
+adapter is a CheckpointError that says what, before anything is written anywhere.
 
 `adapter_model.safetensors` has for each linear that is adapted
 
     base_model.model.<its name>.lora_A.weight    [rank, inputs]
     base_model.model.<its name>.lora_B.weight    [outputs, rank]
 
-maybe with the adapter's own name before `.weight`. Names of linears are those of the model's checkpoint; those of models that see
-have `language_model` in them, or not.
+maybe with the adapter's own name before `.weight`. Names of linears are those of the model's checkpoint; those of models that
+see have `language_model` in them, or not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(
 _CAUSES = (  # of tensors that are none of these
     (re.compile(r"lora_magnitude_vector"), "is of DoRA, which is not served"),
     (re.compile(r"lora_embedding_[AB]"), "adapts an embedding; only linears have adapters here"),
-    (re.compile(r"modules_to_save|\.original_module\."), "replaces a part of the base; merge it, or train without modules_to_save"),
+    (
+        re.compile(r"modules_to_save|\.original_module\."),
+        "replaces a part of the base; merge it, or train without modules_to_save",
+    ),
     (re.compile(r"lora_[AB].*\.bias$"), "is a bias of an adapter, which is not served"),
     (re.compile(r"\.bias$"), "is a bias, which is not served"),
 )
@@ -97,7 +100,9 @@ class AdapterFiles:
             remedy = f"there is {others[0]}, which is not read: save it as safetensors" if others else "is the path right?"
             raise CheckpointError(f"{self._path} cannot be read ({error.strerror}); {remedy}") from None
         if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
-            raise CheckpointError(f"{self._path} is damaged, or no adapter: its header is longer than {_MAX_HEADER_BYTES} bytes")
+            raise CheckpointError(
+                f"{self._path} is damaged, or no adapter: its header is longer than {_MAX_HEADER_BYTES} bytes"
+            )
         return MappedFile(self._path, data, status)
 
     def _check_size(self, size: int) -> None:

@@ -1,8 +1,8 @@
 """An adapter's `adapter_config.json`, as PEFT writes it, as one checked value.
 
-Read by the rank that loads an adapter. What would have the base model's weights changed, or parts of it replaced, is an error and
-never ignored: a wrong answer would follow. Patterns are regular expressions of whoever made the file: those that could take long
-are refused.
+Read by the rank that loads an adapter. What would have the base model's weights changed, or parts of it replaced, is an error
+and never ignored: a wrong answer would follow. Patterns are regular expressions of whoever made the file: those that could take
+long are refused.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.config import MAX_LORA_RANK
 from engine.errors import CheckpointError
+
+Number = TypeVar("Number", int, float)
 
 CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
@@ -79,11 +81,11 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return config
 
     def rank_of(self, module: str) -> int:
-        return self._by_pattern(self.rank_pattern, module, self.rank)
+        return _by_pattern(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """What the product is multiplied by."""
-        rank, alpha = self.rank_of(module), self._by_pattern(self.alpha_pattern, module, self.alpha)
+        rank, alpha = self.rank_of(module), _by_pattern(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
     def may_have(self, module: str) -> bool:
@@ -103,12 +105,13 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         is_named = _is_named(self.targets, module)
         return None if is_excluded is None or is_named is None else is_named and not is_excluded
 
-    def _by_pattern(self, values: Mapping[str, Any], module: str, default: Any) -> Any:
-        """Of the first pattern that the end of the name is, from a dot on."""
-        for pattern, value in values.items():
-            if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
-                return value
-        return default
+
+def _by_pattern(values: Mapping[str, Number], module: str, default: Number) -> Number:
+    """Of the first pattern that the end of the name is, from a dot on."""
+    for pattern, value in values.items():
+        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
+            return value
+    return default
 
 
 def _refuse_others(options: JsonOptions) -> None:

@@ -1,8 +1,8 @@
 """Which linears of a model an adapter may change, and where adapters lie in memory. Pure.
 
-An adapter gives some linears y = x W + b a product of rank r besides: y = x W + b + (x A^T) B^T * scale. All adapters of an engine
-lie in one arena, which the supervisor holds and every rank maps, in slots of equal size, so that a rank that was started again
-finds them as they were:
+An adapter gives some linears y = x W + b a product of rank r besides: y = x W + b + (x A^T) B^T * scale. All adapters of an
+engine lie in one arena, which the supervisor holds and every rank maps, in slots of equal size, so that a rank that was started
+again finds them as they were:
 
     ranks     int32 [slots][modules]               rows of A in use; 0: the adapter leaves the module as it is
     slot 0    float32 [module][A | B]
@@ -46,7 +46,8 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(config: ModelConfig, num_slots: int, max_rank: int) -> AdapterLayout:
-        modules, at, room = [], 0, whole_lines(max_rank)
+        modules: list[AdaptedModule] = []
+        at, room = 0, whole_lines(max_rank)
         for name, num_inputs, num_outputs in _linears(config):
             end_of_a = at + num_inputs * room
             modules.append(AdaptedModule(name, len(modules), num_inputs, num_outputs, at, end_of_a))
@@ -86,5 +87,5 @@ def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
         sizes.append(("self_attn.o_proj", queries, hidden))
         if layer not in sparse:
             sizes += [("mlp.gate_proj", hidden, inner), ("mlp.up_proj", hidden, inner), ("mlp.down_proj", inner, hidden)]
-        found += [(f"model.layers.{layer}.{name}", *size) for name, *size in sizes]
+        found += [(f"model.layers.{layer}.{name}", num_inputs, num_outputs) for name, num_inputs, num_outputs in sizes]
     return found

@@ -44,9 +44,8 @@ void adapt(Engine &engine, const Adapt &op) {
         engine.kernels().adapt(shape, 0, rows);
         return;
     }
-    engine.pool().run(tasks, [&](i64 task, int) {
-        engine.kernels().adapt(shape, rows * task / tasks, rows * (task + 1) / tasks);
-    });
+    engine.pool().run(tasks,
+                      [&](i64 task, int) { engine.kernels().adapt(shape, rows * task / tasks, rows * (task + 1) / tasks); });
 }
 
 }  // namespace tokamak::cpu
