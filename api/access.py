@@ -26,6 +26,7 @@ from engine.errors import RequestError
 PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/v2/rerank")
 PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
 ADMIN_PREFIX = "/admin"
+ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # where vLLM has them
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
@@ -44,9 +45,11 @@ class Access:
         self._check_host(headers.getlist("host"))
         origin = headers.get("origin")
         if origin is not None and not self.is_shared(path, origin) and not _is_same(origin, headers.get("host", "")):
-            where = ADMIN_PREFIX if path.startswith(ADMIN_PREFIX) else "this server; start it with --allowed-origins"
+            where = "this server; start it with --allowed-origins"
+            if _is_admin(path):
+                where = path if path in ADMIN_PATHS else ADMIN_PREFIX
             raise _forbidden(f"pages of the origin {origin[:256]!r} may not use {where}")
-        if path.startswith(ADMIN_PREFIX):
+        if _is_admin(path):
             self._check_admin(headers)
         elif path.startswith(PROTECTED_PREFIXES) or path in PROTECTED_PATHS:
             self._check_api_key(headers)
@@ -54,7 +57,7 @@ class Access:
     def is_shared(self, path: str, origin: str) -> bool:
         """Whether pages of `origin`, of this machine or of --allowed-origins, may use what is at `path`, and read it."""
         is_allowed = "*" in self.origins or origin in self.origins or re.fullmatch(LOCAL_ORIGIN, origin) is not None
-        return is_allowed and not path.startswith(ADMIN_PREFIX)
+        return is_allowed and not _is_admin(path)
 
     def _check_host(self, given: Sequence[str]) -> None:
         """No Host at all (HTTP/1.0) comes from no browser."""
@@ -102,6 +105,10 @@ def _key_of(headers: Headers, keys: Sequence[str]) -> str:
     given = [text.encode("latin-1") for text in (*tokens, *headers.getlist("x-api-key"))]
     matches = [key for key in keys for one in given if hmac.compare_digest(one, key.encode())]
     return matches[0] if matches else ""
+
+
+def _is_admin(path: str) -> bool:
+    return path.startswith(ADMIN_PREFIX) or path in ADMIN_PATHS
 
 
 def _is_local(name: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,12 +16,21 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
-from api.schemas.requests import AbortRequestBody, EmptyRequest, PauseRequest, RebalanceRequest, ReloadRequest
+from api.schemas.requests import (
+    AbortRequestBody,
+    EmptyRequest,
+    LoadAdapterRequest,
+    PauseRequest,
+    RebalanceRequest,
+    ReloadRequest,
+    UnloadAdapterRequest,
+)
 from engine.errors import CheckpointError, ControlError, RequestError
 from engine.messages import (
     AbortRequest,
     DropWeights,
     ListActors,
+    LoadAdapter,
     Order,
     Pause,
     RebalanceExperts,
@@ -29,6 +39,7 @@ from engine.messages import (
     ResetPrefixCache,
     RestartActor,
     Resume,
+    UnloadAdapter,
 )
 from engine.process.gangs import gang_ranks
 from shm.experts import ExpertTable
@@ -103,6 +114,21 @@ async def reload_weights(request: Request) -> Response:
     return await _carry_out(request, ReloadWeights(path, body.mode, body.ranks))
 
 
+async def load_adapter(request: Request) -> Response:
+    """Of a directory on the engine's machine. vLLM's body."""
+    body = await _parse(request, LoadAdapterRequest, b"")
+    path = Path(body.lora_path)
+    if "\0" in body.lora_path or not path.is_absolute():
+        raise RequestError("lora_path: expected the absolute path of a directory on the engine's machine", param="lora_path")
+    return await _carry_out(request, LoadAdapter(body.lora_name, str(path), body.load_inplace))
+
+
+async def unload_adapter(request: Request) -> Response:
+    """Answered when the requests that are open have ended."""
+    body = await _parse(request, UnloadAdapterRequest, b"")
+    return await _carry_out(request, UnloadAdapter(body.lora_name))
+
+
 async def rebalance_experts(request: Request) -> Response:
     body = await _parse(request, RebalanceRequest)
     return await _carry_out(request, RebalanceExperts(body.force))
@@ -116,7 +142,7 @@ async def clear_weights(request: Request) -> Response:
 async def abort_request(request: Request) -> Response:
     """By the id that the client was given. Another api process's requests are reached through the engine."""
     exchange = Exchange.of(request)
-    body = await _parse(request, AbortRequestBody)
+    body = await _parse(request, AbortRequestBody, b"")
     if exchange.services.client.abort(body.request_id):
         return json_response({"message": f"request {body.request_id} is aborted"})
     return await _carry_out(request, AbortRequest(body.request_id))
@@ -135,9 +161,9 @@ def _checkpoint_at(path: str) -> str:
     return str(found)
 
 
-async def _parse(request: Request, type_: type[T]) -> T:
+async def _parse(request: Request, type_: type[T], default: bytes = b"{}") -> T:
     """A body whose every field has a default may be empty."""
-    return await Exchange.of(request).parse(request, type_, b"" if type_ is AbortRequestBody else b"{}")
+    return await Exchange.of(request).parse(request, type_, default)
 
 
 async def _carry_out(request: Request, order: Order) -> Response:

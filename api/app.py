@@ -88,6 +88,8 @@ def routes() -> list[BaseRoute]:
         *(Route(f"/api/{order}", on_first_use("api.ollama.models", "refuse"), methods=["POST"]) for order in _OLLAMA_ORDERS),
         Route("/api/delete", on_first_use("api.ollama.models", "refuse"), methods=["DELETE"]),
         Route("/api/blobs/{digest}", on_first_use("api.ollama.models", "refuse"), methods=["HEAD", "POST"]),
+        Route("/v1/load_lora_adapter", admin.load_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", admin.unload_adapter, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/health", health.health),
@@ -236,7 +238,7 @@ async def list_models(request: Request) -> Response:
     model = Exchange.of(request).services.model
     if anthropic_errors.is_spoken(request.url.path, request.headers):
         return json_response(anthropic_models.page(model, request.query_params))
-    return json_response(ModelList(data=[model.card(name) for name in model.names]))
+    return json_response(ModelList(data=[model.card(name) for name in model.all_names]))
 
 
 async def show_model(request: Request) -> Response:

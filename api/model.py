@@ -16,6 +16,8 @@ from engine.checkpoint.record import ModelRecord
 from engine.checkpoint.sampling_defaults import SamplingDefaults
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, RequestError
+from engine.messages import Adapter, AdapterUse
+from engine.process.adapters import AdapterRegistry
 
 _TASKS = {
     "generate": "to generate text, for /v1/chat/completions and /v1/completions; --runner pooling makes vectors of its states",
@@ -38,10 +40,11 @@ class ServedModel(msgspec.Struct, frozen=True):
     reasoning_parser: str
     finds_calls: bool  # where a request leaves it to the model to make one
     pooling: PoolingConfig | None = None  # None: it generates
+    adapters: AdapterRegistry | None = None  # None: the engine takes none
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     @staticmethod
-    def of(config: EngineConfig, model: ModelRecord) -> ServedModel:
+    def of(config: EngineConfig, model: ModelRecord, adapters: AdapterRegistry | None = None) -> ServedModel:
         return ServedModel(
             names=config.served_model_name,
             path=config.model,
@@ -56,17 +59,32 @@ class ServedModel(msgspec.Struct, frozen=True):
             reasoning_parser=config.reasoning_parser,
             finds_calls=config.enable_auto_tool_choice,
             pooling=config.pooling,
+            adapters=adapters,
         )
 
     def resolve(self, name: str | None) -> str:
         """The name that the answer carries. 404 for a model that is not served."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
-            served = ", ".join(self.names)
+        if name not in self.names and self.adapter_of(name) is None:
+            served = ", ".join(self.all_names)
             text = f"the model {shown(name)} does not exist; served here: {served}"
             raise RequestError(text, status=404, code="model_not_found", param="model")
         return name
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Those of adapters, too."""
+        return self.names if self.adapters is None else (*self.names, *(each.name for each in self.adapters.served()))
+
+    def adapter_of(self, name: str | None) -> Adapter | None:
+        """None: the name is that of the model itself, or of nothing."""
+        return None if self.adapters is None or name is None or name in self.names else self.adapters.find(name)
+
+    def use_of(self, name: str | None) -> AdapterUse | None:
+        """What a request that names this model uses of the adapters. 404 for a model that is not served."""
+        adapter = self.adapter_of(self.resolve(name))
+        return None if adapter is None else AdapterUse(adapter.number, adapter.slot, adapter.contents)
 
     def check_task(self, *tasks: str) -> None:
         """400 where the model is for none of these."""
@@ -79,10 +97,12 @@ class ServedModel(msgspec.Struct, frozen=True):
             )
 
     def card(self, name: str) -> responses.Model:
+        adapter = self.adapter_of(name)
         return responses.Model(
             id=name,
             created=self.created,
-            root=self.path,
+            root=self.path if adapter is None else adapter.path,
+            parent=None if adapter is None else self.names[0],
             max_model_len=self.max_model_len,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,

@@ -108,23 +108,27 @@ def _refused(method: Method, path: str, parameters: Sequence[str] = ()) -> Opera
     )
 
 
+_WITHOUT_DEFAULTS = (requests.AbortRequestBody, requests.LoadAdapterRequest, requests.UnloadAdapterRequest)
+
+
 def _order(
     path: str,
     summary: str,
     body: type[msgspec.Struct] = requests.EmptyRequest,
     parameters: Sequence[str] = (),
     accepted: str = "",
+    folder: str = "/admin",
 ) -> Operation:
     return Operation(
         "post",
-        f"/admin/{path}",
+        f"{folder}/{path}",
         summary,
         responses.AdminAnswer,
         ((body,),),
         errors=_ORDERS,
         security="admin_key",
         parameters=parameters,
-        is_body_required=body is requests.AbortRequestBody,
+        is_body_required=body in _WITHOUT_DEFAULTS,
         accepted=accepted,
     )
 
@@ -224,4 +228,6 @@ OPERATIONS = (
     _order("eplb/rebalance", "Have experts moved between ranks", requests.RebalanceRequest),
     _order("clear_weights", "Drop the weights", requests.PauseRequest),
     _order("abort", "End a request", requests.AbortRequestBody),
+    _order("load_lora_adapter", "Serve a LoRA adapter", requests.LoadAdapterRequest, folder="/v1"),
+    _order("unload_lora_adapter", "Let go of one", requests.UnloadAdapterRequest, folder="/v1"),
 )

@@ -40,13 +40,15 @@ Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 async def metrics(request: Request) -> Response:
     """The route."""
     services = Exchange.of(request).services
+    model = services.model
+    adapters = {} if model.adapters is None else {each.slot: each.name for each in model.adapters.adapters}
     text, media_type = await asyncio.to_thread(
-        _rendered, services.context, services.model.names[0], request.headers.get("accept", "")
+        _rendered, services.context, model.names[0], request.headers.get("accept", ""), adapters
     )
     return Response(text, headers={"content-type": media_type})
 
 
-def _rendered(context: ActorContext, model_name: str, accepted: str) -> tuple[bytes, str]:
+def _rendered(context: ActorContext, model_name: str, accepted: str, adapters: Mapping[int, str]) -> tuple[bytes, str]:
     config = context.config
     look = Look(
         context.counters,
@@ -54,6 +56,8 @@ def _rendered(context: ActorContext, model_name: str, accepted: str) -> tuple[by
         information(config),
         {"model_name": model_name},
         config.metrics_prefix,
+        adapters,
+        config.max_loras,
     )
     if OPEN_METRICS in accepted.lower():
         from prometheus_client.openmetrics.exposition import ALLOWUTF8  # else it writes an underscore for the colon of names
@@ -101,8 +105,10 @@ class Look:
         infos: Sequence[Row],
         labels: Mapping[str, str],
         prefix: str,
+        adapters: Mapping[int, str] | None = None,
+        max_loras: int = 0,
     ) -> None:
-        """`labels`: of every sample."""
+        """`labels`: of every sample; `adapters`: their names, by their slots of `max_loras`."""
         snapshot = counters.snapshot()
         rows = [
             *infos,
@@ -110,6 +116,7 @@ class Look:
             *_actor_rows(snapshot["actors"], time.monotonic_ns()),
             *_error_rows(snapshot["errors"]),
             *_ring_rows(ring_snapshots),
+            *(_adapter_rows(snapshot["metrics"], adapters or {}, max_loras) if max_loras else ()),
         ]
         self._labels, self._prefix = labels, prefix
         self._families: dict[str, list[Row]] = {}
@@ -173,6 +180,18 @@ def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
         yield _gauge("ring_fill_bytes", "Bytes on a ring that its receiver has not taken yet.", ends, ring.fill_bytes)
         yield {**_gauge("ring_records_total", "Records sent over a ring.", ends, ring.num_records), "kind": "counter"}
         yield {**_gauge("ring_full_waits_total", "Sends that found a ring full.", ends, ring.num_full_waits), "kind": "counter"}
+
+
+def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: int) -> Iterable[Row]:
+    """As vLLM has it: which adapters have samples that run or wait, in labels, and the time."""
+    labels = {"max_lora": str(max_loras)}
+    found = [
+        (row["name"], int(row["labels"]["adapter_slot"])) for row in rows if row["name"].startswith("adapter_") and row["value"]
+    ]
+    for what in ("running", "waiting"):
+        slots = sorted({slot for name, slot in found if name == f"adapter_requests_{what}"})
+        labels[f"{what}_lora_adapters"] = ",".join(adapters[slot] for slot in slots if slot in adapters)
+    yield _gauge("lora_requests_info", "The adapters that have samples running or waiting.", labels, time.time())
 
 
 def _gauge(name: str, help: str, labels: Mapping[str, object], value: float) -> dict[str, Any]:

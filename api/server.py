@@ -64,7 +64,7 @@ class ApiActor(Actor):
         services = Services(
             self.context,
             self.client,
-            ServedModel.of(config, record),
+            ServedModel.of(config, record, self.client.adapters),
             ControlClient(self.context.run),
             BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
             BodyBudget(config.max_body_bytes),

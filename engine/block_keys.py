@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.messages import MediaItem, MediaUnit
+from engine.messages import AdapterUse, MediaItem, MediaUnit
 from engine.messages.cache import ExtraKeys
 
 ROOT = b""  # the parent of a chain's first block
@@ -31,17 +31,21 @@ def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
 
 
 class BlockExtras:
-    """Of one prompt: which units overlap a block, with the first of their tokens that is there, what its tokens see, and in the
-    first block the salt, which parts it from requests of other salts.
+    """Of one prompt: the contents of its adapter, with -1, in every block; in the first one the salt, which parts it from
+    requests of other salts; which units overlap a block, with the first of their tokens that is there; and what its tokens see.
 
     Causal tokens see every key up to themselves. Where a block has others, its key holds their first and last keys; where one
     of them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these, on which its KV
     depends."""
 
-    __slots__ = ("_bounds", "_ends", "_salt", "_units", "forward_spans")
+    __slots__ = ("_adapter", "_bounds", "_ends", "_salt", "_units", "forward_spans")
 
-    def __init__(self, units: Sequence[tuple[int, int, bytes]], bounds: Sequence[int] = (), salt: str = "") -> None:
-        """`units`: start, end and hash of each, in order. `bounds`: first and last key of each prompt token; none: causal."""
+    def __init__(
+        self, units: Sequence[tuple[int, int, bytes]], bounds: Sequence[int] = (), salt: str = "", adapter: str = ""
+    ) -> None:
+        """`units`: start, end and hash of each, in order. `bounds`: first and last key of each prompt token; none: causal.
+        `adapter`: its contents, in hexadecimal."""
+        self._adapter = bytes.fromhex(adapter)
         self._units = units
         self._salt = salt.encode()
         self._ends = [end for _, end, _ in units]
@@ -50,19 +54,25 @@ class BlockExtras:
 
     @classmethod
     def of(
-        cls, units: Sequence[MediaUnit], media: Sequence[MediaItem], mask_bounds: bytes, salt: str = ""
+        cls,
+        units: Sequence[MediaUnit],
+        media: Sequence[MediaItem],
+        mask_bounds: bytes,
+        salt: str = "",
+        adapter: AdapterUse | None = None,
     ) -> BlockExtras | None:
         """None: the keys hold token ids alone."""
-        if not units and not mask_bounds and not salt:
+        if not units and not mask_bounds and not salt and adapter is None:
             return None
         spans = [(unit.start, unit.start + unit.num_tokens, media[unit.item].unit_hashes[unit.index]) for unit in units]
-        return cls(spans, array("i", mask_bounds), salt)
+        return cls(spans, array("i", mask_bounds), salt, "" if adapter is None else adapter.contents)
 
     def of_block(self, token_ids: array[int], start: int, end: int) -> ExtraKeys:
         """Of the block of positions [start, end)."""
         index = bisect_right(self.forward_spans, (end, 0)) - 1  # the last that begins before the block ends
         reach = max(end, self.forward_spans[index][1]) if index >= 0 else end
-        extra: list[bytes | tuple[bytes, int]] = [self._salt] if self._salt and not start else []
+        extra: list[bytes | tuple[bytes, int]] = [(self._adapter, -1)] if self._adapter else []  # no salt reads like it
+        extra += [self._salt] if self._salt and not start else []
         for unit_start, _, unit_hash in self._units[bisect_right(self._ends, start) :]:
             if unit_start >= reach:
                 break

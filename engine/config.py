@@ -13,6 +13,7 @@ import msgspec
 DRAFT_METHODS = ("ngram", "suffix", "mtp")  # in the order in which they are asked: those that cost least first
 MAX_DRAFTS = 16  # of a row
 MAX_LOGPROBS = 128  # that --max-logprobs may allow
+MAX_LORAS, MAX_LORA_RANK = 64, 512  # adapters that an engine may have at a time, and the largest rank of one
 SUFFIX_SHARED_BYTES = 64 << 20  # of the tree of answers that are complete
 _SUFFIX_BYTES, _NGRAM_BYTES = 256, 16  # of a slot's index, of each of its tokens; n-grams of each length
 
@@ -77,6 +78,13 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind != "last"
 
 
+class LoraModule(msgspec.Struct, frozen=True):
+    """An adapter that the engine has from the start: the name of the model that it makes, and its directory."""
+
+    name: str
+    path: str
+
+
 class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How experts are balanced among ranks; as `--eplb-config` names them."""
 
@@ -108,6 +116,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_auto_tool_choice: bool = True  # calls are looked for where a request does not demand one
     default_chat_template_kwargs: dict[str, Any] = {}  # variables of the template, where a request sets none
     seed: int
+
+    # LoRA adapters
+    max_loras: int = 0  # slots; 0: the engine takes none
+    max_lora_rank: int = 0
+    lora_modules: tuple[LoraModule, ...] = ()
+    adapter_bytes: int = 0  # size of the arena that they all lie in
 
     # batches and cache
     max_num_seqs: int

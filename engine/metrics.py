@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.config import DRAFT_METHODS, MAX_DRAFTS
+from engine.config import DRAFT_METHODS, MAX_DRAFTS, MAX_LORAS
 from engine.parallel.routing import REASONS
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -64,11 +64,9 @@ class Metric(msgspec.Struct, frozen=True):
     labels: tuple[tuple[str, str], ...] = ()
     bounds: tuple[float, ...] = ()  # upper bucket bounds of a histogram, ascending, without +Inf
 
-    @property
-    def position(self) -> int | None:
-        """Of a row's drafts, the one that is counted here alone."""
-        found = dict(self.labels).get("position")
-        return None if found is None else int(found)
+    def place(self, label: str) -> int:
+        """Which of a row's drafts, or of the adapters' slots, is counted here alone; -1: none."""
+        return int(dict(self.labels).get(label, -1))
 
 
 def _histogram(name: str, help: str, bounds: tuple[float, ...] = SECONDS, unit: str = "seconds") -> Metric:
@@ -137,6 +135,10 @@ def _routes(reason: str) -> Metric:
     return Metric("requests_routed_total", "counter", "samples", "Samples by what chose their replica.", (("reason", reason),))
 
 
+def _by_adapter(name: str, help: str) -> tuple[Metric, ...]:
+    return tuple(Metric(name, "gauge", "samples", help, (("adapter_slot", str(slot)),)) for slot in range(MAX_LORAS))
+
+
 EVERY_ROLE = (
     Metric("messages_received_total", "counter", "messages", "Ring records taken from the mailbox."),
     Metric("messages_sent_total", "counter", "messages", "Ring records sent."),
@@ -152,6 +154,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they hung."),
         Metric("run_files_made_again_total", "counter", "files", "Files of the run that were removed under the engine."),
         Metric("is_run_incomplete", "gauge", "runs", "1 while such files cannot be made again; the error log says why."),
+        Metric("adapters_version", "gauge", "", "Changes of what adapters are served."),
+        Metric("num_adapters", "gauge", "adapters", "LoRA adapters in the arena, those that leave included."),
         Metric("start_seconds", "gauge", "seconds", "Time from the launch to ready."),
     ),
     "api": (
@@ -160,6 +164,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         *_http_durations(),
         Metric("http_disconnects_total", "counter", "requests", "Clients that left before their answer ended."),
         Metric("open_requests", "gauge", "samples", "Samples that the edge holds open."),
+        *_by_adapter("adapter_open_requests", "Samples of an adapter that the edge holds open."),
         Metric("open_calls", "gauge", "calls", "Calls of /tokenize and /detokenize under way."),
         Metric("cancelled_calls_total", "counter", "calls", "Such calls given up: the client left, or 30 s were over."),
         Metric("media_held_bytes", "gauge", "bytes", "Files of pictures and video of open requests, as far as they came."),
@@ -208,6 +213,8 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
     "scheduler": (
         Metric("num_requests_running", "gauge", "samples", "Samples in the batch."),
         Metric("num_requests_waiting", "gauge", "samples", "Samples waiting, those held back at the intake included."),
+        *_by_adapter("adapter_requests_running", "Samples of an adapter in the batch."),
+        *_by_adapter("adapter_requests_waiting", "Samples of an adapter that wait, or leave the batch."),
         Metric("kv_cache_usage_perc", "gauge", "ratio", "KV blocks in use by running samples, 0 to 1."),
         Metric("num_kv_blocks", "gauge", "blocks", "KV blocks in the arena."),
         Metric("num_free_kv_blocks", "gauge", "blocks", "KV blocks not used by a running sample (cached ones included)."),

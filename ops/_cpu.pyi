@@ -69,6 +69,21 @@ def linear(
     rows: int,
     count: int,
 ) -> Op: ...
+def adapt(
+    y: int,
+    x: int,
+    adapter_slots: int,
+    slots: int,
+    ranks: int,
+    num_slots: int,
+    slot_floats: int,
+    num_modules: int,
+    num_inputs: int,
+    num_outputs: int,
+    parts: list[int],  # of each its first output, outputs, place in the table, A, B, and the panels [begin, end) to compute
+    rows: int,
+    count: int,
+) -> Op: ...
 def take_features(
     y: int,
     features: int,

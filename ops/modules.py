@@ -17,6 +17,25 @@ Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model lo
 Columns = tuple[tuple[int, int], ...]  # [begin, end) of those that a rank has of a matrix; none: all of them
 
 
+class AdaptedPart(msgspec.Struct, frozen=True):
+    """Outputs of a linear that an adapter may change: of one of those that are computed as one."""
+
+    first: int  # of its outputs among all
+    num_outputs: int
+    index: int  # in the table of ranks
+    a: int  # where its matrices begin in a slot, in floats
+    b: int
+
+
+class Adapters(msgspec.Struct, frozen=True):
+    """What a linear has of the arena of adapters, whose layout `engine/checkpoint/adapters/layout.py` says. Contents change
+    between steps, of slots that no row uses."""
+
+    parts: tuple[AdaptedPart, ...]
+    slots: np.ndarray  # float32 [slots, floats of a slot]
+    ranks: np.ndarray  # int32 [slots, modules]
+
+
 class Linear(msgspec.Struct):
     """y = x W (+ b). Stored as `names` one after another along the outputs, each [out, in] in the checkpoint."""
 
@@ -27,6 +46,7 @@ class Linear(msgspec.Struct):
     format: WeightFormat = FLOAT32
     columns: Columns = ()  # outputs that this rank computes
     is_looked_up: bool = False  # an embedding reads any of its outputs
+    adapters: Adapters | None = None  # that rows may have here; None: none
     weight: Tensor = None
     bias: Tensor = None
 

@@ -64,6 +64,8 @@ class AttentionMetadata(Protocol):
     last_keys: Tensor  # where HAS_BOUNDS is not zero; else all up to its own
     host_counts: np.ndarray  # int32 [5]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS; of fixed address too
 
+    adapter_slots: Tensor  # int32 [max_rows]: which adapter each row has, -1: none; of engines that have some
+
     # of models that take media
     feature_rows: Tensor  # int32 [max_rows]: where each row's features are, -1: it has none
     expert_sets: Tensor  # int32 [max_rows]: 1 for media and what stands around it, else 0
@@ -141,6 +143,9 @@ class OpTable(msgspec.Struct, frozen=True):
     # a row's features come in its place where the number is 0, else are added to it
     take_features: Callable[[Any, Tensor, int], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]  # [R, in] -> [R, out]
+    # a step or its inputs, y [R, out] that `linear` made of x [R, in] -> y, with what each row's adapter adds: (x A^T) (B^T
+    # scale). May be in place; rows without an adapter keep their bits. For linears that have `adapters`
+    adapt: Callable[[Any, Tensor, Tensor, Linear], Tensor]
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
     rotary_angles: Callable[[Inputs, Rotary], Any]  # of each row, for `rotate_and_store`

@@ -20,6 +20,7 @@ from engine.errors import ControlError, TokamakError
 from engine.messages import (
     AbortRequest,
     DropWeights,
+    LoadAdapter,
     Order,
     Pause,
     RebalanceExperts,
@@ -29,6 +30,7 @@ from engine.messages import (
     RestartActor,
     Resume,
     Shutdown,
+    UnloadAdapter,
 )
 from engine.messages.control import WEIGHT_MODES
 from engine.observation.observer import Observer
@@ -223,6 +225,10 @@ def _reload_order(options: argparse.Namespace) -> ReloadWeights:
     return ReloadWeights(path, options.mode, options.rank)
 
 
+def _adapter_order(options: argparse.Namespace) -> LoadAdapter:
+    return LoadAdapter(options.name, str(options.path.expanduser().absolute()), options.replace)
+
+
 def stop(run: Run, options: argparse.Namespace) -> int:
     """Ask the engine to end and wait until it has."""
     _giving(lambda _: Shutdown())(run, options)
@@ -296,6 +302,12 @@ def _add_orders(add: _Add) -> None:
     reload.add_argument("--rank", type=int, action="append", default=[], help="only this rank (may be repeated)")
     clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "give the weights' memory back")
     clear.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
+    load = add("load-adapter", _giving(_adapter_order), "serve a LoRA adapter as a model")
+    load.add_argument("name", help="what requests name as their model")
+    load.add_argument("path", type=Path, help="directory of the adapter")
+    load.add_argument("--replace", action="store_true", help="take the place of the adapter of that name")
+    unload = add("unload-adapter", _giving(lambda options: UnloadAdapter(options.name)), "let go of it when its requests end")
+    unload.add_argument("name")
     rebalance = add("rebalance", _giving(lambda options: RebalanceExperts(options.force)), "have experts moved between ranks")
     rebalance.add_argument("--force", action="store_true", help="also where next to nothing is to be gained")
     abort = add("abort", _giving(lambda options: AbortRequest(options.request_id)), "abort a request")

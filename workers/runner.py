@@ -52,6 +52,7 @@ from workers.weights.precision import Precision
 
 if TYPE_CHECKING:
     from engine.grammars.matching import Matching
+    from workers.adapters.arena import AdapterArena
 
 _NONE = np.zeros(0, np.int32)
 Standing = tuple[StepRows, np.ndarray, np.ndarray, np.ndarray]  # as `MtpDrafter.keep` takes them
@@ -120,7 +121,7 @@ class Parts(msgspec.Struct, frozen=True):
 class ModelRunner:
     """The core of every runner (`workers/runners/`): weights, slots and inputs of one rank over its KV arena, and a step in two
     parts: `begin` enqueues it, `end` waits for it and draws. `on_op` is called within a step (`make_plan`). With `features` it
-    takes media."""
+    takes media, with `adapters` rows may have one of these."""
 
     def __init__(
         self,
@@ -131,7 +132,9 @@ class ModelRunner:
         peers: Peers,
         on_op: Callable[[], None] = lambda: None,
         features: Features | None = None,
+        adapters: AdapterArena | None = None,
     ) -> None:
+        self._adapters = adapters
         self._communicator, self._experts, self._gang = peers.communicator, peers.experts, peers.gang
         self._share, self._rank, self._seat = peers.share, peers.rank, peers.seat
         self.config = config
@@ -165,6 +168,7 @@ class ModelRunner:
             config.max_cudagraph_capture_size,
             max_drafts,
             model_config.max_position_embeddings if model_config.bidirectional else 0,
+            adapters is not None,
         )
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         self._captures = Captures(config.cudagraph_capture_sizes, max_drafts, phase)
@@ -233,6 +237,8 @@ class ModelRunner:
                 has_drafts=self.mtp is not None,
                 node=self._seat.node,
             )
+        if self._adapters is not None:
+            self._adapters.bind(loaded.linears)
         if self._experts is not None:
             for layer, mixture in enumerate(loaded.mixtures):
                 mixture.owners = self._experts.owners[layer]

@@ -26,6 +26,7 @@ from engine.messages import (
     ClearWeights,
     Command,
     Hello,
+    LoadAdapter,
     LoadWeights,
     Membership,
     Message,
@@ -52,6 +53,8 @@ from workers.parallel.experts import ExpertRank
 from workers.parallel.turns import GangTurns
 
 if TYPE_CHECKING:
+    from workers.adapters.arena import AdapterArena
+    from workers.adapters.loading import AdapterLoading
     from workers.devices.capabilities import Capabilities
     from workers.runners.runner import Runner
 
@@ -69,6 +72,8 @@ class WorkerActor(Actor):
         self._last_end_ns = 0
         self._started: deque[tuple[Step, int]] = deque()  # steps, and when they came
         self._takes_part = True  # in its gang
+        self._adapters: AdapterArena | None = None
+        self._loading: AdapterLoading | None = None
         self._steps = context.counter("worker_steps_total")
         self._step = context.counter("worker_step")
         self._tokens = context.counter("worker_tokens_total")
@@ -126,6 +131,8 @@ class WorkerActor(Actor):
         self._reader.close()
 
     def on_command(self, command: Command) -> Reply | None:
+        if isinstance(command.order, LoadAdapter) and self._adapters is not None:
+            return self._load_adapter(command.command_id, command.order, self._adapters)
         if not isinstance(command.order, RebalanceExperts) or self._balancer is None:
             return super().on_command(command)
         self._balancer.order(command.command_id, is_forced=command.order.force)
@@ -142,6 +149,9 @@ class WorkerActor(Actor):
         if self._communicator is not None and self._communicator.is_elsewhere:
             self._greet()
         num_done = self._to_scheduler.flush()
+        if self._loading is not None and self._loading.reply is not None:
+            self.context.events.send(self._loading.reply)
+            self._loading = None
         if self._turns is not None:
             return num_done if self._turns.can_sleep_on else num_done + self._turn(self._turns)
         num_taken = 0
@@ -357,9 +367,30 @@ class WorkerActor(Actor):
             self._balancer = self._make_balancer(self._experts, board, model)
         features = Features(self.context.encoder_arena(), self.context.pixel_slab) if config.encoder_cache_size else None
         peers = Peers(config, self.context.index, self._communicator, self._experts, self.context.epoch)
-        return make_runner(
-            config, model, self._arena.buffer, peers, self._beat, features, device_arena=self.context.device_arena_fd
-        )
+        self._adapters = self._make_adapters(model)
+        card = self.context.device_arena_fd
+        return make_runner(config, model, self._arena.buffer, peers, self._beat, features, self._adapters, device_arena=card)
+
+    def _make_adapters(self, model: ModelConfig) -> AdapterArena | None:
+        """Those that are there already, too; None: the engine takes none."""
+        self._adapter_memory = self.context.adapter_arena()
+        if self._adapter_memory is None:
+            return None
+        from engine.checkpoint.adapters.layout import AdapterLayout
+        from workers.adapters.arena import AdapterArena
+
+        config = self.context.config
+        layout = AdapterLayout.of(model, config.max_loras, config.max_lora_rank)
+        return AdapterArena(self._adapter_memory.buffer, layout)
+
+    def _load_adapter(self, command_id: str, order: LoadAdapter, arena: AdapterArena) -> Reply | None:
+        """In a thread, whose answer `step` sends."""
+        from workers.adapters.loading import AdapterLoading
+
+        if self._loading is not None:
+            return Reply(command_id, 409, "another adapter is being loaded; ask again when that is done")
+        self._loading = AdapterLoading(command_id, order, arena)
+        return None
 
     def _make_communicator(self) -> Communicator | None:
         """With the ranks of its replica; None: the rank has no peers."""

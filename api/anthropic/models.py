@@ -22,7 +22,7 @@ def card(model: ServedModel, name: str) -> AnthropicModel:
 
 def page(model: ServedModel, query: QueryParams) -> AnthropicModelList:
     """`after_id` or `before_id`: the models behind or before that one; `limit`: so many."""
-    names = list(model.names)
+    names = list(model.all_names)
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None:
         names = names[names.index(model.resolve(after)) + 1 :]

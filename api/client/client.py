@@ -38,6 +38,7 @@ from engine.messages import (
     Tokenize,
     Tokenized,
 )
+from engine.process.adapters import AdapterGauge, AdapterRegistry
 from engine.process.context import ActorContext
 from engine.process.topology import SCHEDULER, index_of, role_of
 
@@ -77,6 +78,8 @@ class EdgeClient:
         self._retries: deque[tuple[int, OpenSample, int]] = deque()  # due time, sample, the attempt that a full queue refused
         self._is_stopping = False
 
+        self.adapters = AdapterRegistry(context) if context.config.max_loras else None
+        self._adapter_gauge = AdapterGauge(context, "adapter_open_requests")
         self._open_requests = context.counter("open_requests")
         self._resubmissions = context.counter("resubmissions_total")
         self._dropped = context.counter("messages_dropped_total")
@@ -107,6 +110,8 @@ class EdgeClient:
             by_tokenizer.setdefault(self._tokenizer_of(submit.group_id or submit.request_id), []).append(submit)
         for tokenizer, own in by_tokenizer.items():
             self._backlogs[tokenizer].check(own)
+        if self.adapters is not None:
+            self._take_adapters(self.adapters, submits)
         generation = Generation(
             key,
             samples_per_prompt=samples_per_prompt,
@@ -238,6 +243,18 @@ class EdgeClient:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
+    def _take_adapters(self, adapters: AdapterRegistry, submits: Sequence[Submit]) -> None:
+        """Samples keep their adapters in the engine. 404 where one was unloaded since it was found."""
+        uses = [submit.options.adapter for submit in submits]
+        for use in uses:
+            self._adapter_gauge.add(use, 1)
+        try:
+            adapters.check_served(filter(None, uses))
+        except BaseException:
+            for use in uses:
+                self._adapter_gauge.add(use, -1)
+            raise
+
     def _tokenizer_of(self, key: str) -> str:
         return self._tokenizers[crc32(key.encode()) % len(self._tokenizers)]
 
@@ -317,6 +334,7 @@ class EdgeClient:
             sample.generation.let_go()
             self._measures.on_closed(sample.generation)
         del self._samples[sample.submit.request_id]
+        self._adapter_gauge.add(sample.submit.options.adapter, -1)
 
     def _new_call_id(self) -> str:
         return f"{self._name}.{self._epoch}.{next(self._call_ids)}"

@@ -195,9 +195,9 @@ def open_generation(
             pinned_replica(request.headers, config.data_parallel_size),
             parsing,
         )
+        options = PromptOptions(bool(body.return_progress), body.cache_salt or "", exchange.services.model.use_of(body.model))
         for submit in submits:
-            submit.media, submit.mask_bounds = media.items, mask_bounds
-            submit.options = PromptOptions(bool(body.return_progress), body.cache_salt or "")
+            submit.media, submit.mask_bounds, submit.options = media.items, mask_bounds, options
         generation = exchange.services.client.open(
             exchange.key,
             submits,

@@ -18,7 +18,7 @@ from api.model import ServedModel
 from api.schemas.pooling import PoolingRequest
 from api.schemas.requests import invalid
 from engine.errors import RequestError
-from engine.messages import Pooling, Prompt, SamplingParams, Submit, TextOptions
+from engine.messages import Pooling, Prompt, PromptOptions, SamplingParams, Submit, TextOptions
 
 
 def check_count(count: int, param: str, model: ServedModel) -> None:
@@ -31,6 +31,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     RequestError, `ClientGone`."""
     exchange = Exchange.of(request)
     config = exchange.services.context.config
+    options = PromptOptions(adapter=exchange.services.model.use_of(body.model))
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids))
     priority = priority_of(request.headers, body.priority, config)
@@ -48,6 +49,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
             arrival_ns=exchange.arrival_ns,
             deadline_ns=deadline_ns,
             pinned_replica=replica,
+            options=options,
         )
         for number, prompt in enumerate(prompts)
     ]

@@ -339,6 +339,22 @@ class ReloadRequest(msgspec.Struct, kw_only=True):
     ranks: Annotated[list[Annotated[int, Meta(ge=0, le=65535)]], Meta(description="Empty: the whole engine.")] = []
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    lora_name: Annotated[
+        str,
+        Meta(min_length=1, max_length=256, pattern=r"^[^\s,\x00-\x1f\x7f]+$", description="What requests name as their model."),
+    ]
+    lora_path: Annotated[
+        str, Meta(min_length=1, max_length=4096, description="Directory of the adapter, on the engine's machine.")
+    ]
+    load_inplace: Annotated[bool, Meta(description="Take the place of the adapter of that name, if there is one.")] = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_int_id: Annotated[int | None, Meta(description="Taken as vLLM has it; the name counts.")] = None
+
+
 class AbortRequestBody(msgspec.Struct, kw_only=True):
     request_id: Annotated[str, Meta(min_length=1, max_length=256)]
 

@@ -234,6 +234,7 @@ class Model(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tokamak"
     root: str
+    parent: str | None = None  # of an adapter: the model that it changes
     max_model_len: int
     tool_call_parser: str
     reasoning_parser: str

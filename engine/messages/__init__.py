@@ -26,10 +26,13 @@ from engine.messages.cache import BlocksRemoved as BlocksRemoved
 from engine.messages.cache import BlocksStored as BlocksStored
 from engine.messages.control import AbortRequest as AbortRequest
 from engine.messages.control import ActorState as ActorState
+from engine.messages.control import Adapter as Adapter
+from engine.messages.control import AdaptersRecord as AdaptersRecord
 from engine.messages.control import Command as Command
 from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights
 from engine.messages.control import ListActors as ListActors
+from engine.messages.control import LoadAdapter as LoadAdapter
 from engine.messages.control import Membership as Membership
 from engine.messages.control import Order as Order
 from engine.messages.control import Pause as Pause
@@ -42,6 +45,7 @@ from engine.messages.control import RestartActor as RestartActor
 from engine.messages.control import Resume as Resume
 from engine.messages.control import ReturnToWeights as ReturnToWeights
 from engine.messages.control import Shutdown as Shutdown
+from engine.messages.control import UnloadAdapter as UnloadAdapter
 from engine.messages.control import WeightsRecord as WeightsRecord
 from engine.messages.control import WeightsState as WeightsState
 from engine.messages.media import Encode as Encode
@@ -63,6 +67,7 @@ from engine.messages.request import Submission as Submission
 from engine.messages.request import Submit as Submit
 from engine.messages.request import Tokenize as Tokenize
 from engine.messages.request import TokenizedPrompt as TokenizedPrompt
+from engine.messages.sampling import AdapterUse as AdapterUse
 from engine.messages.sampling import AnswerFormat as AnswerFormat
 from engine.messages.sampling import ChatPrompt as ChatPrompt
 from engine.messages.sampling import DecodedLogprobs as DecodedLogprobs

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-ExtraKeys = tuple[bytes | tuple[bytes, int], ...]  # of a block: units with their first token there, masks, the salt
+ExtraKeys = tuple[
+    bytes | tuple[bytes, int], ...
+]  # of a block: the adapter (contents, -1), the salt, units with their first token there, masks
 
 
 class BlocksStored(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -46,6 +46,24 @@ class WeightsRecord(msgspec.Struct, frozen=True):
         return WeightsRecord(config.model, 1, 1, WeightsState.NORMAL, ((config.model, 1),) * config.tensor_parallel_size)
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that the engine serves as the model `name`. `is_leaving`: it takes no requests any more."""
+
+    name: str
+    path: str
+    number: int  # of its loading: none is used twice in a run
+    slot: int  # of the arena
+    contents: str  # what tells its numbers from any others', in hexadecimal
+    is_leaving: bool = False
+
+
+class AdaptersRecord(msgspec.Struct, frozen=True):
+    """The adapters in the arena, whichever actor dies. The supervisor writes it, before anybody hears that an order is done."""
+
+    last_number: int = 0
+    adapters: tuple[Adapter, ...] = ()
+
+
 class ListActors(msgspec.Struct, tag=True, frozen=True):
     pass
 
@@ -86,6 +104,21 @@ class ReturnToWeights(msgspec.Struct, tag=True, frozen=True):
     record: WeightsRecord
 
 
+class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Serve the adapter in the directory `path` as the model `name`."""
+
+    name: str
+    path: str
+    replaces: bool = False  # the one of that name, if there is one: its open requests end with it
+    slot: int = -1  # set by the supervisor, for the rank that loads it
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Take no more requests for it, and let go of it when those that are open have ended."""
+
+    name: str
+
+
 class RebalanceExperts(msgspec.Struct, tag=True, frozen=True):
     force: bool = False  # also where next to nothing is to be gained
 
@@ -112,6 +145,8 @@ Order = (
     | ReloadWeights
     | ReturnToWeights
     | DropWeights
+    | LoadAdapter
+    | UnloadAdapter
     | RebalanceExperts
     | AbortRequest
     | Shutdown

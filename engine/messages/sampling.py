@@ -119,11 +119,20 @@ class TextOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.format is not None or (self.parsing is not None and self.parsing.has_grammar)
 
 
+class AdapterUse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The LoRA adapter of a request, as the edge found it under the name of a model."""
+
+    number: int  # of its loading: none is used twice in a run
+    slot: int  # of the arena
+    contents: str  # what tells its numbers from any others', in hexadecimal
+
+
 class PromptOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What the scheduler does with a request's prompt."""
 
     returns_progress: bool = False  # Outputs say how much of it is computed
     cache_salt: str = ""  # cached prefixes are shared with requests of the same alone
+    adapter: AdapterUse | None = None  # None: the base model
 
 
 class TextPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=False):

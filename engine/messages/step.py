@@ -28,6 +28,7 @@ class SlotStart(msgspec.Struct, array_like=True, gc=False):
     mask_bounds: bytes = b""  # int32 [prompt tokens, 2]: first and last key that each sees; empty: causal
     max_total_tokens: int = 0  # the sequence has no more than these; no draft goes beyond
     second_start: int = 0  # of a prompt of two texts: the second's first token; 0: there is none
+    adapter_slot: int = -1  # of the arena, which has an adapter for all its rows; -1: it has none
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -33,6 +33,7 @@ from engine.options.resolve_drafts import check_drafts
 from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_files import with_files, with_revision
 from engine.options.resolve_http import resolve_http
+from engine.options.resolve_lora import resolve_lora
 from engine.options.resolve_media import resolve_media
 from engine.options.resolve_parsers import resolve_parsers
 from engine.options.resolve_pooling import resolve_pooling, resolve_whole_prompts
@@ -167,9 +168,10 @@ def resolve(
     run_dir = values["run_dir"] or str(runs_root() / run_id)
     tensor_ranks = values["tensor_parallel_size"]
     nodes = tuple(map(tuple, memory_nodes(os.sched_getaffinity(0)))) if values["bind_memory_nodes"] else ()
+    served_names = tuple(values["served_model_name"] or _model_names(options, model_path))
     config = EngineConfig(
         model=str(model_path),
-        served_model_name=values["served_model_name"] or _model_names(options, model_path),
+        served_model_name=served_names,
         dtype=dtype,
         quantization=quantization,
         weight_cache_dir=resolve_cache_directory(options, ops),
@@ -201,6 +203,7 @@ def resolve(
             values["speculative_config"].max_drafts,
         ),
         **resolve_http(options, run_dir),
+        **resolve_lora(options, model, device, served_names),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from engine.config import MAX_LOGPROBS, EplbConfig, SpeculativeConfig
+from engine.config import MAX_LOGPROBS, MAX_LORA_RANK, MAX_LORAS, EplbConfig, SpeculativeConfig
 from engine.errors import OptionError
 from engine.options.eplb_config import parse_eplb_config
 from engine.options.kinds import (
@@ -45,6 +45,7 @@ from engine.options.kinds import (
     whole,
     whole_numbers,
 )
+from engine.options.lora_modules import parse_lora_modules
 from engine.options.media_options import parse_limits, parse_object
 from engine.options.other_hosts import OTHER_HOSTS, refuse_other_hosts
 from engine.options.pooler_config import parse_pooler_config
@@ -158,6 +159,16 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             None,
             "longest prompt with its answer, in tokens, such as 32k; default, and auto: the model's limit",
         ),
+        Option("enable-lora", flag(), False, "take LoRA adapters, which are models of names of their own"),
+        Option(
+            "lora-modules",
+            Kind("NAME=PATH", parse_lora_modules, is_list=True, show=str),
+            (),
+            "adapters that are there from the start: directories as PEFT saves them",
+            takes_several=True,
+        ),
+        Option("max-loras", whole(1, MAX_LORAS), None, "adapters at a time; default: 4, or as many as --lora-modules names"),
+        Option("max-lora-rank", whole(1, MAX_LORA_RANK), 16, "the largest rank of an adapter; memory is taken for it"),
         Option("load-format", choice("auto", "safetensors", "dummy"), "auto", "dummy: random weights from config.json alone"),
         Option("weight-cache", flag(), True, "keep weights as the kernels read them in a file, which later starts map"),
         Option(

@@ -18,7 +18,7 @@ from engine.messages import ActorState
 from engine.process.events import EventSender
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
-from engine.process.segments import ENCODER, encoder_bytes_of, slab_bytes_of
+from engine.process.segments import ADAPTERS, ENCODER, encoder_bytes_of, slab_bytes_of
 from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
 from shm.encoder_arena import EncoderArena
@@ -163,6 +163,10 @@ class ActorContext:
         config = self.config
         memory = self._media_memory(ENCODER, encoder_bytes_of(config))
         return EncoderArena(memory, config.encoder_cache_size, config.encoder_row_width, config.dtype)
+
+    def adapter_arena(self) -> MemoryFile | None:
+        """The adapters of all ranks; None: the engine takes none."""
+        return self._media_memory(ADAPTERS, self.config.adapter_bytes) if self.config.adapter_bytes else None
 
     def _slab_memory(self, producer: str) -> MemoryFile:
         return self._media_memory(producer, ExtentSlab.num_bytes_of(slab_bytes_of(self.config)[role_of(producer)]))

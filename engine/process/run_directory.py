@@ -12,6 +12,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
             model.msgpack       what the start read of its checkpoint (`engine/checkpoint/record.py`)
             weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used;
                                 of several replicas, weights.<k>.json
+            adapters.json       the LoRA adapters that it serves, of an engine that takes some
             control.ipc         supervisor's ROUTER: Command -> Reply
             kv-events.ipc       cache messenger's PUB; of several replicas, kv-events.<k>.ipc
             api.sock                of `--uds auto`: HTTP
@@ -33,6 +34,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import OptionError, StartError, TokamakError
+from engine.messages import AdaptersRecord
 from engine.messages import WeightsRecord as WeightsRecord
 from engine.process.topology import CACHE, SCHEDULER, ActorPlan, actors_of, role_of
 from shm.process import ProcessIdentity
@@ -89,6 +91,10 @@ class Run(msgspec.Struct, frozen=True):
         return self.directory / with_replica(WEIGHTS_NAME, scheduler)
 
     @property
+    def adapters_path(self) -> Path:
+        return self.directory / "adapters.json"
+
+    @property
     def control_endpoint(self) -> str:
         return f"ipc://{self.directory / CONTROL_NAME}"
 
@@ -122,7 +128,8 @@ class Run(msgspec.Struct, frozen=True):
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
         schedulers = actors_of(SCHEDULER, names) or (SCHEDULER,)
-        documents = (self.model_path, self.vocabulary_path, *map(self.weights_path, schedulers), self.manifest_path)
+        documents = (self.model_path, self.vocabulary_path, *map(self.weights_path, schedulers), self.adapters_path)
+        documents = (*documents, self.manifest_path)
         return [
             *map(self.log_path, names),
             self.directory / CONTROL_NAME,
@@ -167,6 +174,17 @@ class Run(msgspec.Struct, frozen=True):
     def write_weights(self, record: WeightsRecord, scheduler: str = SCHEDULER) -> None:
         """Whole or not at all, whenever this process dies. OSError where there is no room, or no such directory any more."""
         _write_atomically(self.weights_path(scheduler), msgspec.json.encode(record))
+
+    def adapters(self) -> AdaptersRecord:
+        """The adapters, as they were written last. TokamakError where that cannot be read."""
+        try:
+            return msgspec.json.decode(read_document(self.adapters_path), type=AdaptersRecord)
+        except (OSError, msgspec.DecodeError) as error:
+            raise TokamakError(f"no readable {self.adapters_path.name} in {self.directory}: {error}") from error
+
+    def write_adapters(self, record: AdaptersRecord) -> None:
+        """Whole or not at all. OSError."""
+        _write_atomically(self.adapters_path, msgspec.json.encode(record))
 
     def owner(self) -> ProcessIdentity | None:
         """The process that made the run; None where the lock file is missing or was never filled."""

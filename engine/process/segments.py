@@ -6,6 +6,7 @@ broadcast.<scheduler>  one per replica: scheduler to its ranks
 experts.main           where ranks share experts: on which these lie, and rows counted of each
 prefix.<cache>         one per replica, where there are several: which blocks are cached there
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
+memfd                  arena of adapters, of an engine that takes some
 memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
 
 Of a vision model besides:
@@ -67,7 +68,7 @@ from shm.segment import (
 PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
-ENCODER = "encoder"
+ENCODER, ADAPTERS = "encoder", "adapters"
 _SLABS_OF_ROLE = {MEDIA: ("api",), "worker": (MEDIA,)}  # whose slabs they read
 
 
@@ -106,17 +107,21 @@ class RunSegments:
         shared_experts: SharedExperts | None = None,
         media: MediaMemory | None = None,
         max_drafts: int = 0,
+        max_loras: int = 0,
+        adapter_bytes: int = 0,
         *,
         has_cache_on_host: bool = True,
     ) -> None:
         """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
         each gang, which are the ranks of a replica, or all that share experts; `media`: of a vision model;
-        `max_drafts`: of a row. StartError: there is no room."""
+        `max_drafts`: of a row; `max_loras`, `adapter_bytes`: of the arena of adapters. StartError: there is no room."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
         self._mailboxes: list[Mailbox] = []
-        self.counters = Counters.create(run_id, (SUPERVISOR, *names), partial(rows_of, max_drafts=max_drafts))
+        self.counters = Counters.create(
+            run_id, (SUPERVISOR, *names), partial(rows_of, max_drafts=max_drafts, max_loras=max_loras)
+        )
         self._hold = _lock_counters(run_id, fcntl.LOCK_SH)
         for name in names:
             senders = senders_of(name, names)
@@ -145,6 +150,7 @@ class RunSegments:
         self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
         self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._gangs] if comm_bytes else []
         self.gangs = [GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._gangs, strict=False)]
+        self._adapters = MemoryFile.create("tokamak-adapters", adapter_bytes) if adapter_bytes else None
         self._slabs: dict[str, MemoryFile] = {}  # of their producers
         self._encoders: list[MemoryFile] = []  # of the replicas
         if media is not None:
@@ -168,6 +174,8 @@ class RunSegments:
             _shared_experts(config, layers, num_experts) if config.enable_expert_parallel else None,
             MediaMemory.of(config) if config.media_processes else None,
             config.speculative_config.max_drafts,
+            config.max_loras,
+            config.adapter_bytes,
             has_cache_on_host=config.has_cache_on_host,
         )
 
@@ -188,11 +196,14 @@ class RunSegments:
         return self._comms[_place_in(self._gangs, name)[0]] if self._comms and role_of(name) == "worker" else None
 
     def media_memory_of(self, name: str) -> dict[str, MemoryFile]:
-        """The slabs and the encoder arena that an actor maps: slabs by their producers' names, the arena as `encoder`."""
+        """The slabs and the arenas of features and adapters that an actor maps: slabs by their producers' names, the arenas as
+        `encoder` and `adapters`."""
         producers = _SLABS_OF_ROLE.get(role_of(name), ())
         found = {producer: slab for producer, slab in self._slabs.items() if role_of(producer) in producers or producer == name}
         if self._encoders and role_of(name) == "worker":
             found[ENCODER] = self._encoders[_place_in(self._readers.values(), name)[0]]
+        if self._adapters is not None and role_of(name) == "worker":
+            found[ADAPTERS] = self._adapters
         return found
 
     def blame_file(self, name: str) -> bool:
@@ -229,7 +240,8 @@ class RunSegments:
         for notes in self._notes.values():
             notes.close()
         self.counters.close()
-        for arena in (*self.arenas, *self._comms, *self._slabs.values(), *self._encoders):
+        adapters = [self._adapters] if self._adapters is not None else []
+        for arena in (*self.arenas, *self._comms, *self._slabs.values(), *self._encoders, *adapters):
             arena.close()
         let_go_of_segments(self.descriptors)
         os.close(self._hold)
@@ -263,10 +275,12 @@ def _create_slab(run_id: str, slab_id: int, capacity_bytes: int) -> MemoryFile:
     return memory
 
 
-def rows_of(role: str, max_drafts: int = 0) -> tuple[Metric, ...]:
-    """The metric rows of a role, of drafts' positions those of a row; an actor of a test has those that every role has."""
+def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric, ...]:
+    """The metric rows of a role, of drafts' positions those of a row, of adapters' slots those that there are; an actor of a
+    test has those that every role has."""
     rows = metrics_of(role) if role in ROLES else EVERY_ROLE
-    return tuple(row for row in rows if row.position is None or row.position < max_drafts)
+    limits = {"position": max_drafts, "adapter_slot": max_loras}
+    return tuple(row for row in rows if all(row.place(label) < limit for label, limit in limits.items()))
 
 
 def unlink_segments(run_id: str) -> None:

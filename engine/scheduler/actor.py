@@ -38,6 +38,7 @@ from engine.messages import (
     WeightsChanged,
 )
 from engine.process.actor import Actor
+from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
 from engine.process.outbox import earliest
 from engine.process.topology import role_of
@@ -129,6 +130,7 @@ class SchedulerActor(Actor):
             self.encoder,
         )
         self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
+        self._adapters = AdapterRegistry(context) if config.max_loras else None
         self._held_until_ns = 0  # by the last plan; 0: nobody
         self._kind = StepKind.DECODE if config.enable_expert_parallel and not config.ep_mixed_steps else StepKind.MIXED
         others = [name for name in context.schedulers if name != context.name and config.enable_expert_parallel]
@@ -313,6 +315,7 @@ class SchedulerActor(Actor):
         stream = self.delivery.stream(request.tokenizer)
         num_waiting = 0 if request.attempt else self.batch.num_waiting  # a request that was taken once is never refused later
         try:
+            self._take_adapter(request)
             sequence = self.admission.accept(request, stream, num_waiting, self.context.peer_epoch(request.tokenizer))
         except RequestError as error:
             self._rejections.add(1)
@@ -329,6 +332,14 @@ class SchedulerActor(Actor):
         sequence.held_since_ns = time.monotonic_ns() if is_newcomer else 0
         self.batch.add(sequence, is_newcomer)
         self.aborts.watch(sequence)
+
+    def _take_adapter(self, request: Request) -> None:
+        """404 where its adapter is gone: of an api process that died, nobody waits for it."""
+        adapter = request.options.adapter
+        if adapter is not None:
+            assert self._adapters is not None, "adapters are named in engines alone that take some"
+            self.stats.takes(adapter)
+            self._adapters.check_there(adapter)
 
     def _on_abort(self, abort: Abort) -> None:
         self.batch.waiting.came_back(abort.request_id)

@@ -56,7 +56,8 @@ class AdmissionControl:
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling
         self._check_length(len(prompt), sampling.max_tokens)
-        extras = BlockExtras.of(request.units, request.media, request.mask_bounds, request.options.cache_salt)
+        options = request.options
+        extras = BlockExtras.of(request.units, request.media, request.mask_bounds, options.cache_salt, options.adapter)
         media = self._media(request, extras, len(prompt))
         num_sampling_bytes = self._num_bytes(sampling) + len(request.request_id) + (media.num_start_bytes if media else 0)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens

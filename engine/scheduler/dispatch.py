@@ -191,6 +191,7 @@ def add_units(step: Step, rows: list[Row], find: Callable[[bytes], CachedUnit | 
 
 def _slot_start(sequence: Sequence) -> SlotStart:
     sequence.is_started = True
+    adapter = sequence.request.options.adapter
     return SlotStart(
         sequence.slot,
         sequence.request.request_id,
@@ -201,6 +202,7 @@ def _slot_start(sequence: Sequence) -> SlotStart:
         sequence.wants_prompt_logprobs,
         max_total_tokens=sequence.max_total_tokens,
         second_start=sequence.request.second_start,
+        adapter_slot=-1 if adapter is None else adapter.slot,
     )
 
 

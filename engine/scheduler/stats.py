@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from array import array
 
-from engine.messages import StepResult, WeightsState
+from engine.messages import AdapterUse, StepResult, WeightsState
+from engine.process.adapters import AdapterGauge
 from engine.process.context import ActorContext
 from engine.scheduler.batch_state import BatchState
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence import Sequence, SequenceState
 from engine.scheduler.weight_state import WeightState
 
 
@@ -53,6 +54,9 @@ class SchedulerStats:
         self._sample = context.histogram("step_sample_seconds")
         self._return = context.histogram("step_return_seconds")
         cell("num_kv_blocks").set(batch.pool.num_blocks)
+        self._adapters_running = AdapterGauge(context, "adapter_requests_running")
+        self._adapters_waiting = AdapterGauge(context, "adapter_requests_waiting")
+        self._max_loras = context.config.max_loras
 
     def admitted(self, sequence: Sequence, now_ns: int) -> None:
         """A sequence got its slot, perhaps for the first time."""
@@ -105,6 +109,20 @@ class SchedulerStats:
         self._free_blocks.set(batch.pool.num_free)
         self._free_slots.set(batch.num_free_slots)
 
+    def show_adapters(self) -> None:
+        """Who waits on its way out of the batch is among those that wait."""
+        running, waiting = [0] * self._max_loras, [0] * self._max_loras
+        for sequence in self._batch.sequences.values():
+            adapter = sequence.request.options.adapter
+            if adapter is not None:
+                (running if sequence.state is SequenceState.RUNNING else waiting)[adapter.slot] += 1
+        self._adapters_running.show(running)
+        self._adapters_waiting.show(waiting)
+
+    def takes(self, adapter: AdapterUse | None) -> None:
+        """A sample of it is looked at: it counts from here on, until the gauges are shown again."""
+        self._adapters_waiting.add(adapter, 1)
+
     def show(self) -> None:
         """The gauges as things are now."""
         batch, pool = self._batch, self._batch.pool
@@ -113,5 +131,7 @@ class SchedulerStats:
         self._cached_blocks.set(pool.num_cached)
         self.show_load()
         self._slow_streams.set(sum(sequence.reader.is_slow for sequence in batch.running))
+        if self._max_loras:
+            self.show_adapters()
         self._version.set(0 if self._weights.state is WeightsState.CLEARED else self._weights.version)
         self._state.set(self._weights.state)

@@ -5,7 +5,8 @@ not depend on names, and children get the segments by descriptor; but the next c
 What is missing is made again:
 
     run directory, lock, link to it     as at the start; another engine that has taken the directory meanwhile is an error
-    manifest.json, weights.json         with what they held
+    manifest.json, weights.json,        with what they held
+    adapters.json
     model.msgpack                       out of the removed file, which is held open: it may be large
     control.ipc                         bound a second time (the cache messenger does so with its own)
     segments                            a symbolic link to this process's descriptor: a removed inode cannot be linked again
@@ -79,8 +80,8 @@ class RunKeeper:
         os.close(self._lock)
 
     def _remember(self) -> None:
-        for path in (self._run.manifest_path, *map(self._run.weights_path, self._segments.broadcasts)):
-            with contextlib.suppress(FileNotFoundError):  # no weights were changed yet
+        for path in (self._run.manifest_path, self._run.adapters_path, *map(self._run.weights_path, self._segments.broadcasts)):
+            with contextlib.suppress(FileNotFoundError):  # there are no weights of a scheduler, or no adapters
                 self._documents[path] = read_document(path)
 
     def _make_directory(self) -> list[Path]:

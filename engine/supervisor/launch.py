@@ -18,6 +18,7 @@ import msgspec
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import OptionError, StartError, TokamakError
+from engine.messages import AdaptersRecord
 from engine.options.resolve import ChooseKernels, as_built, resolve
 from engine.options.table import read_options
 from engine.process.run_directory import Manifest, Run, WeightsRecord
@@ -119,6 +120,8 @@ def _open_run(
         run.write(run.model_path, model.encode())
         for scheduler in actors_of(SCHEDULER, (actor.name for actor in plan)) or (SCHEDULER,):
             run.write_weights(WeightsRecord.of_start(config), scheduler)
+        if config.max_loras:
+            run.write_adapters(AdaptersRecord())
         run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
     except OSError as error:
         raise StartError(f"cannot write to {run.directory}: {error.strerror}; give another directory with --run-dir") from error

@@ -1,6 +1,7 @@
 """Operators' orders at the supervisor: what it answers itself, and what it forwards to the schedulers' control rings.
 
     ListActors, RestartActor, Shutdown     answered here
+    LoadAdapter, UnloadAdapter             a Command on the control ring of the first rank (`adapters.py`)
     RebalanceExperts                       a Command on the control ring of the rank that leads (`rebalances.py`)
     everything else                        a Command on each scheduler's control ring, whose Reply comes back as an event
                                            (`replica_orders.py`)
@@ -15,10 +16,21 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.messages import Command, ListActors, RebalanceExperts, Reply, RestartActor, Shutdown, encode
+from engine.messages import (
+    Command,
+    ListActors,
+    LoadAdapter,
+    RebalanceExperts,
+    Reply,
+    RestartActor,
+    Shutdown,
+    UnloadAdapter,
+    encode,
+)
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
+from engine.supervisor.adapters import AdapterOrders
 from engine.supervisor.child_process import Child
 from engine.supervisor.rebalances import Rebalances
 from engine.supervisor.replica_orders import ReplicaOrders, changes_weights, spoken
@@ -65,6 +77,8 @@ class Orders:
         schedulers = actors_of(SCHEDULER, (plan.name for plan in engine.plan))
         self._replicas = ReplicaOrders(engine.run, schedulers, self._tell, server.reply)
         self._rebalances = Rebalances(self._tell, server.reply)
+        names = [plan.name for plan in engine.plan]
+        self.adapters = AdapterOrders(engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply)
         self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
 
     def handle(self, command: Command) -> None:
@@ -77,6 +91,8 @@ class Orders:
             case Shutdown():
                 self._server.reply(Reply(command.command_id, 200, "the engine stops"))
                 self._engine.stop("asked to stop by an operator")
+            case LoadAdapter() | UnloadAdapter():
+                self._adapt(command)
             case RebalanceExperts():
                 self._rebalance(command)
             case _:
@@ -84,7 +100,7 @@ class Orders:
 
     def answer(self, reply: Reply) -> None:
         """An actor's answer to what was forwarded."""
-        if not self._rebalances.take(reply):
+        if not self._rebalances.take(reply) and not self.adapters.take(reply):
             self._replicas.take(reply)
 
     def actor_ready(self, name: str) -> None:
@@ -99,6 +115,7 @@ class Orders:
         if role_of(name) == SCHEDULER:
             self._replicas.scheduler_died(name, cause)
         self._rebalances.actor_died(name, cause)
+        self.adapters.actor_died(name, cause)
 
     def refuse_open(self, cause: str) -> None:
         """The engine ends: nothing that is open gets done."""
@@ -107,6 +124,7 @@ class Orders:
             self._server.reply(Reply(command_id, 503, f"the engine ends: {cause}"))
         self._restarting.clear()
         self._rebalances.refuse_open(cause)
+        self.adapters.refuse_open(cause)
         self._replicas.refuse_open(cause)
 
     def _list(self, command: Command) -> None:
@@ -128,6 +146,12 @@ class Orders:
         else:
             self._restarting.setdefault(name, []).append(command.command_id)
             self._engine.restart(name)
+
+    def _adapt(self, command: Command) -> None:
+        if self._engine.is_serving:
+            self.adapters.begin(command)
+        else:
+            self._refuse(command, 503, _NOT_SERVING)
 
     def _rebalance(self, command: Command) -> None:
         config = self._engine.config

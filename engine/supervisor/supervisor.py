@@ -186,6 +186,8 @@ class Supervisor:
         self._watch(now_ns)
         if self._relay is not None:
             self._relay.look()
+        if self._phase is not Phase.STOPPING:
+            self._orders.adapters.advance(now_ns)
         for start in [start for start in self._starts.values() if now_ns >= start.at_s * 1e9]:
             self._attempt_together(start)
         if self._phase is Phase.STARTING:
@@ -201,7 +203,12 @@ class Supervisor:
 
     def _advance_start(self) -> None:
         self._progress.show({plan.name: self._state_and_text(plan.name) for plan in self.plan})
-        if len(self.children) == len(self.plan) and all(child.is_ready for child in self.children.values()):
+        adapters = self._orders.adapters
+        if adapters.failure:
+            self._end_start(adapters.failure)
+        elif len(self.children) == len(self.plan) and all(child.is_ready for child in self.children.values()):
+            if not adapters.is_started:
+                return
             self._phase = Phase.SERVING
             self._rows[SUPERVISOR].set_state(State.READY)
             self._progress.end()
@@ -213,10 +220,15 @@ class Supervisor:
             return state, self._texts.get(name, "")
         return State.READY if state is State.RUNNING else state, ""
 
-    def _fail(self, cause: str, dead: Child) -> None:
+    def _end_start(self, cause: str) -> None:
+        """Nothing has died, but the engine cannot be what it was asked to be."""
+        self._fail(f"the engine cannot start: {cause}", None)
+
+    def _fail(self, cause: str, dead: Child | None) -> None:
         """End the engine with exit code 1, its cause and the dead child's last lines on stderr."""
         self._progress.end()
-        self._progress.note("\n".join([*(f"  {dead.name}: {line}" for line in dead.last_lines()), f"tokamak: error: {cause}"]))
+        lines = [f"  {dead.name}: {line}" for line in dead.last_lines()] if dead is not None else []
+        self._progress.note("\n".join([*lines, f"tokamak: error: {cause}"]))
         self.segments.counters.errors.record(SUPERVISOR, cause)
         self._exit_code = 1
         is_starting = self._phase is Phase.STARTING

@@ -161,7 +161,8 @@ class Replicas:
         """The key of the first block (or of what a shorter prompt has), and how many tokens each replica has cached."""
         size = self._config.block_size
         tokens = array("i", request.prompt_token_ids + request.resume_token_ids)
-        extras = BlockExtras.of(request.units, request.media, request.mask_bounds, request.options.cache_salt)
+        options = request.options
+        extras = BlockExtras.of(request.units, request.media, request.mask_bounds, options.cache_salt, options.adapter)
         keys: list[bytes] = []
         hash_blocks(tokens, size, keys, size, extras)
         num_cached = [0] * len(self._replicas)

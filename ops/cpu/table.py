@@ -19,6 +19,7 @@ from ops.cpu.gang import ExpertGang
 from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack, panels_of
 from ops.cpu.work import (
     Work,
+    adapt_work,
     attention_work,
     bytes_of,
     experts_work,
@@ -29,6 +30,7 @@ from ops.cpu.work import (
     rotation_work,
 )
 from ops.modules import (
+    AdaptedPart,
     AttentionShape,
     Embedding,
     Experts,
@@ -194,6 +196,28 @@ class CpuOps:
             rows=y.rows,
             name=module.name,
             work=lambda: linear_work(y, x, module),
+        )
+        return y
+
+    def adapt(self, inputs: AttentionMetadata, y: Array, x: Tensor, module: Linear) -> Array:
+        """In place."""
+        adapters = module.adapters
+        assert adapters is not None, f"{module.name} has no adapters"
+        self._executor.emit(
+            _cpu.adapt,
+            y,
+            x,
+            inputs.adapter_slots,
+            adapters.slots,
+            adapters.ranks,
+            *adapters.slots.shape,
+            adapters.ranks.shape[1],
+            module.num_inputs,
+            module.width,
+            [number for part in adapters.parts for number in _adapted_panels(part, module)],
+            rows=y.rows,
+            name=module.name,
+            work=lambda: adapt_work(inputs, y, x, module),
         )
         return y
 
@@ -497,6 +521,16 @@ class CpuOps:
         return gang.comm.address, activated, *panels, *gate_up[0], *down[0]
 
 
+def _adapted_panels(part: AdaptedPart, module: Linear) -> tuple[int, ...]:
+    """A part as the op takes it, with the panels that have columns of this rank; none, where it has none of it."""
+    for begin, end in module.columns or ((0, module.width),):
+        first, last = max(begin, part.first) - part.first, min(end, part.first + part.num_outputs) - part.first
+        if first < last:
+            panels = first // _cpu.PANEL, -(-last // _cpu.PANEL)
+            return part.first, part.num_outputs, part.index, part.a, part.b, *panels
+    return ()
+
+
 def _windows(gang: ExpertGang) -> tuple[Any, ...]:
     return gang.comm.address, gang.windows, gang.max_rows, gang.first_rank, gang.num_ranks
 
@@ -521,6 +555,7 @@ def make_table(executor: Executor) -> OpTable:
         embedding=ops.embedding,
         take_features=ops.take_features,
         linear=ops.linear,
+        adapt=ops.adapt,
         rms_norm=ops.rms_norm,
         add_rms_norm=ops.add_rms_norm,
         rotary_angles=ops.rotary_angles,

@@ -51,6 +51,20 @@ def linear_work(y: Array, x: Array, module: Linear) -> Work:
     return Work(bytes_of(y, x, module.weight, module.bias), num_operations, module.format)
 
 
+def adapt_work(inputs: AttentionMetadata, y: Array, x: Array, module: Linear) -> Work:
+    """Of the adapters that some row of the step has."""
+    adapters = module.adapters
+    assert adapters is not None
+    slots, counts = np.unique(np.asarray(inputs.adapter_slots)[: y.rows.count], return_counts=True)
+    num_products = num_bytes = 0
+    for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+        for part in adapters.parts if slot >= 0 else ():
+            products = int(adapters.ranks[slot, part.index]) * (module.num_inputs + part.num_outputs)
+            num_products += count * products
+            num_bytes += 4 * (products + count * (module.num_inputs + 2 * part.num_outputs))
+    return Work(num_bytes, 2 * num_products)
+
+
 def experts_work(y: Array, x: Array, routing: Routing, module: Experts) -> Work:
     """The matrices of the experts that some row has, as the last replay chose them."""
     num_chosen, num_met = routing.ids.numpy().size, len(np.unique(routing.ids.numpy()))

@@ -24,13 +24,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import paddle
 from paddle.nn import functional
 
 from ops.modules import (
+    AdaptedPart,
+    Adapters,
     AttentionShape,
     Columns,
     Embedding,
@@ -287,6 +289,36 @@ def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
     y = _product(x, module.weight)
     y = y if module.bias is None else y + module.bias
     return Cut(y, module.columns[0][0], module.width) if module.columns else y
+
+
+def adapt(step: Any, y: paddle.Tensor | Cut, x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
+    """Every row by each adapter that some row of the step has: of these products it takes its own. Adapters lie in memory of
+    the host, and may be others in each step."""
+    inputs: AttentionMetadata = getattr(step, "inputs", step)  # of a step of this table or of one made of it
+    own, adapters = own_columns(y), module.adapters
+    assert adapters is not None, f"{module.name} has no adapters"
+    row_slots = inputs.adapter_slots[: x.shape[0]].numpy()
+    for slot in np.unique(row_slots[row_slots >= 0]).tolist():
+        has_slot = _expand(paddle.to_tensor(row_slots == slot).unsqueeze(-1), own.shape)
+        own = paddle.where(has_slot, own + _adapted(x, adapters, slot, module), own)
+    return Cut(own, y.begin, y.width) if isinstance(y, Cut) else own
+
+
+def _adapted(x: paddle.Tensor, adapters: Adapters, slot: int, module: Linear) -> paddle.Tensor:
+    """What an adapter adds to the columns of this rank."""
+    whole = paddle.concat([_adapted_part(x, adapters, slot, part) for part in adapters.parts], axis=1)
+    return paddle.concat([whole[:, begin:end] for begin, end in module.columns], axis=1) if module.columns else whole
+
+
+def _adapted_part(x: paddle.Tensor, adapters: Adapters, slot: int, part: AdaptedPart) -> paddle.Tensor:
+    rank, memory = int(adapters.ranks[slot, part.index]), adapters.slots[slot]
+    if not rank:
+        return paddle.zeros([x.shape[0], part.num_outputs])
+    room, num_panels = -(-rank // LANES) * LANES, -(-part.num_outputs // LANES)
+    a = memory[part.a : part.a + x.shape[1] * room].reshape(-1, room)[:, :rank]
+    panels = memory[part.b : part.b + num_panels * rank * LANES].reshape(num_panels, rank, LANES)
+    b = panels.swapaxes(1, 2).reshape(-1, rank)[: part.num_outputs]
+    return _product(_product(x, _own_chunks(a.T, ())), _own_chunks(b, ()))
 
 
 def _product(x: paddle.Tensor, chunks: Chunks) -> paddle.Tensor:
@@ -635,6 +667,7 @@ TABLE = OpTable(
     embedding=embedding,
     take_features=take_features,
     linear=linear,
+    adapt=adapt,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rotary_angles=rotary_angles,

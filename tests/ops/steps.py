@@ -19,9 +19,17 @@ MAX_LENGTH = 320
 class HandMadeStep:
     """`sequences`: (slot, start, count) each. Every slot has blocks of its own, scattered over the cache."""
 
-    def __init__(self, sequences: list[tuple[int, int, int]], *, block_size: int = 16, row_tile: int = ROW_TILE) -> None:
+    def __init__(
+        self,
+        sequences: list[tuple[int, int, int]],
+        *,
+        block_size: int = 16,
+        row_tile: int = ROW_TILE,
+        has_adapters: bool = False,
+    ) -> None:
         self.device = PaddleDevice("cpu")
-        self.inputs = StepInputs(self.device, MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size, row_tile)
+        sizes = (MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size, row_tile)
+        self.inputs = StepInputs(self.device, *sizes, has_adapters=has_adapters)
         blocks_per_slot = self.inputs.host_block_tables.shape[1]
         self.num_blocks = MAX_SEQS * blocks_per_slot
         order = np.random.default_rng(5).permutation(self.num_blocks) + 1

@@ -13,6 +13,7 @@ from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
 from workers.encoders.tower import Tower
+from workers.models.adapted import linear
 from workers.models.mlp import FeedForward, feed_forward
 from workers.parallel.share import head_columns
 from workers.weights.declaration import Weights
@@ -78,11 +79,12 @@ class LlamaLayer:
         return feed_forward(config, index, weights, prefix)
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
-        return ops.rotate_and_store(inputs, ops.linear(h, self.qkv), angles, self.head_norm, self.shape, cache)
+        qkv = linear(ops, inputs, h, self.qkv)
+        return ops.rotate_and_store(inputs, qkv, angles, self.head_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
         h = ops.gather(ops.attention(step, queries, self.shape, cache))
-        return ops.gather(ops.linear(h, self.output))
+        return ops.gather(linear(ops, step, h, self.output))
 
 
 class Llama:

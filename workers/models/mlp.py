@@ -8,6 +8,7 @@ from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import RoutingRule, Tensor
 from ops.table import OpTable
+from workers.models.adapted import linear
 from workers.weights.declaration import Weights
 
 
@@ -27,12 +28,13 @@ class Mlp:
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
-        return ops.gather(self.columns(ops, h))
+        return ops.gather(self.columns(ops, step, h))
 
-    def columns(self, ops: OpTable, h: Tensor) -> Tensor:
+    def columns(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         """Those of the result that this rank computes."""
-        h = ops.gather(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation))
-        return ops.linear(h, self.down)
+        gate_up = linear(ops, step, h, self.gate_up)
+        h = ops.gather(ops.activate_and_multiply(gate_up, self.activation))
+        return linear(ops, step, h, self.down)
 
 
 class Mixture:
@@ -79,7 +81,7 @@ class Mixture:
     def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None) -> Tensor:
         """What this rank computes of the result, and `shared`, which is added to it."""
         if self.shared is not None:  # added to columns of the same rank
-            shared = self.shared.columns(ops, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
+            shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
         return ops.experts(h, ops.route(step, h, self.router), self.experts, self.activation, shared)
 
 

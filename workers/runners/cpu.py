@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
@@ -18,6 +19,9 @@ from workers.runner import ModelRunner, Parts, Peers
 from workers.step.execution import make_plan
 from workers.step.inputs import StepInputs
 from workers.weights.loader import Progress
+
+if TYPE_CHECKING:
+    from workers.adapters.arena import AdapterArena
 
 
 class CpuRunner:
@@ -31,12 +35,14 @@ class CpuRunner:
         peers: Peers,
         on_op: Callable[[], None] = lambda: None,
         features: Features | None = None,
+        adapters: AdapterArena | None = None,
     ) -> None:
         places = peers.seat.place, peers.seat.count
         device = make_device(
             config.device, config.ops, config.threads, peers.rank, *places, config.cpu_kernels, peers.gang, peers.meetings
         )
-        self.core = ModelRunner(config, model_config, Parts(device, StepInputs, make_plan), arena, peers, on_op, features)
+        parts = Parts(device, StepInputs, make_plan)
+        self.core = ModelRunner(config, model_config, parts, arena, peers, on_op, features, adapters)
         self._results: deque[StepResult] = deque()
 
     def start(self, step: Step) -> None:

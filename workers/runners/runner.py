@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
@@ -15,6 +15,9 @@ from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import GpuRunner
 from workers.runners.xpu import XpuRunner
 from workers.weights.loader import Progress
+
+if TYPE_CHECKING:
+    from workers.adapters.arena import AdapterArena
 
 
 class Runner(Protocol):
@@ -49,12 +52,15 @@ def make_runner(
     peers: Peers,
     on_op: Callable[[], None] = lambda: None,
     features: Features | None = None,
+    adapters: AdapterArena | None = None,
     *,
     device_arena: int = -1,
 ) -> Runner:
     """That of the configuration's device. XPUs and custom devices have the same. `device_arena`: the descriptor of memory of
     the card that outlives this process; -1: there is none."""
     make = _RUNNERS.get(config.device, XpuRunner)
+    if adapters is not None:  # of the CPU alone so far
+        make = functools.partial(CpuRunner, adapters=adapters)
     if device_arena >= 0:
         make = functools.partial(GpuRunner, device_arena=device_arena)
     return make(config, model_config, arena, peers, on_op, features)

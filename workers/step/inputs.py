@@ -41,6 +41,7 @@ class Room(msgspec.Struct, frozen=True):
     row_tile: int
     max_padded: int = 0  # rows that a step is padded to by `pad`
     features: np.ndarray | None = None  # of the encoder arena
+    has_adapters: bool = False
 
     @property
     def max_tiles(self) -> int:
@@ -65,6 +66,7 @@ class AttentionMetadata:
     last_keys: Tensor
     feature_rows: Tensor
     expert_sets: Tensor
+    adapter_slots: Tensor  # of engines with adapters
 
     in_place: Any = None  # `ops/paddle/metadata.py`, InPlace: what `begin` makes the tensors of; None: they are there
 
@@ -93,6 +95,8 @@ class AttentionMetadata:
             ("expert_sets", max_rows),
         ):
             self._add(name, num_values)
+        if room.has_adapters:
+            self._add("adapter_slots", max_rows)
         self.features = room.features
         self.host_counts = np.zeros(5, np.int32)
         self.num_rows = 0
@@ -303,14 +307,16 @@ class StepInputs(RowInputs):
         max_padded: int = 0,
         num_drafts: int = 0,
         num_looked_up: int = 0,
+        has_adapters: bool = False,
     ) -> None:
         """`num_looked_up`: of models that look positions up, so many are there of each type of text."""
         features = None if media is None else media.features
-        room = Room(max_num_seqs, max_rows(max_num_tokens, max_num_seqs), row_tile, max_padded, features)
+        room = Room(max_num_seqs, max_rows(max_num_tokens, max_num_seqs), row_tile, max_padded, features, has_adapters)
         num_blocks = -(-(-(-max_model_len // KEY_SPLIT) * KEY_SPLIT) // block_size)
         of_rows, of_kept = self._make_derived(device, room, max_model_len, num_blocks, num_drafts)
         super().__init__(device, room, num_drafts, of_rows)
         self._media = media
+        self._has_adapters = has_adapters
         self.host_block_tables = np.zeros((max_num_seqs + 1, num_blocks), np.int32)
         if "block_tables" not in of_rows:
             self.block_tables = device.tensor(self.host_block_tables)
@@ -349,6 +355,7 @@ class StepInputs(RowInputs):
         else:
             self._set_bounds(None)
             self.kept.set_of_all(row_ids, None, None)
+            self._set_adapters(np.full(self.num_tokens, -1), row_ids)
 
     def _set_prompts(
         self, prompts: Slots, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, kept_row_ids: np.ndarray
@@ -369,6 +376,13 @@ class StepInputs(RowInputs):
             self._set("position_rows", looked_up_rows(prompts, slots, starts, counts, self._num_looked_up))
         self._set_bounds(bounds)
         self.kept.set_of_all(kept_row_ids, bounds, media)
+        self._set_adapters(prompts.adapter_slots[slots].repeat(counts), kept_row_ids)
+
+    def _set_adapters(self, row_slots: np.ndarray, kept_row_ids: np.ndarray) -> None:
+        """Which adapter each row has."""
+        if self._has_adapters:
+            self._set("adapter_slots", row_slots, -1)
+            self.kept._set("adapter_slots", row_slots[kept_row_ids], -1)
 
     def pad(self, size: int) -> None:
         super().pad(size)

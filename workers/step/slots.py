@@ -73,6 +73,7 @@ class Slots:
         self.pooled = self._register("pooled", np.zeros((self._capacity, pooled_size)), 0)
         self.second_starts = self._register("second_starts", np.zeros(self._capacity, np.int32), 0)  # the prompt's end: none
         self.num_pooled = self._register("num_pooled", np.zeros(self._capacity, np.int32), 0)
+        self.adapter_slots = self._register("adapter_slots", np.full(self._capacity, -1, np.int32), -1)  # -1: no adapter
         self.bounds_ends = self._register("bounds_ends", np.zeros(self._capacity, np.int32), 0)  # the prompt, where it has some
 
     def _register(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
@@ -126,6 +127,7 @@ class Slots:
         media = self.media[slot] = PromptMedia.of(message)
         if media is not None:
             self.media_ends[slot], self.text_shifts[slot] = media.end, media.last_shift
+        self.adapter_slots[slot] = message.adapter_slot
         self.second_starts[slot] = message.second_start or message.num_prompt_tokens
         if self._sees_all:
             self.mask_bounds[slot] = np.tile(np.array([0, message.num_prompt_tokens - 1], np.int32), (len(token_ids), 1))

@@ -79,6 +79,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
     num_bytes: int
     cache: CacheOutcome
     contents: str
+    linears: list[Linear]  # but those of encoders and experts
 
 
 def load_model(
@@ -147,7 +148,7 @@ def load_model(
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
     mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
-    return LoadedModel(model, mixtures, loading.num_bytes, outcome, found)
+    return LoadedModel(model, mixtures, loading.num_bytes, outcome, found, weights.linears)
 
 
 class _Loading:

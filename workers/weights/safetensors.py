@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.checkpoint.files import map_file
+from engine.checkpoint.files import MappedFile, map_file
 from engine.errors import CheckpointError
 from ops.weight_format import QuantizedWeight, WeightFormat
 
@@ -90,9 +90,10 @@ class StoredTensor(msgspec.Struct, frozen=True):
 class SafetensorsFile:
     """A mapped file. `tensors` by name, `metadata` as its writer left it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mapped: MappedFile | None = None) -> None:
+        """`mapped`: what it holds, where that is not to be mapped here."""
         self.path = path
-        self.mapped = map_file(path)
+        self.mapped = map_file(path) if mapped is None else mapped
         self.data = self.mapped.data
         header, data_begin = self._header()
         metadata = header.pop("__metadata__", {})

@@ -69,6 +69,26 @@ struct LinearKernels {
     void (*quantize)(const LinearShape &shape, i64 row_begin, i64 row_end) = nullptr;  // rows of x
 };
 
+// Outputs [first, first + outputs) of a linear that adapters may change, of which panels [panel_begin, panel_end) are computed;
+// where its rank stands in a row of the table, and its matrices begin in a slot.
+struct AdaptedPart {
+    i64 first, outputs, index, a, b, panel_begin, panel_end;
+};
+
+constexpr i64 MAX_ADAPTER_RANK = 512;
+
+// y += (x A^T) B^T by the row's adapter: engine/checkpoint/adapters/layout.py says how it lies.
+struct AdaptShape {
+    float *y;                  // [rows, outputs]
+    const float *x;            // [rows, inputs]
+    const i32 *adapter_slots;  // [rows], -1: the row has none
+    const float *slots;        // of `slot_floats` each
+    const i32 *ranks;          // [slots][modules]
+    i64 slot_floats, modules, inputs, outputs;
+    const AdaptedPart *parts;
+    i64 num_parts;
+};
+
 // Numbers where a checkpoint has them: [rows, columns] with any strides, counted in numbers.
 struct Matrix {
     const void *values;  // float32, or bfloat16
@@ -248,6 +268,7 @@ struct Kernels {
     void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
     // y = the sum of `count` results, each times its weight, in their order, and then `shared` where there is one
     void (*combine)(float *y, const float *const *results, const float *weights, i64 count, const float *shared, i64 width);
+    void (*adapt)(const AdaptShape &shape, i64 row_begin, i64 row_end);
     SamplingKernels sampling;
     void (*quantize_panel)(const PanelRounding &panel);
 };

@@ -65,6 +65,16 @@ const Kernels &variant_named(const std::string &name) {
     throw std::invalid_argument("there is no variant " + name + " here");
 }
 
+// Seven numbers of each, as AdaptedPart has them.
+std::vector<AdaptedPart> adapted_parts_of(const std::vector<i64> &numbers) {
+    std::vector<AdaptedPart> parts;
+    for (std::size_t i = 0; i + 7 <= numbers.size(); i += 7) {
+        const i64 *at = numbers.data() + i;
+        parts.push_back({at[0], at[1], at[2], at[3], at[4], at[5], at[6]});
+    }
+    return parts;
+}
+
 template <bool IS_GATED>
 Op activate(Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
     return Op{
@@ -88,6 +98,15 @@ void bind_ops(nb::module_ &module) {
                                    floats(offsets), floats(bias), inputs, outputs, group_size, 0},
                                   ranges_of(panels, outputs),
                                   rows_of(rows, count)}};
+           });
+    define(module, "adapt",
+           [](Address y, Address x, Address adapter_slots, Address slots, Address ranks, i64 num_slots, i64 slot_floats,
+              i64 modules, i64 inputs, i64 outputs, const std::vector<i64> &parts, Address rows, i64 count) {
+               return Op{Adapt{{floats(y), floats(x), ints(adapter_slots), floats(slots), ints(ranks), slot_floats, modules,
+                                inputs, outputs, nullptr, 0},
+                               adapted_parts_of(parts),
+                               num_slots,
+                               rows_of(rows, count)}};
            });
     define(module, "take_features",
            [](Address y, Address features, Address feature_rows, i64 num_rows, i64 feature_bytes, i64 at, i64 width,

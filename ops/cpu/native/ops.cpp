@@ -143,6 +143,8 @@ void run_op(Engine &engine, const LinearOp &op) {
     });
 }
 
+void run_op(Engine &engine, const Adapt &op) { adapt(engine, op); }
+
 void run_op(Engine &engine, const RmsNorm &op) {
     for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
         engine.kernels().rms_norm(op.y, op.total, op.x, op.residual, op.weight, op.epsilon, op.width, begin, end);

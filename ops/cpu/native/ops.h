@@ -55,6 +55,14 @@ struct LinearOp {
     Rows rows;
 };
 
+// What the rows' adapters add to y, which a linear made of x.
+struct Adapt {
+    AdaptShape shape;  // but for `parts`
+    std::vector<AdaptedPart> parts;
+    i64 num_slots;  // a row with a slot beyond them is an error before anything is written
+    Rows rows;
+};
+
 struct RmsNorm {
     float *y, *total;
     const float *x, *residual;  // residual and total may be null, both
@@ -226,7 +234,7 @@ struct ApplyExperts {
 };
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective,
-                        Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures>;
+                        Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows as it is asked for more; what was in it is then lost.
 class Memory {
@@ -278,6 +286,7 @@ void route(Engine &engine, const Route &op);
 void apply_experts(Engine &engine, const ApplyExperts &op);
 void attend_latents(Engine &engine, const AttendLatents &op);
 void multiply_heads(Engine &engine, const HeadLinear &op);
+void adapt(Engine &engine, const Adapt &op);
 void look_up(const Embed &op, i64 row);
 void take_features(const TakeFeatures &op, i64 row);
 CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim);

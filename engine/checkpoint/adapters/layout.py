@@ -1,0 +1,91 @@
+"""Which linears of a model an adapter may change, and where adapters lie in memory. Pure.
+
+An adapter gives some linears y = x W + b a product of rank r besides: y = x W + b + (x A^T) B^T * scale. All adapters of an
+engine lie in one arena, which the supervisor holds and every rank maps, in slots of equal size, so that a rank that was started
+again finds them as they were:
+
+    ranks     int32 [slots][modules]               rows of A in use; 0: the adapter leaves the module as it is
+    slot 0    float32 [module][A | B]
+    slot 1    ...
+
+    A         [inputs][room of the rank]           turned: a row's products with all of A are made side by side
+    B         [panels of 16 outputs][rank][16]     times the scale
+
+The room of a rank is the rank in whole lines of 16, filled up with zeros; so is the last panel. A and B begin where they would
+with the largest rank.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.checkpoint.model_config import ModelConfig
+
+LINE = 16  # float32 of a cache line: ranks that are computed side by side, and outputs
+_TABLE_BYTES = 4096  # the ranks are filled up to whole pages
+
+
+class AdaptedModule(msgspec.Struct, frozen=True):
+    """A linear of the checkpoint, in its own name. `a` and `b`: where its matrices begin in a slot, in floats."""
+
+    name: str
+    index: int  # in the table of ranks
+    num_inputs: int
+    num_outputs: int
+    a: int
+    b: int
+
+
+class AdapterLayout(msgspec.Struct, frozen=True):
+    """Of `num_slots` adapters of rank `max_rank` at most."""
+
+    modules: tuple[AdaptedModule, ...]
+    num_slots: int
+    max_rank: int
+    slot_floats: int
+
+    @staticmethod
+    def of(config: ModelConfig, num_slots: int, max_rank: int) -> AdapterLayout:
+        modules: list[AdaptedModule] = []
+        at, room = 0, whole_lines(max_rank)
+        for name, num_inputs, num_outputs in _linears(config):
+            end_of_a = at + num_inputs * room
+            modules.append(AdaptedModule(name, len(modules), num_inputs, num_outputs, at, end_of_a))
+            at = end_of_a + whole_lines(num_outputs) * room
+        return AdapterLayout(tuple(modules), num_slots, max_rank, at)
+
+    @property
+    def table_bytes(self) -> int:
+        return -(-4 * self.num_slots * len(self.modules) // _TABLE_BYTES) * _TABLE_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        return self.table_bytes + 4 * self.num_slots * self.slot_floats
+
+
+def why_not_adaptable(config: ModelConfig) -> str:
+    """Why nothing of such a model can have an adapter; empty: something can."""
+    if config.latents is not None:
+        return "its attention is latent"
+    return "it is an encoder" if config.bidirectional is not None else ""
+
+
+def whole_lines(count: int) -> int:
+    return -(-count // LINE) * LINE
+
+
+def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
+    """Name, inputs and outputs, layer by layer: attention, and what follows it unless these are experts."""
+    if why_not_adaptable(config):
+        return []
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sparse = {layer for experts in (config.experts, config.vision_experts) if experts for layer in experts.sparse_layers}
+    found = []
+    for layer in range(config.num_layers):
+        sizes = [("self_attn.q_proj", hidden, queries), ("self_attn.k_proj", hidden, keys), ("self_attn.v_proj", hidden, keys)]
+        sizes.append(("self_attn.o_proj", queries, hidden))
+        if layer not in sparse:
+            sizes += [("mlp.gate_proj", hidden, inner), ("mlp.up_proj", hidden, inner), ("mlp.down_proj", inner, hidden)]
+        found += [(f"model.layers.{layer}.{name}", num_inputs, num_outputs) for name, num_inputs, num_outputs in sizes]
+    return found

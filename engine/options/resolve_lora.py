@@ -1,0 +1,42 @@
+"""LoRA adapters: how many, how large, and which are there from the start. Part of `resolve.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.checkpoint.adapters.layout import AdapterLayout, why_not_adaptable
+from engine.checkpoint.model_config import ModelConfig
+from engine.config import MAX_LORAS, LoraModule
+from engine.errors import OptionError
+from engine.options.table import OptionValues
+
+DEFAULT_LORAS = 4
+
+
+def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: Sequence[str]) -> dict[str, Any]:
+    """Fields of the configuration. `names`: those that the model itself is served by."""
+    values = options.values
+    modules: tuple[LoraModule, ...] = tuple(values["lora_modules"])
+    if not values["enable_lora"]:
+        if modules:
+            raise OptionError("--lora-modules: adapters are taken with --enable-lora alone; give that too")
+        return {}
+    trouble = why_not_adaptable(model)
+    if trouble:
+        raise OptionError(f"--enable-lora: the {model.architecture} model can have no adapters, {trouble}; leave it out")
+    if device != "cpu":
+        raise OptionError(f"--enable-lora: adapters are served on the CPU alone so far, the device is {device}; leave it out")
+    taken = list(names)
+    for module in modules:
+        if module.name in taken:
+            raise OptionError(
+                f"--lora-modules: the name {module.name!r} is given twice; give each adapter, and the model, its own"
+            )
+        taken.append(module.name)
+    num_slots = values["max_loras"] or min(MAX_LORAS, max(DEFAULT_LORAS, len(modules)))
+    if len(modules) > num_slots:
+        raise OptionError(f"--max-loras {num_slots}: --lora-modules names {len(modules)}; raise it, or name fewer")
+    max_rank = values["max_lora_rank"]
+    layout = AdapterLayout.of(model, num_slots, max_rank)
+    return {"max_loras": num_slots, "max_lora_rank": max_rank, "lora_modules": modules, "adapter_bytes": layout.num_bytes}

@@ -1,0 +1,253 @@
+"""LoRA adapters at the supervisor: which there are, in which slots of the arena, and the orders to load and unload them.
+
+Owned by the supervisor's `Orders`; the supervisor lives as long as the arena does. An adapter's life:
+
+    load      a free slot and a number; the first rank checks the files and writes the slot, beside the steps that run. When it
+              has, the adapter is in the record (adapters.json), and api processes find it. Where the rank dies or refuses, it
+              never was
+    leaving   api processes take no new requests for it. Those that are open go on, whoever dies: the edge submits them again
+    gone      when nobody counts a sample of it: schedulers take none any more either, as might still come of an api that died
+    free      when nobody counts one still: the slot may be written
+
+Who takes a sample counts it first and looks at the record then, here it is the other way round (`engine/process/adapters.py`).
+Adapters of the command line are loaded when all actors are ready, and before the engine is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.messages import Adapter, AdaptersRecord, Command, Details, LoadAdapter, Reply, UnloadAdapter
+from engine.process.run_directory import Run
+from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
+from shm.counters import Cell, Counters
+
+MAX_WAITING = 64  # orders to load
+QUIET_NS = 250_000_000  # so long nobody has counted a sample: some turns of the loop of everybody
+_AT_START = "start/"
+_GAUGES = {"api": ("adapter_open_requests",), SCHEDULER: ("adapter_requests_running", "adapter_requests_waiting")}
+
+
+class _Leaving(msgspec.Struct):
+    """A slot on its way to be free; `adapter` has left the record where it is gone."""
+
+    adapter: Adapter
+    command_id: str  # that is answered when it is free; empty: nobody waits
+    quiet_since_ns: int = 0  # 0: somebody counts samples
+    is_gone: bool = False
+
+
+class AdapterOrders:
+    """`tell` puts a command on an actor's control ring and says why that cannot be, or nothing."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: EngineConfig,
+        counters: Counters,
+        names: Sequence[str],
+        tell: Callable[[str, Command], str],
+        answer: Callable[[Reply], None],
+    ) -> None:
+        self._run, self._config, self._tell, self._answer = run, config, tell, answer
+        self._record = AdaptersRecord()
+        self._loader = next(iter(actors_of("worker", names)), "")
+        self._loads: deque[Command] = deque()  # the first is under way, once it has a slot
+        self._starts = deque(config.lora_modules)
+        self._leaving: list[_Leaving] = []
+        self.failure = ""  # of what was to be there from the start
+        if config.max_loras:
+            self._version = counters.counter("adapters_version", SUPERVISOR)
+            self._num_adapters = counters.counter("num_adapters", SUPERVISOR)
+            self._cells: list[list[Cell]] = [
+                [
+                    counters.counter(gauge, actor, adapter_slot=str(slot))
+                    for role, gauges in _GAUGES.items()
+                    for actor in actors_of(role, names)
+                    for gauge in gauges
+                ]
+                for slot in range(config.max_loras)
+            ]
+
+    @property
+    def is_started(self) -> bool:
+        """What is to be there from the start is."""
+        return not self._starts
+
+    def begin(self, command: Command) -> None:
+        """Carry an order out, or answer why not."""
+        try:
+            if not self._config.max_loras:
+                raise RequestError("this engine takes no adapters; start it with --enable-lora", code="order_refused")
+            if isinstance(command.order, LoadAdapter):
+                self._begin_load(command, command.order)
+            elif isinstance(command.order, UnloadAdapter):
+                self._begin_unload(command, command.order.name)
+        except RequestError as error:
+            self._answer(Reply(command.command_id, error.status, error.message))
+
+    def take(self, reply: Reply) -> bool:
+        """False: it answers something else."""
+        if not self._loads or reply.command_id != self._loads[0].command_id:
+            return False
+        command = self._loads.popleft()
+        if reply.status >= 400:
+            self._end_load(command, reply)
+        else:
+            self._loaded(command, str(reply.details["contents"]))
+        self._tell_next()
+        return True
+
+    def actor_died(self, name: str, cause: str) -> None:
+        if name == self._loader and self._loads and self._is_told(self._loads[0]):
+            command = self._loads.popleft()
+            if not command.command_id.startswith(_AT_START):
+                text = f"{name}, which loaded the adapter, died meanwhile ({cause}); ask again"
+                self._answer(Reply(command.command_id, 503, text))
+            self._tell_next()
+
+    def advance(self, now_ns: int) -> None:
+        """Every turn of the supervisor, the engine's start included: begin what waits, and see who has left."""
+        if self._starts and not self._loads and not self.failure:
+            module = self._starts[0]
+            self._loads.append(Command(f"{_AT_START}{module.name}", LoadAdapter(module.name, module.path)))
+        self._tell_next()
+        for leaving in list(self._leaving):
+            is_quiet = not any(cell.value for cell in self._cells[leaving.adapter.slot])
+            leaving.quiet_since_ns = (leaving.quiet_since_ns or now_ns) if is_quiet else 0
+            if is_quiet and now_ns - leaving.quiet_since_ns >= QUIET_NS:
+                self._left(leaving)
+
+    def refuse_open(self, cause: str) -> None:
+        """The engine ends."""
+        waiting = [command.command_id for command in self._loads] + [leaving.command_id for leaving in self._leaving]
+        for command_id in waiting:
+            if command_id and not command_id.startswith(_AT_START):
+                self._answer(Reply(command_id, 503, f"the engine ends: {cause}"))
+        self._loads.clear()
+        self._leaving.clear()
+        self._starts.clear()
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _begin_load(self, command: Command, order: LoadAdapter) -> None:
+        self._check_load(order)
+        if len(self._loads) >= MAX_WAITING:
+            raise RequestError(f"{MAX_WAITING} adapters are being loaded; ask again later", status=503)
+        self._loads.append(command)
+        self._tell_next()
+
+    def _check_load(self, order: LoadAdapter) -> None:
+        """RequestError where that name, or another adapter, cannot be had."""
+        if order.name in self._config.served_model_name:
+            raise RequestError(
+                f"{order.name!r} is a name of the model itself; give the adapter one of its own", param="lora_name"
+            )
+        if self._served(order.name) is not None and not order.replaces:
+            raise RequestError(
+                f"the adapter {order.name!r} is loaded already; unload it, or ask with load_inplace", param="lora_name"
+            )
+        if self._free_slot() < 0:
+            leaving = [leaving.adapter.name for leaving in self._leaving]
+            waits = f" ({', '.join(leaving)} wait for open requests)" if leaving else ""
+            raise RequestError(
+                f"all {self._config.max_loras} slots have an adapter{waits}; unload one, or start with a larger --max-loras",
+                status=409 if leaving else 400,
+            )
+
+    def _tell_next(self) -> None:
+        """The first order that waits gets its slot and is told, if the rank is there."""
+        while self._loads and not self._is_told(self._loads[0]):
+            command = self._loads[0]
+            assert isinstance(command.order, LoadAdapter)
+            try:
+                self._check_load(command.order)  # which those before it may have changed
+            except RequestError as error:
+                self._end_load(self._loads.popleft(), Reply(command.command_id, error.status, error.message))
+                continue
+            told = replace(command.order, slot=self._free_slot())
+            trouble = self._tell(self._loader, Command(command.command_id, told))
+            if not trouble:
+                command.order = told
+            elif not command.command_id.startswith(_AT_START):
+                self._end_load(self._loads.popleft(), Reply(command.command_id, 503, trouble))
+                continue
+            return
+
+    def _is_told(self, command: Command) -> bool:
+        return isinstance(command.order, LoadAdapter) and command.order.slot >= 0
+
+    def _loaded(self, command: Command, contents: str) -> None:
+        order = command.order
+        assert isinstance(order, LoadAdapter)
+        number = self._record.last_number + 1
+        before = self._served(order.name)
+        adapters = tuple(replace(each, is_leaving=True) if each is before else each for each in self._record.adapters)
+        added = Adapter(order.name, order.path, number, order.slot, contents)
+        trouble = self._write(AdaptersRecord(number, (*adapters, added)))
+        if trouble:
+            self._end_load(command, Reply(command.command_id, 503, trouble))
+            return
+        if before is not None:
+            self._leaving.append(_Leaving(replace(before, is_leaving=True), ""))
+        details: Details = {"name": order.name, "path": order.path, "contents": contents}
+        self._end_load(command, Reply(command.command_id, 200, f"the adapter {order.name!r} is served", details))
+
+    def _end_load(self, command: Command, reply: Reply) -> None:
+        if not command.command_id.startswith(_AT_START):
+            self._answer(reply)
+        elif reply.status < 400:
+            self._starts.popleft()
+        else:
+            self.failure = f"--lora-modules {self._starts[0].name}: {reply.message}"
+
+    def _begin_unload(self, command: Command, name: str) -> None:
+        adapter = self._served(name)
+        if adapter is None:
+            is_leaving = any(leaving.adapter.name == name for leaving in self._leaving)
+            text = f"the adapter {name!r} {'is being unloaded already' if is_leaving else 'is not loaded'}"
+            raise RequestError(text, status=409 if is_leaving else 404, param="lora_name")
+        left = replace(adapter, is_leaving=True)
+        adapters = tuple(left if each is adapter else each for each in self._record.adapters)
+        trouble = self._write(replace(self._record, adapters=adapters))
+        if trouble:
+            raise RequestError(trouble, status=503)
+        self._leaving.append(_Leaving(left, command.command_id))
+
+    def _left(self, leaving: _Leaving) -> None:
+        """Nobody has a sample of it: first nobody takes one any more, then its slot is free."""
+        number = leaving.adapter.number
+        leaving.quiet_since_ns = 0
+        if not leaving.is_gone:
+            adapters = tuple(each for each in self._record.adapters if each.number != number)
+            leaving.is_gone = not self._write(replace(self._record, adapters=adapters))  # else it is tried again
+            return
+        self._leaving.remove(leaving)
+        if leaving.command_id:
+            self._answer(Reply(leaving.command_id, 200, f"the adapter {leaving.adapter.name!r} is unloaded"))
+
+    def _write(self, record: AdaptersRecord) -> str:
+        """From here on it is so. Why it cannot be written, else nothing."""
+        try:
+            self._run.write_adapters(record)
+        except OSError as error:
+            path = self._run.adapters_path
+            return f"the order cannot be written to {path}: {error.strerror}; see to that directory and ask again"
+        self._record = record
+        self._version.add(1)
+        self._num_adapters.set(len(record.adapters))
+        return ""
+
+    def _served(self, name: str) -> Adapter | None:
+        return next((each for each in self._record.adapters if each.name == name and not each.is_leaving), None)
+
+    def _free_slot(self) -> int:
+        """-1: there is none."""
+        taken = {each.slot for each in self._record.adapters} | {leaving.adapter.slot for leaving in self._leaving}
+        return next((slot for slot in range(self._config.max_loras) if slot not in taken), -1)

@@ -1,0 +1,72 @@
+"""Adapters as PEFT saves them, with random numbers, and the weights that they merge into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.checkpoint.adapters.layout import AdapterLayout
+from engine.checkpoint.model_config import ModelConfig
+from tests.workers.checkpoints import write_safetensors
+from workers.weights.safetensors import SafetensorsFile
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(
+    directory: Path,
+    model: Path,
+    *,
+    rank: int = 8,
+    targets: Iterable[str] = TARGETS,
+    seed: int = 0,
+    size: float = 0.1,
+    changes: Mapping[str, np.ndarray | None] | None = None,
+    **config: Any,
+) -> Path:
+    """An adapter of the checkpoint `model`. `size`: of the numbers of its products, about; `changes`: tensors over those that
+    it would have, None: without it; the rest is of adapter_config.json."""
+    generator = np.random.default_rng(seed)
+    ranks, targets = config.get("rank_pattern", {}), tuple(targets)
+    tensors: dict[str, np.ndarray] = {}
+    for module in AdapterLayout.of(ModelConfig.read(model), 1, 512).modules:
+        last = module.name.rpartition(".")[2]
+        if last not in targets:
+            continue
+        own = ranks.get(last, rank)
+        for part, shape in (("A", (own, module.num_inputs)), ("B", (module.num_outputs, own))):
+            values = generator.standard_normal(shape, np.float32) * np.float32((size / own) ** 0.5)
+            tensors[f"base_model.model.{module.name}.lora_{part}.weight"] = values
+    for name, change in (changes or {}).items():
+        tensors.pop(name, None)
+        if change is not None:
+            tensors[name] = change
+    directory.mkdir(parents=True, exist_ok=True)
+    values = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), "bias": "none", **config}
+    (directory / "adapter_config.json").write_text(json.dumps(values))
+    write_safetensors(directory / "adapter_model.safetensors", tensors)
+    return directory
+
+
+def merge(directory: Path, model: Path, adapter: Path, scale: float = 2.0) -> Path:
+    """The checkpoint `model` with an adapter merged into its weights, in float32, written to `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in model.iterdir():
+        if path.suffix != ".safetensors":
+            (directory / path.name).write_bytes(path.read_bytes())
+    stored = SafetensorsFile(model / "model.safetensors").tensors
+    parts = SafetensorsFile(adapter / "adapter_model.safetensors").tensors
+    merged = {}
+    for name, tensor in stored.items():
+        values = tensor.read()
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{key}.lora_A.weight" in parts:
+            a, b = (parts[f"{key}.lora_{part}.weight"].read().astype(np.float64) for part in "AB")
+            values = (values + scale * (b @ a)).astype(np.float32)
+        merged[name] = np.array(values)
+    write_safetensors(directory / "model.safetensors", merged)
+    return directory

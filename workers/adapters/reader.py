@@ -1,0 +1,189 @@
+"""An adapter's files, checked against the model, as the numbers that the arena holds.
+
+Used by the first rank when it is told to load an adapter, in a thread beside its steps. Everything that is wrong with an
+adapter is a CheckpointError that says what, before anything is written anywhere.
+
+`adapter_model.safetensors` has for each linear that is adapted
+
+    base_model.model.<its name>.lora_A.weight    [rank, inputs]
+    base_model.model.<its name>.lora_B.weight    [outputs, rank]
+
+maybe with the adapter's own name before `.weight`. Names of linears are those of the model's checkpoint; those of models that
+see have `language_model` in them, or not.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine.checkpoint.adapters.config import CONFIG_NAME, AdapterConfig
+from engine.checkpoint.adapters.layout import AdaptedModule, AdapterLayout
+from engine.checkpoint.files import MappedFile, open_file
+from engine.errors import CheckpointError
+from workers.weights.formats.floats import is_finite
+from workers.weights.safetensors import FLOATS, SafetensorsFile, StoredTensor
+
+TENSORS_NAME = "adapter_model.safetensors"
+_MAX_LISTED = 8
+_MAX_HEADER_BYTES = 4 << 20  # which are parsed in one piece, while no step is begun
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")
+_CAUSES = (  # of tensors that are none of these
+    (re.compile(r"lora_magnitude_vector"), "is of DoRA, which is not served"),
+    (re.compile(r"lora_embedding_[AB]"), "adapts an embedding; only linears have adapters here"),
+    (
+        re.compile(r"modules_to_save|\.original_module\."),
+        "replaces a part of the base; merge it, or train without modules_to_save",
+    ),
+    (re.compile(r"lora_[AB].*\.bias$"), "is a bias of an adapter, which is not served"),
+    (re.compile(r"\.bias$"), "is a bias, which is not served"),
+)
+
+
+class AdaptedLinear(msgspec.Struct, frozen=True):
+    """A and B times the scale, float32 [rank, inputs] and [outputs, rank]."""
+
+    module: AdaptedModule
+    a: np.ndarray
+    b: np.ndarray
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+class AdapterFiles:
+    """The adapter in `directory`, checked but for its numbers. CheckpointError."""
+
+    def __init__(self, directory: Path, layout: AdapterLayout) -> None:
+        self._directory, self._layout = directory, layout
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory} is no directory; an adapter is one, with {CONFIG_NAME} and {TENSORS_NAME}")
+        self._config = AdapterConfig.read(directory)
+        self._path = directory / TENSORS_NAME
+        self._file = SafetensorsFile(self._path, self._copied())
+        self._names = _names_of(layout)
+        self._pairs = self._matched()
+
+    def linears(self) -> Iterator[AdaptedLinear]:
+        """In the order of the layout. CheckpointError where a number is none, or the file was written to meanwhile."""
+        for module in self._layout.modules:
+            if module.name in self._pairs:
+                name, pair = self._pairs[module.name]
+                with np.errstate(all="ignore"):
+                    a, b = (np.ascontiguousarray(pair[part].read()) for part in "AB")
+                    scaled = b * np.float32(self._config.scale_of(name))
+                for part, values in (("A", a), ("B", scaled)):
+                    if not is_finite(values):
+                        raise CheckpointError(f"{self._path}: {pair[part].name} has a number that is not finite, as float32")
+                yield AdaptedLinear(module, a, scaled)
+
+    def _copied(self) -> MappedFile:
+        """What the file holds, in memory of our own: nobody writes to it, or cuts it, while it is read."""
+        try:
+            with open(open_file(self._path), "rb", buffering=0) as stream:
+                status = os.fstat(stream.fileno())
+                self._check_size(status.st_size)
+                data = mmap.mmap(-1, max(status.st_size, 1))
+                view, num_read = memoryview(data), 0
+                while num_read < status.st_size and (count := stream.readinto(view[num_read:])):
+                    num_read += count
+                view.release()
+        except OSError as error:
+            others = sorted(path.name for path in self._directory.glob("adapter_model.*") if path != self._path)[:1]
+            remedy = f"there is {others[0]}, which is not read: save it as safetensors" if others else "is the path right?"
+            raise CheckpointError(f"{self._path} cannot be read ({error.strerror}); {remedy}") from None
+        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{self._path} is damaged, or no adapter: its header is longer than {_MAX_HEADER_BYTES} bytes"
+            )
+        return MappedFile(self._path, data, status)
+
+    def _check_size(self, size: int) -> None:
+        most = 8 * self._layout.slot_floats + _MAX_HEADER_BYTES  # float64 at most
+        if size > most:
+            raise CheckpointError(
+                f"{self._path} has {size} bytes, an adapter of this model of rank {self._layout.max_rank} at most {most}; "
+                "is it one of this model, and is --max-lora-rank large enough?"
+            )
+
+    def _matched(self) -> dict[str, tuple[str, dict[str, StoredTensor]]]:
+        """By the names of modules, the name that the adapter has for each and its two tensors, checked."""
+        pairs: dict[str, tuple[str, dict[str, StoredTensor]]] = {}
+        strange: list[str] = []
+        for key, tensor in self._file.tensors.items():
+            match = _KEY.fullmatch(key)
+            module = self._names.get(match["module"]) if match else None
+            if match is None or module is None:
+                strange.append(f"{key} {self._cause_of(key)}")
+                continue
+            pair = pairs.setdefault(module.name, (match["module"], {}))[1]
+            if match["part"] in pair:
+                strange.append(f"{key} is there twice, as {pair[match['part']].name}")
+            pair[match["part"]] = tensor
+        if strange:
+            more = f"; and {len(strange) - _MAX_LISTED} more" if len(strange) > _MAX_LISTED else ""
+            raise CheckpointError(f"{self._path}: {'; '.join(strange[:_MAX_LISTED])}{more}")
+        if not pairs:
+            raise CheckpointError(f"{self._path} has no tensors of an adapter")
+        for module in self._layout.modules:
+            if module.name in pairs:
+                self._check(module, *pairs[module.name])
+        self._check_complete(pairs)
+        return pairs
+
+    def _cause_of(self, key: str) -> str:
+        for pattern, cause in _CAUSES:
+            if pattern.search(key):
+                return cause
+        if "expert" in key:
+            return "is of experts, which have no adapters here"
+        if "lm_head" in key or "embed_tokens" in key:
+            return "is of the embedding or the head, which have no adapters here"
+        return "matches no linear of the model that may have an adapter (q, k, v, o, gate, up, down)"
+
+    def _check(self, module: AdaptedModule, name: str, pair: Mapping[str, StoredTensor]) -> None:
+        for part in "AB":
+            if part not in pair:
+                raise CheckpointError(f"{self._path}: {name} has no lora_{part}")
+            if pair[part].dtype not in FLOATS or pair[part].dtype == "U16":
+                raise CheckpointError(f"{self._path}: {pair[part].name} has dtype {pair[part].dtype}, expected floats")
+        if not self._config.may_have(name):
+            raise CheckpointError(f"{self._path}: {name} is none of the target_modules that {CONFIG_NAME} says")
+        rank = self._config.rank_of(name)
+        if rank > self._layout.max_rank:
+            raise CheckpointError(
+                f"{self._path}: {name} has rank {rank}, the limit is {self._layout.max_rank}; start with --max-lora-rank {rank}"
+            )
+        for part, shape in (("A", (rank, module.num_inputs)), ("B", (module.num_outputs, rank))):
+            if pair[part].shape != shape:
+                raise CheckpointError(
+                    f"{self._path}: {pair[part].name} has shape {list(pair[part].shape)}, expected {list(shape)}: the model "
+                    f"has {module.num_inputs} inputs and {module.num_outputs} outputs there, and {CONFIG_NAME} says rank {rank}"
+                )
+
+    def _check_complete(self, pairs: Mapping[str, tuple[str, object]]) -> None:
+        """All that the config says is adapted must be there, in the spelling of what is there."""
+        own, (spelled, _) = next(iter(pairs.items()))
+        beginning = spelled[: spelled.index("layers.")]
+        ours = own[: own.index("layers.")]
+        for module in self._layout.modules:
+            name = beginning + module.name.removeprefix(ours)
+            if module.name not in pairs and self._config.must_have(name):
+                raise CheckpointError(f"{self._path}: {CONFIG_NAME} says that {name} is adapted, but it has no tensors")
+
+
+def _names_of(layout: AdapterLayout) -> dict[str, AdaptedModule]:
+    """The modules by every name that adapters have for them."""
+    found = {}
+    for module in layout.modules:
+        rest = module.name.removeprefix("model.")
+        for beginning in ("model.", "", "model.language_model.", "language_model.model.", "language_model."):
+            found[f"{beginning}{rest}"] = module
+    return found
