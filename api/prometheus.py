@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.exchange import Exchange
-from api.health import package_version
 from engine.config import EngineConfig
+from engine.installation import package_version
 from engine.process.context import ActorContext
 from shm.counters import Counters
 from shm.inspection import RingSnapshot, rings
