@@ -229,6 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"  # "text" | "json"
     log_requests: bool = False  # ids, lengths and parameters, never text
     metrics_prefix: str = "tokamak"  # of the names at /metrics
+    trace: bool = False  # the actors' last events are always kept
 
     @property
     def has_cache_on_host(self) -> bool:

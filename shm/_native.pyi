@@ -17,6 +17,7 @@ ENCODER_MAGIC: int
 LINE: int
 PRODUCER_BIT: int
 MAX_SLAB_CLASSES: int
+TRACE_NAME_BYTES: int
 
 def load_u32(memory: Buffer, offset: int) -> int: ...  # load-acquire
 def load_u64(memory: Buffer, offset: int) -> int: ...
@@ -102,3 +103,12 @@ class Histogram:
     def buckets(self) -> list[int]: ...  # counts of each bucket, not cumulated; one more than bounds
     @property
     def bounds(self) -> list[float]: ...
+
+class TraceWriter:
+    """The events of one actor, into its ring."""
+
+    def __init__(self, memory: Buffer) -> None: ...
+    def name_id(self, name: str) -> int: ...
+    def record(
+        self, name: int, begin_ns: int, end_ns: int, value: int = 0, label: str = "", track: int = 0
+    ) -> bool: ...  # False: the trace is over

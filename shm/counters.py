@@ -16,11 +16,12 @@ from typing import Any, Protocol, TypedDict
 
 import msgspec
 
+from shm import _native
 from shm._native import Cell, Histogram
 from shm.actor_table import ROW_BYTES, ActorRow, ActorSnapshot, State, role_of, write_row
 from shm.error_log import ENTRIES_PER_ACTOR, ENTRY_BYTES, ErrorLog, ErrorSnapshot
 from shm.errors import SharedMemoryError
-from shm.layout import LINE, StructView, round_up, size_of
+from shm.layout import LINE, StructView, offset_of, round_up, size_of
 from shm.segment import Segment, segment_name
 
 __all__ = [
@@ -78,7 +79,7 @@ class Counters:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        header = StructView("CountersHeader", segment.buffer, COUNTERS_OFFSET)
+        header = self._header = StructView("CountersHeader", segment.buffer, COUNTERS_OFFSET)
         begin, num_bytes = header.word("metadata_offset"), header.word("metadata_bytes")
         self.rows: list[Row] = json.loads(bytes(segment.buffer[begin : begin + num_bytes]))
         actors_offset = header.word("actors_offset")
@@ -137,6 +138,16 @@ class Counters:
     def run_id(self) -> str:
         return self.segment.run_id
 
+    @property
+    def trace_generation(self) -> int:
+        """How many traces were begun or ended (`shm/trace.py`)."""
+        return self._header.word("trace_generation")
+
+    def advance_trace_generation(self) -> None:
+        """By whoever begins or ends one."""
+        offset = COUNTERS_OFFSET + offset_of("CountersHeader", "trace_generation")
+        _native.fetch_add_u64(self.segment.buffer, offset, 1)
+
     def counter(self, name: str, actor: str, **labels: str) -> Cell:
         """The cell of a counter or gauge, on which whatever was counted before goes on. To write it is the actor's
         privilege."""
@@ -176,6 +187,7 @@ class Counters:
 
     def close(self) -> None:
         self._cells = None
+        self._header = StructView("CountersHeader", memoryview(b""))
         self.segment.close()
 
     def unlink(self) -> None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": ("tools.serving", "start the engine and serve a model over HTTP"),
     "top": ("tools.top.command", "watch a running, hung or dead engine"),
     "ctl": ("tools.ctl", "look at an engine and give it orders"),
+    "trace": ("tools.trace.command", "what the actors do, as a file for Perfetto"),
     "chat": ("tools.chat", "talk to the model in the terminal"),
     "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
     "models": ("tools.models", "list what was downloaded and packed, and remove some of it"),

@@ -46,6 +46,8 @@ from workers.step.kv_cache import DUMMY_BLOCK, map_kv_cache, map_marks
 from workers.step.media_rows import MediaRows
 from workers.step.rows import NO_ROWS, StepRows
 from workers.step.slots import Slots
+from workers.step.tape_plan import TapePlan
+from workers.step_trace import StepTrace
 from workers.weights.cache import WeightCache
 from workers.weights.loader import CacheOutcome, Progress, load_model
 from workers.weights.precision import Precision
@@ -208,6 +210,7 @@ class ModelRunner:
         self._weight_cache = _weight_cache(config)
         self.weights = LoadedWeights("", 0, 0, None)
         self.mixtures: list[Experts] = []  # of the weights that were loaded last, where ranks share them
+        self.trace: StepTrace | None = None  # of the worker that it works for
         self._step_ns = 0  # of the last one
         self._guess_ns = 0  # of it, for guesses that layers made when it began
 
@@ -402,7 +405,11 @@ class ModelRunner:
         if mode.size:
             self.inputs.pad(mode.size)
         if self.inputs.num_tokens or mode.size or self._experts is not None:
-            plan.replay(mode.size)
+            if self.trace is not None and self.trace.is_on:
+                tape = plan.tape if isinstance(plan, TapePlan) and not mode.size else None
+                self.trace.replay(tape, lambda: plan.replay(mode.size))
+            else:
+                plan.replay(mode.size)
 
     def _take(self, step: Step) -> StepRows:
         """Put the step's new sequences and block-table growth into the slots."""

@@ -51,6 +51,7 @@ from workers.parallel.balancer import Balancer
 from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
 from workers.parallel.experts import ExpertRank
 from workers.parallel.turns import GangTurns
+from workers.step_trace import StepTrace
 
 if TYPE_CHECKING:
     from workers.adapters.arena import AdapterArena
@@ -70,6 +71,7 @@ class WorkerActor(Actor):
         super().__init__(context)
         self._to_scheduler = BackloggedOutbox(context.outbox(context.scheduler).send_bytes)
         self._last_end_ns = 0
+        self._trace = StepTrace(context.tracer)
         self._started: deque[tuple[Step, int]] = deque()  # steps, and when they came
         self._takes_part = True  # in its gang
         self._adapters: AdapterArena | None = None
@@ -113,6 +115,7 @@ class WorkerActor(Actor):
         config = self.context.config
         self._tell_progress("starting" if config.ops == "native" else "starting Paddle")
         self._runner = self._make_runner()
+        self._runner.core.trace = self._trace
         can = self._runner.core.device.capabilities
         self._show_device(can)
         self._arena_id = 0 if can.is_arena_lasting else self.context.epoch
@@ -245,7 +248,10 @@ class WorkerActor(Actor):
 
     def _start(self, step: Step, received_ns: int) -> None:
         self._step.set(step.step_id)
+        begin_ns = time.monotonic_ns()
         self._runner.start(step)
+        if self._trace.is_on:
+            self._trace.began(step, begin_ns)
         self._started.append((step, received_ns))
 
     def _finish(self) -> None:
@@ -263,7 +269,10 @@ class WorkerActor(Actor):
 
     def _result(self) -> StepResult:
         step, received_ns = self._started.popleft()
+        begin_ns = time.monotonic_ns()
         result = self._runner.finish()
+        if self._trace.is_on:
+            self._trace.ended(step, received_ns, begin_ns, is_alone=self._runner.depth == 1)
         result.received_ns = received_ns
         end_ns = time.monotonic_ns()
         if self._last_end_ns and _continues(step):
@@ -293,9 +302,12 @@ class WorkerActor(Actor):
     def _draft(self) -> None:
         """Guess what comes next; the first of several ranks counts what came of the guesses."""
         drafting = self._runner.core.drafting
+        begin_ns = time.monotonic_ns()
         self._draft_seconds.add(self._runner.core.draft() / 1e9)
         if drafting is None:
             return
+        if self._trace.is_on:
+            self._trace.tracer.span("draft", begin_ns)
         self._index_bytes.set(drafting.num_bytes)
         for method, *numbers in drafting.take_figures() if self.context.tensor_rank == 0 else ():
             for counter, number in zip(self._drafts[method], numbers, strict=True):

@@ -66,6 +66,7 @@ class EdgeClient:
     def __init__(self, context: ActorContext) -> None:
         self._name = context.name
         self._epoch = context.epoch
+        self._tracer = context.tracer
         self._tokenizers = [f"tokenizer{index}" for index in range(context.config.tokenizer_processes)]
         self._samples: dict[str, OpenSample] = {}
         self._generations: dict[str, Generation] = {}  # by key
@@ -104,6 +105,7 @@ class EdgeClient:
         longer than a ring: it follows as room comes, in turn with others."""
         if self._is_stopping:
             raise stopping()
+        begin_ns = time.monotonic_ns()
         by_tokenizer: dict[str, list[Submit]] = {}
         for submit in submits:
             submit.api, submit.api_epoch, submit.key = self._name, self._epoch, key
@@ -130,6 +132,9 @@ class EdgeClient:
             self._send(tokenizer, key, *own)
         self._open_requests.set(len(self._samples))
         self._measures.on_opened(generation)
+        if self._tracer.is_on:
+            for submit in submits:
+                self._tracer.span("submit", begin_ns, label=submit.request_id)
         return generation
 
     def close(self, generation: Generation) -> None:
@@ -280,12 +285,16 @@ class EdgeClient:
         num_before = len(sample.delivered)
         sample.accept(delta)
         self._measures.on_tokens(sample, len(sample.delivered) - num_before, now_ns)
+        is_first = not num_before and len(sample.delivered) > 0
         if sample.is_finished:
             self._finish(sample, sample.finish_reason)
             self._measures.on_answered(sample, now_ns)
         if sample.pending:
             sample.generation.wake()
         sample.generation.check_held()
+        if self._tracer.is_on and (is_first or sample.is_finished):
+            name = "last token" if sample.is_finished else "first token"
+            self._tracer.span(name, now_ns, value=len(sample.delivered), label=delta.request_id)
 
     def _on_rejected(self, rejected: Rejected) -> None:
         error = RequestError(

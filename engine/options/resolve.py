@@ -99,6 +99,7 @@ _SAME = (
     "log_format",
     "log_requests",
     "metrics_prefix",
+    "trace",
     "seed",
     "weight_cache_limit",
     "default_chat_template_kwargs",

@@ -129,11 +129,19 @@ class ActorLoop:
             self._context.row.beat(time.monotonic_ns())  # many that take long are no hang
             if sender == SUPERVISOR:
                 self._take_command(payload)
+            elif self._context.tracer.is_on:
+                self._trace_message(sender, payload)
             else:
                 self._actor.on_message(sender, decode(payload))
         if records:
             self._received.add(len(records))
         return len(records)
+
+    def _trace_message(self, sender: str, payload: bytes) -> None:
+        begin_ns = time.monotonic_ns()
+        message = decode(payload)
+        self._actor.on_message(sender, message)
+        self._context.tracer.span(type(message).__name__, begin_ns, value=len(payload), label=f"from {sender}")
 
     def _take_command(self, payload: bytes) -> None:
         command = decode_control(payload)
@@ -147,6 +155,7 @@ class ActorLoop:
 
     def _look_around(self, now_ns: int) -> None:
         self._next_look_ns = now_ns + LOOK_INTERVAL_NS
+        self._context.tracer.look()
         for name, known_epoch in self._peers.items():
             epoch = self._context.peer_epoch(name)
             if epoch != known_epoch:

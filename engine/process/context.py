@@ -20,6 +20,7 @@ from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
 from engine.process.segments import ADAPTERS, ENCODER, encoder_bytes_of, slab_bytes_of
 from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
+from engine.process.tracer import Tracer
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
 from shm.encoder_arena import EncoderArena
 from shm.extent_slab import ExtentSlab, SlabProducer
@@ -57,6 +58,7 @@ class ActorContext:
         self.is_stopping = False  # SIGTERM came: the loop ends after this turn
         self.counters = Counters.attach(run.run_id)
         self.row: ActorRow = self.counters.actor(name)
+        self.tracer = Tracer(run.run_id, name, self.counters)
         self.mailbox = Mailbox.attach(run.run_id, name, epoch)
         self.events = EventSender(events_fd)
         self._arena_fd = arena_fd
@@ -208,5 +210,6 @@ class ActorContext:
         """Let go of the shared memory."""
         for outbox in self._outboxes.values():
             outbox.close()
+        self.tracer.stop()
         self.mailbox.close()
         self.counters.close()

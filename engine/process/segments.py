@@ -5,6 +5,7 @@ mailbox.<receiver>     one per child
 broadcast.<scheduler>  one per replica: scheduler to its ranks
 experts.main           where ranks share experts: on which these lie, and rows counted of each
 prefix.<cache>         one per replica, where there are several: which blocks are cached there
+trace.<actor>          while somebody wants a trace: its last events (made by whoever that is)
 memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
 memfd                  arena of adapters, of an engine that takes some
 memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
@@ -111,6 +112,7 @@ class RunSegments:
         adapter_bytes: int = 0,
         *,
         has_cache_on_host: bool = True,
+        has_traces: bool = False,
     ) -> None:
         """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
         each gang, which are the ranks of a replica, or all that share experts; `media`: of a vision model;
@@ -140,6 +142,8 @@ class RunSegments:
         segments += [self._experts.segment] if self._experts else []
         self._notes = {name: DeathNotes.create(run_id, name) for name in actors_of(MEDIA, names)}
         segments += [notes.segment for notes in self._notes.values()]
+        if has_traces:
+            self._begin_traces(run_id, names)
         self.descriptors = {
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
@@ -177,7 +181,16 @@ class RunSegments:
             config.max_loras,
             config.adapter_bytes,
             has_cache_on_host=config.has_cache_on_host,
+            has_traces=config.trace,
         )
+
+    def _begin_traces(self, run_id: str, names: Sequence[str]) -> None:
+        """By name alone: an actor that cannot attach to its trace does without."""
+        from shm.trace import TraceRing
+
+        for name in names:
+            TraceRing.create(run_id, name).close()
+        self.counters.advance_trace_generation()
 
     def arena_of(self, name: str) -> MemoryFile | None:
         """The KV arena of the replica of a cache messenger or a rank; None: the actor gets none."""

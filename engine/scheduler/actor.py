@@ -57,6 +57,7 @@ from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of, rejection
 from engine.scheduler.sequence import LOGPROB_BYTES, start_bytes
 from engine.scheduler.stats import SchedulerStats
+from engine.scheduler.step_trace import trace_dispatch, trace_result
 from engine.scheduler.weight_state import WeightState
 from engine.scheduler.weight_updates import WeightUpdates
 from shm.broadcast import BroadcastWriter
@@ -249,6 +250,8 @@ class SchedulerActor(Actor):
         if output.rows or parts is not None:
             flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch, parts)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
+            if self.context.tracer.is_on:
+                trace_dispatch(self.context.tracer, flight, output, begin_ns)
         return bool(output.rows or output.trimmed) or parts is not None or output.preempted is not None
 
     def _intake(self, now_ns: int) -> Intake | None:
@@ -275,6 +278,8 @@ class SchedulerActor(Actor):
         now_ns = time.monotonic_ns()
         num_taken = self.results.apply(step, result, now_ns)
         self.stats.returned(result, num_taken, time.monotonic_ns())
+        if self.context.tracer.is_on:
+            trace_result(self.context.tracer, step, num_taken, now_ns)
 
     def _on_missing(self, encoder: EncoderWork, result: StepResult) -> None:
         """A rank lacks features or pixels, and did not run the step: they are made again, and the steps go out again."""
@@ -302,6 +307,7 @@ class SchedulerActor(Actor):
             self.batch.finish(sequence)
 
     def _on_request(self, request: Request) -> None:
+        begin_ns = time.monotonic_ns()
         known = self.batch.sequences.get(request.request_id)
         is_stale = known is not None and known.request.attempt >= request.attempt
         if is_stale or request.api_epoch < self.context.peer_epoch(request.api):
@@ -332,6 +338,8 @@ class SchedulerActor(Actor):
         sequence.held_since_ns = time.monotonic_ns() if is_newcomer else 0
         self.batch.add(sequence, is_newcomer)
         self.aborts.watch(sequence)
+        if self.context.tracer.is_on:
+            self.context.tracer.span("queue", begin_ns, value=sequence.num_prompt_tokens, label=request.request_id)
 
     def _take_adapter(self, request: Request) -> None:
         """404 where its adapter is gone: of an api process that died, nobody waits for it."""

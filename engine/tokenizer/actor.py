@@ -144,6 +144,7 @@ class TokenizerActor(Actor):
     # ---------------------------------------------------------------------------------------------------- from the api
 
     def _take_submission(self, submission: Submission) -> None:
+        begin_ns = time.monotonic_ns()
         is_stale = submission.api_epoch < self._channel(submission.api).epoch
         submits = [] if is_stale else [submit for submit in submission.submits() if not self._is_known(submit)]
         self._num_dropped.add(len(submission.samples) - len(submits))
@@ -161,6 +162,9 @@ class TokenizerActor(Actor):
             self._begin(job, is_newcomer)
         except RequestError as error:
             self._refuse(job, refusal_of(error))
+        if self.context.tracer.is_on:
+            for submit in submits:
+                self.context.tracer.span("prepare", begin_ns, label=submit.request_id)
 
     def _check_backlog(self) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
@@ -244,6 +248,7 @@ class TokenizerActor(Actor):
         return num_done
 
     def _open(self, opening: Opening) -> None:
+        begin_ns = time.monotonic_ns()
         stream, submit = opening.stream, opening.submit
         self._num_tokenized.add(opening.num_prompt_tokens)
         if stream.has_stopped:
@@ -257,6 +262,8 @@ class TokenizerActor(Actor):
         self._replicas.leave(stream.replica, stream.key, submit)
         self._streams[stream.request_id] = stream
         self._num_open.set(len(self._streams))
+        if self.context.tracer.is_on:
+            self.context.tracer.span("tokenized", begin_ns, value=opening.num_prompt_tokens, label=stream.request_id)
 
     def _route(self, stream: TextStream, request: Request, pinned: int) -> None:
         replica, num_tokens = self._replicas.choose(request, pinned, stream.refused_by)
@@ -276,6 +283,8 @@ class TokenizerActor(Actor):
                 self._num_dropped.add(1)
                 continue
             stream.request = None
+            begin_ns = time.monotonic_ns() if self.context.tracer.is_on else 0
+            is_first = not stream.num_tokens
             delta = stream.take(output)
             num_tokens += len(delta.token_ids)
             self._channels[stream.api].add(delta)
@@ -284,6 +293,8 @@ class TokenizerActor(Actor):
             if delta.finish_reason:
                 self._answers.on_end(delta, stream.num_malformed_calls)
                 self._close(stream, delta.finish_reason, output)
+            if begin_ns and ((is_first and delta.token_ids) or delta.finish_reason):
+                self.context.tracer.span("decode text", begin_ns, value=stream.num_tokens, label=stream.request_id)
         self._num_detokenized.add(num_tokens)
 
     def _close(self, stream: TextStream, finish_reason: str, output: Output) -> None:

@@ -117,6 +117,11 @@ class TextStream:
         return self._detokenizer.stop_string is not None
 
     @property
+    def num_tokens(self) -> int:
+        """That were decoded."""
+        return self._detokenizer.num_tokens
+
+    @property
     def num_malformed_calls(self) -> int:
         """What began as a call and was none."""
         return 0 if self._parts is None else self._parts.num_malformed_calls

@@ -239,9 +239,13 @@ class OpProfile(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """ "linear q+k+v" of model.layers.3.self_attn.q_proj+model.layers.3.self_attn.k_proj+..., the same in every layer."""
-        parts = [re.sub(r"_proj$", "", name.rsplit(".", 1)[-1]) for name in self.name.split("+") if name]
-        return " ".join(part for part in (self.kind, "+".join(parts)) if part)
+        return _title(self.kind, self.name)
+
+
+def _title(kind: str, name: str) -> str:
+    """ "linear q+k+v" of model.layers.3.self_attn.q_proj+model.layers.3.self_attn.k_proj+..., the same in every layer."""
+    parts = [re.sub(r"_proj$", "", part.rsplit(".", 1)[-1]) for part in name.split("+") if part]
+    return " ".join(part for part in (kind, "+".join(parts)) if part)
 
 
 class Tape(msgspec.Struct, frozen=True):
@@ -267,6 +271,10 @@ class Tape(msgspec.Struct, frozen=True):
     def replay_alone(self, num_threads: int) -> list[list[list[int]]]:
         """Of each op the nanoseconds of its tasks, [jobs][tasks]: cut up as for so many threads, done by this one."""
         return self.native.replay_alone(num_threads)
+
+    def titles(self) -> list[str]:
+        """What each op is called, the same in every layer."""
+        return [_title(op.make.__name__, op.name) for op in self._ops]
 
     def profile(self) -> list[OpProfile]:
         """What each op does in the step that the inputs hold now."""

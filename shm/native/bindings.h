@@ -11,5 +11,6 @@ void bind_mailbox(nanobind::module_ &module);
 void bind_broadcast(nanobind::module_ &module);
 void bind_slab(nanobind::module_ &module);
 void bind_counters(nanobind::module_ &module);
+void bind_trace(nanobind::module_ &module);
 
 }  // namespace tokamak

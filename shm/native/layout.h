@@ -231,11 +231,14 @@ constexpr u64 ENCODER_MAGIC = 0x31'45'52'55'54'41'45'46;  // "FEATURE1"
 //
 //      0 | SegmentHeader                                              256
 //    256 | num_actors | errors_per_actor | actors_offset | metadata_offset
-//    280 | metadata_bytes | values_offset | values_bytes | errors_offset   zero up to 384
+//    280 | metadata_bytes | values_offset | values_bytes | errors_offset
+//    312 | trace_generation                                           zero up to 384
 //        | ActorLines of each actor                                   256 each
 //        | metadata: JSON, says where the cells of each row are
 //        | values: cells (128 each) and histograms (a multiple of 128)
 //        | for each actor: errors_per_actor ErrorEntries              512 each
+//
+// trace_generation: counts the traces that were begun or ended (shm/trace.py); whoever does that adds one (fetch-and-add).
 struct alignas(LINE) CountersHeader {
     u32 num_actors;
     u32 errors_per_actor;
@@ -245,6 +248,7 @@ struct alignas(LINE) CountersHeader {
     u64 values_offset;
     u64 values_bytes;
     u64 errors_offset;
+    u64 trace_generation;
 };
 static_assert(sizeof(CountersHeader) == LINE);
 
@@ -302,6 +306,48 @@ struct alignas(LINE) ErrorEntry {
     char text[488];
 };
 static_assert(sizeof(ErrorEntry) == 4 * LINE);
+
+// The trace of one actor: the last events of its lives, in a ring. One writer, the actor; whoever asked for the trace has made
+// the ring, and writes until_ns.
+//
+//      0 | SegmentHeader                                              256
+//    256 | num_written | num_names | max_names | num_events | - | until_ns | names_offset | events_offset   128
+//    384 | names: text, 64 bytes each
+//        | events: TraceEvent                                         128 each
+//
+// num_written: events so far; event i is at i modulo num_events. until_ns: CLOCK_MONOTONIC, later ones are not written; 0: all are.
+// SYNC: the store-release of num_names (TraceWriter::name_id) pairs with the load-acquire in TraceRing.names: the text is whole.
+struct alignas(LINE) TraceHeader {
+    u64 num_written;
+    u32 num_names;
+    u32 max_names;
+    u32 num_events;
+    u32 reserved;
+    u64 until_ns;
+    u64 names_offset;
+    u64 events_offset;
+};
+static_assert(sizeof(TraceHeader) == LINE);
+constexpr u64 TRACE_NAME_BYTES = 64;
+
+// Something that took from begin_ns to begin_ns + duration_ns (CLOCK_MONOTONIC).
+//
+//        0                 8                16                24     28
+//      0 | sequence        | begin_ns        | duration_ns     | name | track |
+//     32 | value           | label (88, text)
+//
+// sequence: 1 + the event's number; 0 while it is written. SYNC: its store-release (TraceWriter::record) pairs with the load-acquire
+// in TraceRing.take; there a second look at num_written, behind a fence, tells whether the event was written over meanwhile.
+struct alignas(LINE) TraceEvent {
+    u64 sequence;
+    u64 begin_ns;
+    u64 duration_ns;
+    u32 name;
+    u32 track;
+    i64 value;
+    char label[88];
+};
+static_assert(sizeof(TraceEvent) == LINE);
 
 // What Python and the hash know of a struct.
 struct LayoutField {
@@ -392,6 +438,7 @@ constexpr LayoutField LAYOUT[] = {
     TOKAMAK_FIELD(CountersHeader, values_offset),
     TOKAMAK_FIELD(CountersHeader, values_bytes),
     TOKAMAK_FIELD(CountersHeader, errors_offset),
+    TOKAMAK_FIELD(CountersHeader, trace_generation),
     TOKAMAK_SIZE(ActorLines),
     TOKAMAK_FIELD(ActorLines, name),
     TOKAMAK_FIELD(ActorLines, role),
@@ -412,6 +459,22 @@ constexpr LayoutField LAYOUT[] = {
     TOKAMAK_FIELD(ErrorEntry, first_ns),
     TOKAMAK_FIELD(ErrorEntry, last_ns),
     TOKAMAK_FIELD(ErrorEntry, text),
+    TOKAMAK_SIZE(TraceHeader),
+    TOKAMAK_FIELD(TraceHeader, num_written),
+    TOKAMAK_FIELD(TraceHeader, num_names),
+    TOKAMAK_FIELD(TraceHeader, max_names),
+    TOKAMAK_FIELD(TraceHeader, num_events),
+    TOKAMAK_FIELD(TraceHeader, until_ns),
+    TOKAMAK_FIELD(TraceHeader, names_offset),
+    TOKAMAK_FIELD(TraceHeader, events_offset),
+    TOKAMAK_SIZE(TraceEvent),
+    TOKAMAK_FIELD(TraceEvent, sequence),
+    TOKAMAK_FIELD(TraceEvent, begin_ns),
+    TOKAMAK_FIELD(TraceEvent, duration_ns),
+    TOKAMAK_FIELD(TraceEvent, name),
+    TOKAMAK_FIELD(TraceEvent, track),
+    TOKAMAK_FIELD(TraceEvent, value),
+    TOKAMAK_FIELD(TraceEvent, label),
 };
 
 #undef TOKAMAK_FIELD

@@ -39,4 +39,5 @@ NB_MODULE(_native, module) {
     bind_broadcast(module);
     bind_slab(module);
     bind_counters(module);
+    bind_trace(module);
 }

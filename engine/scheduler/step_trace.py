@@ -1,0 +1,34 @@
+"""The scheduler's part of a trace: steps as they are chosen and as their results come, and whose samples are in them."""
+
+from __future__ import annotations
+
+import time
+
+from engine.process.tracer import Tracer
+from engine.scheduler.dispatch import StepInFlight
+from engine.scheduler.policy import SchedulerOutput
+from engine.scheduler.sequence import SequenceState
+
+
+def trace_dispatch(tracer: Tracer, flight: StepInFlight, output: SchedulerOutput, begin_ns: int) -> None:
+    """A step was chosen and sent."""
+    end_ns = time.monotonic_ns()
+    text = f"{len(flight.rows)} rows, {flight.num_tokens} tokens"
+    tracer.span("schedule", begin_ns, end_ns, value=flight.step_id, label=text)
+    for admission in output.admitted:
+        tracer.span("admit", begin_ns, end_ns, value=flight.step_id, label=admission.sequence.request.request_id)
+
+
+def trace_result(tracer: Tracer, step: StepInFlight, num_taken: list[int], begin_ns: int) -> None:
+    """What came of a step was handled from `begin_ns` on, which is the time that its first tokens have: so many of each row."""
+    end_ns = time.monotonic_ns()
+    tracer.span("result", begin_ns, end_ns, value=step.step_id)
+    for row, num_tokens in zip(step.rows, num_taken, strict=True):
+        sequence = row.sequence
+        is_first = sequence.first_token_ns == begin_ns
+        is_last = sequence.state is SequenceState.FINISHED and (
+            num_tokens or not row.is_sampling
+        )  # not of a step behind
+        if is_first or is_last:
+            name = "first result" if is_first else "last result"
+            tracer.span(name, begin_ns, end_ns, value=step.step_id, label=sequence.request.request_id)

@@ -1,0 +1,142 @@
+"""The trace of one actor: its last events in a ring that anybody may read, while it runs, when it hangs and after it died.
+
+Made by whoever wants a trace: the supervisor (`--trace`), or a tool that looks at a running engine, which then adds one to the
+trace generation in the counters file; actors look there several times a second (`engine/process/tracer.py`). Where nobody
+wants one there is no ring. The diagrams of both structs are in `shm/native/layout.h`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from shm import _native
+from shm._native import TraceWriter as TraceWriter
+from shm.errors import SharedMemoryError
+from shm.layout import StructView, offset_of, size_of
+from shm.process import ProcessIdentity
+from shm.segment import HEADER_BYTES, Segment, own_segment_names, segment_name
+
+KIND = "trace"
+NUM_EVENTS = 8192
+MAX_NAMES = 256
+EVENT_BYTES = size_of("TraceEvent")
+_EVENT = struct.Struct("<QQQIIq88s")
+_HEADER_OFFSET = HEADER_BYTES
+_NAMES_OFFSET = HEADER_BYTES + size_of("TraceHeader")
+
+assert _EVENT.size == EVENT_BYTES
+assert offset_of("TraceEvent", "label") == _EVENT.size - 88
+
+
+class TraceEvent(msgspec.Struct, frozen=True):
+    """Something that took from `begin_ns` to `begin_ns + duration_ns`, CLOCK_MONOTONIC."""
+
+    name: str
+    begin_ns: int
+    duration_ns: int
+    track: int
+    value: int
+    label: str
+
+
+class TraceRing:
+    """Of one actor; `num_lost` counts events that were written over before they were taken."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._header = StructView("TraceHeader", segment.buffer, _HEADER_OFFSET)
+        self._num_events = self._header.word("num_events")
+        self._names_offset, self._events_offset = self._header.word("names_offset"), self._header.word("events_offset")
+        num_bytes = len(segment.buffer)
+        if not self._num_events or self._events_offset + self._num_events * EVENT_BYTES > num_bytes:
+            raise SharedMemoryError(f"{segment.name} says that it has {self._num_events} events in {num_bytes} bytes")
+        self._names: list[str] = []
+        self._num_taken = 0
+        self.num_lost = 0
+
+    @classmethod
+    def create(cls, run_id: str, actor: str, num_events: int = NUM_EVENTS, until_ns: int = 0) -> TraceRing:
+        """A new one, whose events are those before `until_ns`; 0: all. SharedMemoryError: there is one, or no room."""
+        events_offset = _NAMES_OFFSET + MAX_NAMES * _native.TRACE_NAME_BYTES
+
+        def initialise(buffer: memoryview) -> None:
+            header = StructView("TraceHeader", buffer, _HEADER_OFFSET)
+            header.set_word("max_names", MAX_NAMES)
+            header.set_word("num_events", num_events)
+            header.set_word("until_ns", until_ns)
+            header.set_word("names_offset", _NAMES_OFFSET)
+            header.set_word("events_offset", events_offset)
+
+        name = segment_name(run_id, KIND, actor)
+        return cls(Segment.create(name, events_offset + num_events * EVENT_BYTES, initialise))
+
+    @classmethod
+    def attach(cls, run_id: str, actor: str, *, is_readonly: bool = False) -> TraceRing | None:
+        """None: nobody wants a trace, or the name is another user's."""
+        name = segment_name(run_id, KIND, actor)
+        if name not in own_segment_names(run_id):
+            return None
+        try:
+            return cls(Segment.attach(name, is_readonly=is_readonly, timeout_s=0.0))
+        except SharedMemoryError:
+            return None  # it went just now, or is not ready yet: whoever makes it says so once it is
+
+    @property
+    def owner(self) -> ProcessIdentity:
+        """Who made it."""
+        return self.segment.owner
+
+    @property
+    def until_ns(self) -> int:
+        return self._header.word("until_ns")
+
+    def end(self, now_ns: int) -> None:
+        """Nothing later is written."""
+        self._header.set_word("until_ns", max(1, now_ns))
+
+    def writer(self) -> TraceWriter:
+        """For the actor alone."""
+        return TraceWriter(self.segment.buffer)
+
+    def take(self) -> list[TraceEvent]:
+        """What was written since the last call and is still there, in the order in which it ended."""
+        end = self._header.word("num_written")
+        begin = max(self._num_taken, end - self._num_events)
+        copies = [self._copy(number % self._num_events) for number in range(begin, end)]
+        _native.fence()  # SYNC: what was copied is older than what num_written says next
+        oldest = self._header.word("num_written") - self._num_events + 1  # the one before may be half written over
+        events = [
+            self._event(*fields)
+            for number, copy in zip(range(begin, end), copies, strict=True)
+            for sequence, *fields in [_EVENT.unpack(copy)]
+            if number >= oldest and sequence == number + 1
+        ]
+        self.num_lost += end - self._num_taken - len(events)
+        self._num_taken = end
+        return events
+
+    def close(self) -> None:
+        self.segment.close()
+        self._header = StructView("TraceHeader", memoryview(b""))
+
+    def unlink(self) -> None:
+        self.segment.unlink()
+
+    def _copy(self, place: int) -> bytes:
+        begin = self._events_offset + place * EVENT_BYTES
+        return bytes(self.segment.buffer[begin : begin + EVENT_BYTES])
+
+    def _event(self, begin_ns: int, duration_ns: int, name: int, track: int, value: int, label: bytes) -> TraceEvent:
+        text = label.split(b"\0", 1)[0].decode(errors="replace")
+        return TraceEvent(self._name(name), begin_ns, duration_ns, track, value, text)
+
+    def _name(self, name_id: int) -> str:
+        # SYNC: the load-acquire of num_names pairs with the store-release in TraceWriter::name_id.
+        if name_id >= len(self._names):
+            for index in range(len(self._names), min(self._header.word("num_names"), MAX_NAMES)):
+                begin = self._names_offset + index * _native.TRACE_NAME_BYTES
+                raw = bytes(self.segment.buffer[begin : begin + _native.TRACE_NAME_BYTES])
+                self._names.append(raw.split(b"\0", 1)[0].decode(errors="replace"))
+        return self._names[name_id] if name_id < len(self._names) else "?"

@@ -1,0 +1,1 @@
+"""`tokamak trace`."""

@@ -1,0 +1,141 @@
+"""`tokamak trace`: begins a trace of a running engine, reads it for a while, and writes it down; or reads what an engine that
+hangs or is dead has left.
+
+The rings are made here, in shared memory, and the actors see in the counters file that they are there; nobody is asked. They
+record until the time is over, also where this process is killed. An engine that was started with `--trace` has rings of its
+own, which are read alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.errors import OptionError, TokamakError
+from engine.process.run_directory import Run, choose_run
+from engine.process.topology import SUPERVISOR
+from shm.counters import Counters
+from shm.trace import TraceEvent, TraceRing
+from tools.trace.perfetto import document
+
+READ_INTERVAL_S = 0.1  # a ring holds what the busiest actor does in several of these
+GRACE_S = 0.2  # in which actors look whether there is a trace
+MAX_SECONDS = 600.0
+MAX_EVENTS = 4_000_000  # that are kept, of all actors
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    asked = _parser().parse_args(arguments)
+    try:
+        run = choose_run(asked.run, asked.run_dir)
+        asked.output.open("ab").close()  # rather now than after the trace
+        events, num_lost = record(run, asked.seconds)
+        written = document(events, run.run_id, num_lost)
+        asked.output.write_bytes(written)
+    except OptionError as error:
+        print(f"tokamak trace: error: {error}", file=sys.stderr)
+        return 2
+    except (TokamakError, OSError) as error:
+        print(f"tokamak trace: error: {error}", file=sys.stderr)
+        return 1
+    num_events = sum(map(len, events.values()))
+    lost = f", {num_lost} were written over before they were read" if num_lost else ""
+    print(f"{asked.output}: {num_events} events of {len(events)} actors{lost}; open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokamak trace", description="Write what every actor does, as a file for https://ui.perfetto.dev."
+    )
+    parser.add_argument("--seconds", type=_seconds, default=10.0, help="how long to watch a running engine (default: 10)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--run", default="", metavar="ID", help="beginning of a run id; default: the newest engine of this user")
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="directory of the run")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= MAX_SECONDS or math.isnan(value):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds up to {MAX_SECONDS:g}, not {text}")
+    return value
+
+
+def record(run: Run, seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
+    """The events of each actor in their order, and how many were lost. TokamakError: there is nothing to be had."""
+    counters = Counters.attach_readonly(run.run_id)
+    actors = [actor.name for actor in counters.actors() if actor.name != SUPERVISOR]
+    is_alive = counters.segment.owner.is_alive()
+    counters.close()
+    found = _own_rings(run, actors)
+    if found and (not is_alive or not any(ring.until_ns for ring in found.values())):
+        return _read(found, seconds if is_alive else 0.0)
+    if not is_alive:
+        raise TokamakError(
+            f"the engine of run {run.run_id} is dead and has left no trace; start one with --trace to have the last events kept"
+        )
+    with _begun(run, actors, seconds) as rings:
+        return _read(rings, seconds + GRACE_S)
+
+
+def _own_rings(run: Run, actors: Sequence[str]) -> dict[str, TraceRing]:
+    """Those that are there, whoever made them."""
+    found = {actor: TraceRing.attach(run.run_id, actor, is_readonly=True) for actor in actors}
+    return {actor: ring for actor, ring in found.items() if ring is not None}
+
+
+@contextlib.contextmanager
+def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str, TraceRing]]:
+    """New rings, which the actors find; they go at the end."""
+    for actor, ring in _own_rings(run, actors).items():
+        if ring.owner.is_alive():
+            raise TokamakError(
+                f"process {ring.owner.pid} is at a trace of run {run.run_id}; wait until it has ended ({actor} has one already)"
+            )
+        ring.unlink()  # of one that was killed
+    until_ns = time.monotonic_ns() + int((seconds + GRACE_S) * 1e9)
+    counters = Counters.attach(run.run_id)
+    rings: dict[str, TraceRing] = {}
+    try:
+        for actor in actors:
+            rings[actor] = TraceRing.create(run.run_id, actor, until_ns=until_ns)
+        counters.advance_trace_generation()
+        yield rings
+    finally:
+        for ring in rings.values():
+            ring.end(time.monotonic_ns())
+            ring.unlink()
+        counters.advance_trace_generation()
+        counters.close()
+
+
+def _read(rings: dict[str, TraceRing], seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
+    """For so long; what rings held before that counts too where they are read once. Ctrl+C ends it early."""
+    events: dict[str, list[TraceEvent]] = {actor: [] for actor in rings}
+    num_events = 0
+    end_s = time.monotonic() + seconds
+    begin_ns = time.monotonic_ns() if seconds else 0
+    with contextlib.suppress(KeyboardInterrupt):
+        while num_events < MAX_EVENTS:
+            for actor, ring in rings.items():
+                taken = ring.take()
+                events[actor] += taken
+                num_events += len(taken)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(READ_INTERVAL_S, left_s))
+    own = {actor: [event for event in found if event.begin_ns >= begin_ns] for actor, found in events.items()}
+    return own, sum(ring.num_lost for ring in rings.values()) if seconds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
