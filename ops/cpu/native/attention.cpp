@@ -278,7 +278,7 @@ private:
         shape.head_dim = op_.head_dim;
         shape.dim = dim_;
         space.describe(shape, num_queries(tile), query_bytes(), sums, stride_, joins);
-        kernels_.attend(shape);
+        kernels_.attend[static_cast<int>(shape.format)](shape);
     }
 
     void finish(const Tile &tile, i64 kv_head, Sums all) const {

@@ -1,8 +1,8 @@
-// The kernels for x86-64 with AVX-512, VNNI and the dot products of bfloat16 (Zen 4, Sapphire Rapids).
+// The kernels for x86-64 with AVX-512, VNNI and the dot products of bfloat16 (Zen 4, Sapphire Rapids): all but these are those
+// of `avx512`.
 #define VECTOR_BYTES 64
-#define VARIANT "avx512bf16"
 #include "kernels.inc"
 
 namespace tokamak::cpu {
-const Kernels &avx512bf16_kernels() { return KERNELS; }
+Kernels avx512bf16_kernels() { return with_bfloat16(avx512_kernels()); }
 }  // namespace tokamak::cpu

@@ -1,8 +1,8 @@
-// The kernels for x86-64 with AVX2, FMA and the dot products of AVX-VNNI (client processors from 2021 on).
+// The kernels for x86-64 with AVX2, FMA and the dot products of AVX-VNNI (client processors from 2021 on): all but these are those
+// of `avx2`.
 #define VECTOR_BYTES 32
-#define VARIANT "avxvnni"
 #include "kernels.inc"
 
 namespace tokamak::cpu {
-const Kernels &avxvnni_kernels() { return KERNELS; }
+Kernels avxvnni_kernels() { return with_bytes(avx2_kernels()); }
 }  // namespace tokamak::cpu

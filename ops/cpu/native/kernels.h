@@ -1,8 +1,8 @@
 // What one instruction set offers: the kernels over a range of rows, without threads.
 //
-// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags;
-// `variants()` (variants.h) are those that the processor runs (processor.h). A further variant is one more such unit, its flags in
-// CMakeLists.txt, its line in processor.h and one in `built_variants()` (variants.cpp).
+// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags; some take
+// what they would compute in the same way from another one (avx512bf16.cpp). `variants()` (variants.h) are those that the
+// processor runs (processor.h). A further variant is one more such unit, its flags in CMakeLists.txt and its line in processor.h.
 //
 // Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
 // shape of the operands alone. Variants need not agree with each other; `families` says which of them do.
@@ -256,7 +256,7 @@ struct Kernels {
     // a chunk of keys or of values into a panel of type `product_type`
     void (*take_keys)(const ChunkShape &chunk);
     void (*take_values)(const ChunkShape &chunk);
-    void (*attend)(const SplitShape &shape);
+    void (*attend[static_cast<int>(KvType::COUNT)])(const SplitShape &shape);  // by the format of panels
     void (*take_latents)(const LatentPanel &panel);
     // (largest, sum, output) of `count` queries' splits so far, joined by the next one's; -infinity: sees none of it
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
@@ -276,14 +276,14 @@ struct Kernels {
 // Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
 bool adds_floats_apart();
 
-// Of those that are built, in the order of `VARIANTS` (processor.h).
-const Kernels &portable_kernels();
-const Kernels &wide_kernels();
-const Kernels &amxemulated_kernels();
-const Kernels &avx2_kernels();
-const Kernels &avxvnni_kernels();
-const Kernels &avx512_kernels();
-const Kernels &avx512bf16_kernels();
-const Kernels &amx_kernels();
+// Each in a unit of its own, if it is built. Called where the processor runs it: `variants()` (variants.h).
+Kernels portable_kernels();
+Kernels wide_kernels();
+Kernels amxemulated_kernels();
+Kernels avx2_kernels();
+Kernels avxvnni_kernels();
+Kernels avx512_kernels();
+Kernels avx512bf16_kernels();
+Kernels amx_kernels();
 
 }  // namespace tokamak::cpu

@@ -181,7 +181,7 @@ private:
         shape.head_dim = key_dim_;
         shape.dim = dim_;
         space.describe(shape, tile.num_queries(), query_bytes(), sums, stride_, joins);
-        kernels_.attend(shape);
+        kernels_.attend[static_cast<int>(shape.format)](shape);
     }
 
     void finish(const LatentTile &tile, Sums all) const {

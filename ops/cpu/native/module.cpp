@@ -290,14 +290,14 @@ void bind_engine(nb::module_ &module) {
         Gil::RELEASED);
     define(module, "variants", [] {
         std::vector<std::string> names;
-        for (const Kernels *kernels : variants()) names.emplace_back(kernels->name);
+        for (const Kernels &kernels : variants()) names.emplace_back(kernels.name);
         return names;
     });
     define(module, "known_variants", [] {
         nb::list all;
         for (const Variant &variant : VARIANTS) {
             bool is_built = false;
-            for (const Kernels *kernels : built_variants()) is_built |= std::strcmp(kernels->name, variant.name) == 0;
+            for (const char *name : built_variants()) is_built |= std::strcmp(name, variant.name) == 0;
             all.append(nb::make_tuple(variant.name, is_built, variant.is_runnable()));
         }
         return all;

@@ -252,10 +252,9 @@ bool adds_floats_apart() {
 namespace {
 
 const char *best_variant() {
-    const std::vector<const Kernels *> found = variants();
-    if (!found.empty()) return found.back()->name;
+    if (!variants().empty()) return variants().back().name;
     std::string names;
-    for (const Kernels *kernels : built_variants()) names += std::string(names.empty() ? "" : ", ") + kernels->name;
+    for (const char *name : built_variants()) names += std::string(names.empty() ? "" : ", ") + name;
     throw std::runtime_error("ops: the native modules were built for another processor: they have kernels for " + names +
                              ", none of which this one runs; tools/serve builds them again, as does pip install");
 }
@@ -296,7 +295,7 @@ bool Engine::select_part(Part part, const char *variant) {
         kernels_.take_query = found->take_query;
         kernels_.take_keys = found->take_keys;
         kernels_.take_values = found->take_values;
-        kernels_.attend = found->attend;
+        std::copy(std::begin(found->attend), std::end(found->attend), kernels_.attend);
         kernels_.take_latents = found->take_latents;
         kernels_.join = found->join;
         kernels_.finish = found->finish;

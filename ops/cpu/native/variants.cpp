@@ -6,49 +6,46 @@
 #include "processor.h"
 
 namespace tokamak::cpu {
+namespace {
 
-std::vector<const Kernels *> built_variants() {
-    return {
-#ifdef TOKAMAK_PORTABLE
-        &portable_kernels(),
-#endif
-#ifdef TOKAMAK_WIDE
-        &wide_kernels(),
-#endif
-#ifdef TOKAMAK_AMXEMULATED
-        &amxemulated_kernels(),
-#endif
-#ifdef TOKAMAK_AVX2
-        &avx2_kernels(),
-#endif
-#ifdef TOKAMAK_AVXVNNI
-        &avxvnni_kernels(),
-#endif
-#ifdef TOKAMAK_AVX512
-        &avx512_kernels(),
-#endif
-#ifdef TOKAMAK_AVX512BF16
-        &avx512bf16_kernels(),
-#endif
-#ifdef TOKAMAK_AMX
-        &amx_kernels(),
-#endif
-    };
-}
+struct Built {
+    const char *name;
+    Kernels (*kernels)();
+};
 
-std::vector<const Kernels *> variants() {
-    std::vector<const Kernels *> found;
-    for (const Kernels *kernels : built_variants()) {
+#define VARIANT(name) {#name, name##_kernels},
+const Built BUILT[] = {TOKAMAK_BUILT_VARIANTS};
+#undef VARIANT
+
+// Calls nothing of a unit that the processor cannot run.
+std::vector<Kernels> make_variants() {
+    std::vector<Kernels> found;
+    for (const Built &built : BUILT) {
         for (const Variant &variant : VARIANTS) {
-            if (std::strcmp(variant.name, kernels->name) == 0 && variant.is_runnable()) found.push_back(kernels);
+            if (std::strcmp(variant.name, built.name) != 0 || !variant.is_runnable()) continue;
+            found.push_back(built.kernels());
+            found.back().name = built.name;
         }
     }
     return found;
 }
 
+}  // namespace
+
+std::vector<const char *> built_variants() {
+    std::vector<const char *> names;
+    for (const Built &built : BUILT) names.push_back(built.name);
+    return names;
+}
+
+const std::vector<Kernels> &variants() {
+    static const std::vector<Kernels> found = make_variants();
+    return found;
+}
+
 const Kernels *find_variant(const char *name) {
-    for (const Kernels *kernels : variants()) {
-        if (std::strcmp(kernels->name, name) == 0) return kernels;
+    for (const Kernels &kernels : variants()) {
+        if (std::strcmp(kernels.name, name) == 0) return &kernels;
     }
     return nullptr;
 }

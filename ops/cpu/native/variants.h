@@ -7,8 +7,8 @@
 
 namespace tokamak::cpu {
 
-std::vector<const Kernels *> built_variants();  // in the order of `VARIANTS` (processor.h)
-std::vector<const Kernels *> variants();        // those that this processor runs, the best last
+std::vector<const char *> built_variants();     // in the order of `VARIANTS` (processor.h)
+const std::vector<Kernels> &variants();         // those that this processor runs, the best last
 const Kernels *find_variant(const char *name);  // of these; null: there is none
 
 }  // namespace tokamak::cpu

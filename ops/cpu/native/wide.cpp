@@ -1,9 +1,8 @@
 // The code for vectors of 64 bytes on x86-64 with AVX2 alone, so that its logic is tested where there is no AVX-512. Never the
 // best.
 #define VECTOR_BYTES 64
-#define VARIANT "wide"
 #include "kernels.inc"
 
 namespace tokamak::cpu {
-const Kernels &wide_kernels() { return KERNELS; }
+Kernels wide_kernels() { return all_kernels(); }
 }  // namespace tokamak::cpu
