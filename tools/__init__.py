@@ -7,4 +7,6 @@ top/          live screen over the counters
 chat.py       talk to the model in the terminal
 bench/        load generator, and the shared-memory benchmark
 demo/         the embedded model: its data, training, examination and weights
+package/      `tokamak`, the package that a wheel has at its top
+deploy/       image, compose, systemd, Kubernetes
 """
