@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from tests.paths import REPOSITORY
+from tools.deploy.rehearsal import Instruction, stages
 
 DEPLOY = REPOSITORY / "tools" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 
 
-class Instruction(NamedTuple):
-    """One of a Containerfile: its name in capitals, and what follows."""
-
-    name: str
-    text: str
-
-    @property
-    def command(self) -> list[str]:
-        """Of one in JSON's form, with or without CMD and options before it."""
-        words: list[str] = json.loads(self.text[self.text.index("[") :])
-        return words
-
-
-def containerfile() -> list[list[Instruction]]:
-    """The instructions of each stage."""
-    stages: list[list[Instruction]] = []
-    for line in (DEPLOY / "Containerfile").read_text().replace("\\\n", "").splitlines():
-        if line and not line.startswith("#"):
-            name, _, text = line.partition(" ")
-            if name == "FROM":
-                stages.append([])
-            stages[-1].append(Instruction(name, text))
-    return stages
-
-
-def image_environment() -> dict[str, str]:
-    """Variables of the image that runs."""
-    pairs = (word.partition("=") for name, text in containerfile()[-1] if name == "ENV" for word in shlex.split(text))
-    return {name: value for name, _, value in pairs}
+def image() -> list[Instruction]:
+    """The stage that runs."""
+    return stages()[-1]
 
 
 def service() -> dict[str, list[str]]:

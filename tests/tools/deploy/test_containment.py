@@ -1,5 +1,5 @@
-"""What the image, the pod and the unit promise, kept by an engine that is held as they hold it: a read-only root, nobody's user,
-no privileges, 64 MB of /dev/shm. The machine's own files stand in for the image's."""
+"""What image, pod and unit promise, kept by an engine that is held as they hold it: a read-only root, nobody's user, no
+privileges, 64 MB of /dev/shm. The machine's own files stand in for the image's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 
 from tests.e2e.engine_process import EngineProcess
 from tests.paths import REPOSITORY
-from tests.tools.deploy.files import container, containerfile, image_environment, service
+from tests.tools.deploy.files import container, image, service
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.processes import free_port
 from tools.deploy.containment import contained
+from tools.deploy.rehearsal import environment
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +39,10 @@ def namespaces() -> None:
 class ContainedEngine(EngineProcess):
     """Started by a command that knows none of this machine's places."""
 
-    def __init__(self, root: Path, command: Sequence[str], environment: Mapping[str, str], memory: Sequence[str]) -> None:
+    def __init__(self, root: Path, command: Sequence[str], variables: Mapping[str, str], memory: Sequence[str]) -> None:
         super().__init__("")
         self.directory = root
-        self.variables = {**environment, "TOKAMAK_HOST": "127.0.0.1", "TOKAMAK_PORT": str(free_port())}
+        self.variables = {**variables, "TOKAMAK_HOST": "127.0.0.1", "TOKAMAK_PORT": str(free_port())}
         self.command = contained(root, command, user=USER, environment=self.variables, binds=self._lay_out(root), memory=memory)
 
     def _lay_out(self, root: Path) -> dict[str, str]:
@@ -92,12 +93,12 @@ def ask(engine: ContainedEngine) -> None:
 
 
 def test_an_image_serves_tells_its_health_and_ends_what_is_open(tmp_path: Path) -> None:
-    (command,) = (each.command for each in containerfile()[-1] if each.name == "ENTRYPOINT")
-    (health,) = (each.command for each in containerfile()[-1] if each.name == "HEALTHCHECK")
+    (command,) = (each.command for each in image() if each.name == "ENTRYPOINT")
+    (health,) = (each.command for each in image() if each.name == "HEALTHCHECK")
     memory = [mount["mountPath"] for mount in container()["volumeMounts"]]
     leave = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert leave[-1].startswith("sleep 5; ")
-    with ContainedEngine(tmp_path, command, image_environment(), memory) as engine:
+    with ContainedEngine(tmp_path, command, environment(image()), memory) as engine:
         engine.assert_is_held()
         ask(engine)
         assert engine.run_inside(health).returncode == 0
@@ -122,8 +123,8 @@ def test_an_image_serves_tells_its_health_and_ends_what_is_open(tmp_path: Path) 
 def test_a_service_runs_as_its_unit_says(tmp_path: Path) -> None:
     unit = service()
     (line,) = unit["Environment"]
-    environment = dict(word.replace("%t", "/run").split("=", 1) for word in line.split())
-    with ContainedEngine(tmp_path, unit["ExecStart"][0].split(), environment, ["/run", "/tmp", "/var/cache"]) as engine:
+    variables = dict(word.replace("%t", "/run").split("=", 1) for word in line.split())
+    with ContainedEngine(tmp_path, unit["ExecStart"][0].split(), variables, ["/run", "/tmp", "/var/cache"]) as engine:
         engine.assert_is_held()
         ask(engine)
         monitor = engine.run_inside(["/opt/tokamak/bin/tokamak", "top", "--once"])

@@ -19,12 +19,12 @@ from tests.tools.deploy.files import (
     DEPLOY,
     KUBERNETES,
     container,
-    containerfile,
     document,
-    image_environment,
+    image,
     manifest,
     service,
 )
+from tools.deploy.rehearsal import environment, stages
 
 COMPOSE = document(DEPLOY / "compose.yaml")
 POD = manifest("Deployment")["spec"]["template"]["spec"]
@@ -34,7 +34,7 @@ WAITING = "tokamak:num_requests_waiting"
 
 def test_variables_are_options() -> None:
     literals = manifest("Kustomization")["configMapGenerator"][0]["literals"]
-    named = {*image_environment(), *COMPOSE["services"]["tokamak"]["environment"]}
+    named = {*environment(image()), *COMPOSE["services"]["tokamak"]["environment"]}
     named |= {literal.partition("=")[0] for literal in literals}
     ours = {name.removeprefix(ENVIRONMENT_PREFIX).lower() for name in named if name.startswith(ENVIRONMENT_PREFIX)}
     assert ours
@@ -42,11 +42,11 @@ def test_variables_are_options() -> None:
 
 
 def test_an_image_runs_as_nobody_and_installs_no_paddle() -> None:
-    *_, last = containerfile()
+    last = image()
     assert [text for name, text in last if name == "USER"] == ["10001:10001"]
     assert [each.command for each in last if each.name == "ENTRYPOINT"] == [["tokamak", "serve"]]
-    assert not [text for stage in containerfile() for name, text in stage if name == "RUN" and "paddle" in text]
-    bases = {text.partition(" ")[0] for stage in containerfile() for name, text in stage if name == "FROM"}
+    assert not [text for stage in stages() for name, text in stage if name == "RUN" and "paddle" in text]
+    bases = {text.partition(" ")[0] for stage in stages() for name, text in stage if name == "FROM"}
     assert len(bases) == 1, "modules are built for the Python that runs them"
 
 
@@ -74,7 +74,7 @@ def test_prometheus_asks_the_engine_and_grafana_asks_prometheus() -> None:
     (target,) = job["static_configs"][0]["targets"]
     host, _, port = target.partition(":")
     assert host in COMPOSE["services"]
-    assert port == image_environment()["TOKAMAK_PORT"]
+    assert port == environment(image())["TOKAMAK_PORT"]
     (source,) = document(DEPLOY / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
     (provider,) = document(DEPLOY / "grafana" / "dashboards" / "tokamak.yaml")["providers"]
@@ -91,18 +91,18 @@ def test_probes_ask_routes_that_say_it() -> None:
         "liveness": "/health/live",  # what is paused or loads is not to be killed
     }
     assert {get["path"] for get in asked.values()} <= paths
-    assert CONTAINER["ports"] == [{"name": "http", "containerPort": int(image_environment()["TOKAMAK_PORT"])}]
+    assert CONTAINER["ports"] == [{"name": "http", "containerPort": int(environment(image())["TOKAMAK_PORT"])}]
     assert {get["port"] for get in asked.values()} == {"http"} == {manifest("Service")["spec"]["ports"][0]["targetPort"]}
 
 
 def test_a_pod_is_as_the_image_is() -> None:
     """Read-only but for where the engine writes, which is all that the image says too; no variable is one of another's."""
-    users = [text for name, text in containerfile()[-1] if name == "USER"]
+    users = [text for name, text in image() if name == "USER"]
     context = POD["securityContext"]
     assert users == [f"{context['runAsUser']}:{context['runAsGroup']}"]
     assert context["runAsNonRoot"]
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
-    assert {mount["mountPath"] for mount in CONTAINER["volumeMounts"]} == {"/tmp", image_environment()["XDG_CACHE_HOME"]}
+    assert {mount["mountPath"] for mount in CONTAINER["volumeMounts"]} == {"/tmp", environment(image())["XDG_CACHE_HOME"]}
     assert {mount["name"] for mount in CONTAINER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
     assert POD["enableServiceLinks"] is False, "a service `tokamak` sets TOKAMAK_PORT"
 
