@@ -4,11 +4,3 @@ A wheel has this package alone at the top of site-packages, with the engine's pa
 names that they have in the repository (`engine`, `tools`, ...), and only processes of ours have this directory on their path
 (`__main__.py`). So a user's own `tools` or `api` and ours never meet. Modules here import none of those.
 """
-
-from __future__ import annotations
-
-import os
-import sys
-
-# Starts `tokamak` in a process of its own: by path, as `-m` would look into the directory first where that is.
-COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
