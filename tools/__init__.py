@@ -9,4 +9,6 @@ batch/        the requests in a file, answered in another
 package/      what a user imports: `tokamak`
 bench/        load generator, and the shared-memory benchmark
 demo/         the embedded model: its data, training, examination and weights
+package/      `tokamak`, the package that a wheel has at its top
+deploy/       image, compose, systemd, Kubernetes
 """

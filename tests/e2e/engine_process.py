@@ -38,6 +38,7 @@ class EngineProcess:
         self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", "0"]
         self.command += ["--admin-key", ADMIN_KEY, *options]
         self.environment = {**os.environ, **(environment or {})}
+        self.directory = REPOSITORY  # where it is started
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
         self._reader: threading.Thread | None = None
@@ -55,7 +56,7 @@ class EngineProcess:
         """Start without waiting."""
         self.process = subprocess.Popen(
             self.command,
-            cwd=REPOSITORY,
+            cwd=self.directory,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -20,8 +20,7 @@ import orjson
 from rich.console import Console
 
 from engine.errors import OptionError, TokamakError
-from tokamak import COMMAND
-from tools.bench.processes import ServerProcess
+from tools.bench.processes import COMMAND, ServerProcess
 
 KINDS = ("decode", "prefill", "load", "prefix", "picture", "pictures")
 READY, PEAK = "ready s", "peak PSS MiB"

@@ -1,0 +1,148 @@
+"""tools/deploy: parsed by what reads it, where that is here, and held against the engine that it starts: its options, routes,
+metrics and exit codes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from starlette.routing import Route
+
+from api.app import routes
+from engine.metrics import BY_ROLE
+from engine.options.table import ENVIRONMENT_PREFIX, OPTIONS
+from engine.supervisor.launch import EXIT_BAD_OPTIONS
+from tests.tools.deploy.files import (
+    DEPLOY,
+    KUBERNETES,
+    container,
+    document,
+    image,
+    manifest,
+    service,
+)
+from tools.deploy.rehearsal import environment, stages
+
+COMPOSE = document(DEPLOY / "compose.yaml")
+POD = manifest("Deployment")["spec"]["template"]["spec"]
+CONTAINER = container()
+WAITING = "tokamak:num_requests_waiting"
+
+
+def test_variables_are_options() -> None:
+    literals = manifest("Kustomization")["configMapGenerator"][0]["literals"]
+    named = {*environment(image()), *COMPOSE["services"]["tokamak"]["environment"]}
+    named |= {literal.partition("=")[0] for literal in literals}
+    ours = {name.removeprefix(ENVIRONMENT_PREFIX).lower() for name in named if name.startswith(ENVIRONMENT_PREFIX)}
+    assert ours
+    assert ours <= {*OPTIONS}
+
+
+def test_an_image_runs_as_nobody_and_installs_no_paddle() -> None:
+    last = image()
+    assert [text for name, text in last if name == "USER"] == ["10001:10001"]
+    assert [each.command for each in last if each.name == "ENTRYPOINT"] == [["tokamak", "serve"]]
+    assert not [text for stage in stages() for name, text in stage if name == "RUN" and "paddle" in text]
+    bases = {text.partition(" ")[0] for stage in stages() for name, text in stage if name == "FROM"}
+    assert len(bases) == 1, "modules are built for the Python that runs them"
+
+
+def test_an_image_is_not_built_of_what_lies_about() -> None:
+    left_out = (DEPLOY.parents[1] / ".dockerignore").read_text().split("\n")
+    assert {".*", "build", "**/*.so"} <= {*left_out}
+    assert {"**/.git", "tools", "api"}.isdisjoint(left_out)
+
+
+def test_compose_publishes_on_the_loopback_address_alone_and_finds_its_files() -> None:
+    for name, each in COMPOSE["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in each["ports"]), name
+        for volume in each.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).resolve().is_relative_to(DEPLOY.parent), source
+            assert source in COMPOSE["volumes"] or source == "../grafana" or (DEPLOY / source).exists(), source
+    engine = COMPOSE["services"]["tokamak"]
+    assert engine["read_only"]
+    assert engine["cap_drop"] == ["ALL"]
+    assert (DEPLOY / engine["build"]["context"] / engine["build"]["dockerfile"]).exists()
+
+
+def test_prometheus_asks_the_engine_and_grafana_asks_prometheus() -> None:
+    (job,) = document(DEPLOY / "prometheus.yml")["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    host, _, port = target.partition(":")
+    assert host in COMPOSE["services"]
+    assert port == environment(image())["TOKAMAK_PORT"]
+    (source,) = document(DEPLOY / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = document(DEPLOY / "grafana" / "dashboards" / "tokamak.yaml")["providers"]
+    places = [volume.split(":")[1] for volume in COMPOSE["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in places
+
+
+def test_probes_ask_routes_that_say_it() -> None:
+    paths = {route.path for route in routes() if isinstance(route, Route)}
+    asked = {name: CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+    assert {name: get["path"] for name, get in asked.items()} == {
+        "startup": "/health",
+        "readiness": "/health",
+        "liveness": "/health/live",  # what is paused or loads is not to be killed
+    }
+    assert {get["path"] for get in asked.values()} <= paths
+    assert CONTAINER["ports"] == [{"name": "http", "containerPort": int(environment(image())["TOKAMAK_PORT"])}]
+    assert {get["port"] for get in asked.values()} == {"http"} == {manifest("Service")["spec"]["ports"][0]["targetPort"]}
+
+
+def test_a_pod_is_as_the_image_is() -> None:
+    """Read-only but for where the engine writes, which is all that the image says too; no variable is one of another's."""
+    users = [text for name, text in image() if name == "USER"]
+    context = POD["securityContext"]
+    assert users == [f"{context['runAsUser']}:{context['runAsGroup']}"]
+    assert context["runAsNonRoot"]
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
+    assert {mount["mountPath"] for mount in CONTAINER["volumeMounts"]} == {"/tmp", environment(image())["XDG_CACHE_HOME"]}
+    assert {mount["name"] for mount in CONTAINER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
+    assert POD["enableServiceLinks"] is False, "a service `tokamak` sets TOKAMAK_PORT"
+
+
+def test_pods_are_scaled_by_samples_that_wait() -> None:
+    scaler = manifest("HorizontalPodAutoscaler")["spec"]
+    target = scaler["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", manifest("Deployment")["metadata"]["name"])
+    (metric,) = scaler["metrics"]
+    (rule,) = document(KUBERNETES / "prometheus-adapter.yaml")["rules"]["custom"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"] == WAITING.replace(":", "_")
+    assert f'"{WAITING}"' in rule["seriesQuery"]
+    assert WAITING.partition(":")[2] in {each.name for each in BY_ROLE["scheduler"]}
+
+
+def test_a_service_that_was_told_wrongly_is_not_started_again() -> None:
+    unit = service()
+    assert unit["ExecStart"] == ["/opt/tokamak/bin/tokamak serve"]
+    assert unit["Restart"] == ["on-failure"]
+    assert unit["RestartPreventExitStatus"] == [str(EXIT_BAD_OPTIONS)]
+    assert unit["OOMPolicy"] == ["continue"], "the engine starts its actors again by itself"
+    assert unit["DynamicUser"] == ["yes"]
+
+
+def test_every_document_is_yaml() -> None:
+    paths = [path for path in DEPLOY.rglob("*") if path.suffix in (".yaml", ".yml")]
+    assert all(list(yaml.safe_load_all(path.read_text())) for path in paths)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing (Debian: systemd)")
+def test_systemd_reads_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "tokamak.service"
+    unit.write_text((DEPLOY / "tokamak.service").read_text().replace("/opt/tokamak/bin/tokamak", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    ours = [line for line in done.stderr.splitlines() if unit.name in line]
+    assert (done.returncode, ours) == (0, [])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing")
+def test_kubectl_puts_the_manifests_together() -> None:
+    done = subprocess.run(["kubectl", "kustomize", KUBERNETES], capture_output=True, text=True, timeout=60, check=True)
+    kinds = [each["kind"] for each in yaml.safe_load_all(done.stdout)]
+    assert sorted(kinds) == ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service"]
