@@ -22,8 +22,6 @@ names that they have in the repository (`engine`, `tools`, ...), and only proces
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
     from tokamak.parameters import RepetitionDetectionParams as RepetitionDetectionParams
     from tokamak.parameters import SamplingParams as SamplingParams
     from tokamak.parameters import StructuredOutputsParams as StructuredOutputsParams
-
-# Starts `tokamak` in a process of its own: by path, as `-m` would look into the directory first where that is.
-COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 
 _PLACES = {
     "LLM": "llm",

@@ -20,7 +20,8 @@ from typing import IO, Any
 
 import orjson
 
-from tokamak import COMMAND
+# By path, as `-m` would look into the directory first where that is.
+COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 
 QUIET_S = 5.0  # a start that takes longer is worth showing
 STOP_TIMEOUT_S = 30.0  # the engine's own limits are shorter
@@ -77,10 +78,12 @@ class LaunchedEngine:
     def cause_of_death(self) -> str:
         """What it said last."""
         code = self.process.wait(STOP_TIMEOUT_S)
+        if code < 0:
+            return f"killed by signal {-code}"
         self._reader.join(STOP_TIMEOUT_S)
         errors = [line for line in self._lines if "error: " in line]
         said = errors[-1].partition("error: ")[2] if errors else "; ".join(list(self._lines)[-5:])
-        return said or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        return said or f"exit code {code}"
 
     def _environment(self, options: Mapping[str, Any]) -> dict[str, str]:
         """This process's, without what is given here or for servers alone; keys, which others would see in the command."""

@@ -88,7 +88,7 @@ class LLM:
         """Continue prompts: a text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": [...]}`, or a list of such. An output
         for each, in order. ValueError names the prompt or the parameter that is wrong."""
         asked = prompts_of(prompts)
-        each = _one_each(sampling_params, len(asked), "sampling_params")
+        each = _sampled(sampling_params, len(asked))
         extra = _known(tokenization_kwargs, "truncate_prompt_tokens", "add_special_tokens")
         questions = []
         for index, (prompt, params) in enumerate(zip(asked, each, strict=True)):
@@ -116,7 +116,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several. `chat_template_content_format` has no effect: what a template takes is tried."""
         conversations = conversations_of(messages)
-        each = _one_each(sampling_params, len(conversations), "sampling_params")
+        each = _sampled(sampling_params, len(conversations))
         shared = {
             "chat_template": chat_template,
             "add_generation_prompt": add_generation_prompt,
@@ -214,8 +214,6 @@ class LLM:
 
     def _fields(self, params: SamplingParams | None) -> dict[str, Any]:
         """Of a request that generates. Without parameters the model's own count, as far as it has some."""
-        if params is not None and not isinstance(params, SamplingParams):
-            raise TypeError(f"sampling_params has a {type(params).__name__}, expected SamplingParams")
         fields = {"max_tokens": SamplingParams().max_tokens} if params is None else params.fields()
         fields |= {"return_token_ids": True, "fit_max_tokens": True, "timings": True}
         if "logprobs" in fields:
@@ -302,6 +300,14 @@ def _one_each(given: Any, count: int, name: str) -> list[Any]:
     if len(given) != count:
         raise ValueError(f"{name} has {len(given)} entries for {count} prompts; give one, or as many")
     return list(given)
+
+
+def _sampled(given: Any, count: int) -> list[SamplingParams | None]:
+    each = _one_each(given, count, "sampling_params")
+    for params in each:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params has a {type(params).__name__}, expected SamplingParams")
+    return each
 
 
 def _known(given: Mapping[str, Any] | None, *names: str) -> dict[str, Any]:
