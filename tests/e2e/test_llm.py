@@ -48,7 +48,7 @@ def over_http(llm: LLM, path: str, **body: Any) -> Any:
     """Of any client."""
     transport = httpx.HTTPTransport(uds=llm._engine.url.removeprefix("unix:"))
     with httpx.Client(transport=transport, base_url="http://localhost", timeout=WATCHDOG_S) as client:
-        key = {"authorization": f"Bearer {llm._engine.api_key}"}
+        key = {"authorization": f"Bearer {llm._engine.key}"}
         return client.post(path, json=body, headers=key).raise_for_status().json()
 
 
@@ -175,6 +175,7 @@ MISTAKES: list[tuple[Any, Any, type[Exception], str]] = [
     (["a", ""], GREEDY, ValueError, r"prompts\[1\]"),
     (["a", 3.5], GREEDY, TypeError, r"prompts\[1\] is a float"),
     ([{"text": "a"}], GREEDY, ValueError, r"prompts\[0\] has text"),
+    (["a", "\ud800"], GREEDY, ValueError, r"prompts\[1\]: "),
     (["a"], SamplingParams(temperature=-1), ValueError, r"prompts\[0\]: temperature"),
     (["a"], SamplingParams(logprobs=50), ValueError, "max-logprobs"),
     (["a"], [GREEDY, GREEDY], ValueError, "2 entries for 1"),
@@ -198,6 +199,7 @@ def test_one_mistake_among_many_ends_all_at_once(llm: LLM) -> None:
         llm.generate(["a", "b", "c", [10**7], *["d"] * 50], long, use_tqdm=False)
     wait_until(lambda: llm._call("/load")["running"] == 0, what="the others are aborted")
     assert llm.generate("a", GREEDY, use_tqdm=False)
+    assert llm.generate([], GREEDY) == []
 
 
 def test_interrupted(llm: LLM) -> None:
@@ -253,6 +255,8 @@ def test_orders(llm: LLM) -> None:
     before = llm.chat(QUESTIONS[2], GREEDY, use_tqdm=False)[0].outputs[0].text
     assert llm.reset_prefix_cache()
     llm.sleep()
+    with pytest.raises(RuntimeError, match="wake_up"):
+        llm.chat(QUESTIONS[2], GREEDY, use_tqdm=False)
     llm.wake_up()
     assert llm.chat(QUESTIONS[2], GREEDY, use_tqdm=False)[0].outputs[0].text == before
 
@@ -270,7 +274,7 @@ def test_vectors_and_scores(tmp_path: Path) -> None:
     embedder, scorer = MODELS["qwen3 mean"], MODELS["bert classifier"]
     vectors = write_checkpoint("qwen3 mean", tmp_path / "embedder")
     scores = write_checkpoint("bert classifier", tmp_path / "scorer")
-    with LLM(vectors, dtype="float32") as first, LLM(model=str(scores), dtype="float32", runner="pooling") as second:
+    with LLM(vectors, dtype="float32") as first, LLM(model=str(scores), dtype="float32", task="score") as second:
         texts = [case["text"] for case in embedder["cases"]]
         for case, output in zip(embedder["cases"], first.embed(texts, use_tqdm=False), strict=True):
             assert output.outputs.embedding == pytest.approx(case["vector"], abs=TOLERANCE)
@@ -313,7 +317,9 @@ async def main():
     pids = [row["pid"] for llm in engines for row in llm._call("/admin/actors")["actors"]]
     texts = [text[0].outputs[0].text for text in texts]
     print(json.dumps({"pids": pids, "texts": texts, "modules": [*sys.modules]}), flush=True)
-    sys.stdin.read()
+    sys.stdin.readline()
+    engines.pop()  # which nobody has any more
+    sys.stdin.readline()
 
 asyncio.run(main())
 """
@@ -343,6 +349,10 @@ def test_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         assert len(engines) == 2
         names = {name.partition(".")[0] for name in told["modules"]}
         assert not names & {"api", "engine", "ops", "shm", "tools", "workers", "paddle", "numpy", "zmq", "httpx"}
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_until(lambda: len(children_of(process.pid)) == 1, what="an engine that nobody has ends")
         process.kill()
     pids = [*told["pids"], *engines]
     wait_until(lambda: all(map(is_gone, pids)), what="the engines end")
@@ -365,6 +375,7 @@ def test_a_process_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path)
         ({"dtype": "float8"}, ValueError, "dtype float8: expected one of"),
         ({"hf_overrides": {"a": 1}}, ValueError, "config.json"),
         ({"model": object()}, TypeError, "model is a object"),
+        ({"ssl_keyfile": "key.pem"}, ValueError, "servers that others use"),
     ],
 )
 def test_options_that_are_wrong(options: dict[str, Any], kind: type[Exception], what: str) -> None:

@@ -99,13 +99,15 @@ def test_what_cannot_be_had(name: str) -> None:
     [
         ({"logprobs": -1}, "whole vocabulary"),
         ({"prompt_logprobs": -1}, "whole vocabulary"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_n_sigma": float("inf")}, "top_n_sigma is inf"),
         ({"stop": "x", "detokenize": False}, "stop strings"),
         ({"structured_outputs": SET["structured_outputs"], "guided_decoding": SET["guided_decoding"]}, "the same"),
     ],
 )
 def test_what_contradicts_itself(fields: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        SamplingParams(**fields)
+        SamplingParams(**fields).fields()
 
 
 def test_unknown_names() -> None:

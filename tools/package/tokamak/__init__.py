@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tokamak.outputs import RequestOutput as RequestOutput
     from tokamak.outputs import ScoringOutput as ScoringOutput
     from tokamak.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from tokamak.parameters import LoRARequest as LoRARequest
     from tokamak.parameters import PoolingParams as PoolingParams
     from tokamak.parameters import RepetitionDetectionParams as RepetitionDetectionParams
     from tokamak.parameters import SamplingParams as SamplingParams
@@ -47,6 +48,7 @@ _PLACES = {
     "StructuredOutputsParams": "parameters",
     "RepetitionDetectionParams": "parameters",
     "PoolingParams": "parameters",
+    "LoRARequest": "parameters",
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",
     "Logprob": "logprobs",
@@ -64,6 +66,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineDeadError",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "RepetitionDetectionParams",
