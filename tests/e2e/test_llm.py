@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tokamak import LLM, EngineDeadError, PoolingParams, SamplingParams, StructuredOutputsParams, TokensPrompt
 
 from engine.process.run_directory import Run
 from tests.e2e.engine_process import DEMO, leftovers
@@ -24,6 +23,7 @@ from tests.engine.echo_engine import is_gone
 from tests.pooled import MODELS, QUERY, TOLERANCE, write_checkpoint
 from tests.tools.package.test_parameters import SET
 from tests.waiting import WATCHDOG_S, wait_until
+from tokamak import LLM, EngineDeadError, PoolingParams, SamplingParams, StructuredOutputsParams, TokensPrompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 QUESTIONS = [[{"role": "user", "content": f"What is {number} + 30?"}] for number in range(40)]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from engine.errors import OptionError
 from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
 from tokamak.connection import Server
 from tokamak.launched import EngineDeadError, LaunchedEngine
-
-from engine.errors import OptionError
 from tools.batch.ledger import Ledger
 from tools.batch.lines import ROUTES, Request, answer_line, requests_in
 from tools.target import Target, error_text

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 import orjson
+
 from tokamak.connection import Reply
 
 ROUTES = (

@@ -1,4 +1,4 @@
-"""`tokamak run-batch` against a real server of another kind: in order, whoever is slow, full or killed, each asked once."""
+"""`tokamak run-batch` against a real server of another kind: in order, whoever is slow, full or killed; each line once."""
 
 from __future__ import annotations
 

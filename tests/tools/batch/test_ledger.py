@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokamak.connection import Reply
 
 from engine.errors import OptionError
+from tokamak.connection import Reply
 from tools.batch import ledger as module
 from tools.batch.ledger import Ledger
 from tools.batch.lines import Request, answer_line

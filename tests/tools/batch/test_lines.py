@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokamak.connection import Reply
 
+from tokamak.connection import Reply
 from tools.batch import lines
 from tools.batch.lines import Request, answer_line, answered, requests_in
 

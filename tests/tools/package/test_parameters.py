@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokamak import PoolingParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 from api.schemas.requests import ChatRequest, CompletionRequest
+from tokamak import PoolingParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 SET: dict[str, Any] = {  # of each field that is sent, a value that is not the default
     "n": 2,
