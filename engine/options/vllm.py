@@ -67,8 +67,8 @@ VLLM_FLAGS: dict[str, Fate] = {
     "tokenizer_mode": _refused("the tokenizer's file says what it is; leave it out", "auto", "hf", "slow"),
     "config_format": _refused("configurations are Hugging Face's; leave it out", "auto", "hf"),
     "model_impl": _refused("models are our own; leave it out", "auto", "vllm"),
-    "task": _refused("leave it out", "auto", "generate"),
-    "convert": _refused("leave it out", "auto", "none"),
+    "task": _alias("runner"),
+    "convert": _refused("--runner pooling makes vectors and scores; leave it out", "auto", "none"),
     "cpu_offload_gb": _refused("weights lie in the machine's memory; leave it out", "0", "0.0"),
     "swap_space": _none("what is preempted is computed again, nothing is swapped"),
     "preemption_mode": _refused("what is preempted is computed again; leave it out", "recompute"),
@@ -178,6 +178,7 @@ VALUES: dict[str, dict[str, tuple[str, str]]] = {  # option -> value of vLLM's -
     "quantization": dict.fromkeys(
         ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "fp8", "gguf", "auto", "None"), ("none", _STORED)
     ),
+    "runner": dict.fromkeys(("embed", "embedding", "score", "classify"), ("pooling", "")),
     "load_format": dict.fromkeys(("gguf", "fastsafetensors", "hf"), ("auto", "")),
     "log_level": {"critical": ("error", ""), "trace": ("debug", "")},
     "kv_cache_dtype": {"fp8": ("int8", "8 bits of a key or value are int8"), "fp8_e4m3": ("int8", "8 bits are int8")},

@@ -24,7 +24,7 @@ from tokamak.connection import Server
 from tokamak.launched import EngineDeadError, LaunchedEngine
 from tools.batch.ledger import Ledger
 from tools.batch.lines import ROUTES, Request, answer_line, requests_in
-from tools.target import Target
+from tools.target import Target, error_text
 
 INTERRUPTED = 130
 DEFAULT_CONCURRENCY = 32
@@ -141,7 +141,7 @@ def _server(options: argparse.Namespace, of_serve: list[str]) -> Iterator[Asker]
     except (TypeError, ValueError) as error:
         raise OptionError(str(error)) from None
     try:
-        yield Asker(Server(engine.url, engine.api_key), engine.is_alive, PATIENCE_S)
+        yield Asker(Server(engine.url, engine.key), engine.is_alive, PATIENCE_S)
     except LostError as error:
         if engine.is_alive():
             raise
@@ -158,6 +158,8 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, total: int) 
         line = ledger.early.get(request.custom_id or "")
         if line is None:
             reply = None if request.error else asker.ask("POST", request.url, request.body)
+            if reply is not None and reply.status in (401, 403):  # so it would answer all
+                raise LostError(f"{asker.server.url} answers {reply.status}: {error_text(reply.body)}")
             line = answer_line(request, reply)
         return Answer(request, line)
 

@@ -29,6 +29,20 @@ def test_tokens_called_by_their_ids(edge: Edge) -> None:
     assert [top["token"] for top in entry["top_logprobs"]] == ["token_id:81", "token_id:80"]
 
 
+def test_log_probabilities_by_id(edge: Edge) -> None:
+    """In the form of those of prompts, in place of the others."""
+    for path, fields in ((COMPLETIONS, {"prompt": "ab", "logprobs": 2}), (CHAT, {"messages": MESSAGES, "logprobs": True})):
+        body = fields | {"max_tokens": 2, "return_token_ids": True}
+        usual = edge.post(path, body | {"logprobs_by_id": False}).json()["choices"][0]
+        choice = edge.post(path, body | {"logprobs_by_id": True}).json()["choices"][0]
+        assert (usual["logprobs"] is None, choice["logprobs"], "logprobs_by_id" in usual) == (False, None, False)
+        rows = choice["logprobs_by_id"]
+        assert [len(row) for row in rows] == [2 if path == COMPLETIONS else 1] * 2
+        own = [row[str(token_id)] for row, token_id in zip(rows, choice["token_ids"], strict=True)]
+        assert "".join(entry["decoded_token"] for entry in own) == said_text(2)
+        assert {(*entry,) for entry in own} == {("logprob", "rank", "decoded_token")}
+
+
 def test_the_message_that_goes_on_is_echoed(edge: Edge) -> None:
     body = GOING_ON | {"echo": True, "n": 2}
     whole = edge.post(CHAT, body).json()["choices"]
@@ -118,6 +132,10 @@ def test_a_rendered_conversation(edge: Edge) -> None:
         (COMPLETIONS, {"repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}}, None),
         (COMPLETIONS, {"timings_per_token": True}, "timings_per_token"),
         (CHAT, {"echo": True}, "echo"),
+        (COMPLETIONS, {"logprobs_by_id": True}, "logprobs_by_id"),
+        (COMPLETIONS, {"logprobs_by_id": True, "logprobs": 0, "stream": True}, "logprobs_by_id"),
+        (COMPLETIONS, {"logprobs_by_id": True, "logprobs": 0, "echo": True}, "echo"),
+        (CHAT, {"logprobs_by_id": True}, "logprobs_by_id"),
         (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, {"documents": "x"}, "documents"),

@@ -105,7 +105,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
     }
     fields = {field.removesuffix("_s") for field in EngineConfig.__struct_fields__} - worked_out
     ways_to_others = {
-        *("bind_memory_nodes", "demo", "gpu_memory_utilization", "kv_cache_memory", "pipeline_parallel_size"),
+        *("bind_memory_nodes", "demo", "end_with", "gpu_memory_utilization", "kv_cache_memory", "pipeline_parallel_size"),
         *("pooler_config", "runner", "weight_cache", "revision", "tokenizer", "tokenizer_revision"),
         *("generation_config", "override_generation_config"),
     }

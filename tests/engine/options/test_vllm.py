@@ -67,6 +67,7 @@ def test_what_has_no_effect_is_noted() -> None:
     for flag in (*flags, "TOKAMAK_SWAP_SPACE"):
         assert any(note.startswith(flag) and "without effect: " in note for note in options.notes), flag
     assert "kernels take no float16" in read_options(["--dtype", "float16"], {}).notes[0]
+    assert read_options(["--task", "embed"], {}).values["runner"] == "pooling"
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,17 @@ def test_in_order_and_errors_as_lines(tmp_path: Path) -> None:
 def test_what_the_server_refuses(tmp_path: Path) -> None:
     write(tmp_path, request(0), request(1))
     with openai_server(Behaviour(status=400)) as server:
-        assert run(tmp_path, *of(server))[0] == 0
+        assert run(tmp_path, "--url", f"{server.url}/v1")[0] == 0
     assert [each["response"]["status_code"] for each in answers(tmp_path)] == [400, 400]
+
+
+def test_a_key_that_is_refused(tmp_path: Path) -> None:
+    """Ends it, or each line would have that for its answer."""
+    write(tmp_path, *(request(number) for number in range(30)))
+    with openai_server(Behaviour(needs_key=True)) as server:
+        code, said = run(tmp_path, *of(server))
+        assert (code, "401: wrong key; 0 lines are answered" in said) == (1, True), said
+        assert run(tmp_path, *of(server), "--api-key", API_KEY)[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])

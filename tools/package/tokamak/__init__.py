@@ -22,8 +22,6 @@ names that they have in the repository (`engine`, `tools`, ...), and only proces
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,13 +36,11 @@ if TYPE_CHECKING:
     from tokamak.outputs import RequestOutput as RequestOutput
     from tokamak.outputs import ScoringOutput as ScoringOutput
     from tokamak.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from tokamak.parameters import LoRARequest as LoRARequest
     from tokamak.parameters import PoolingParams as PoolingParams
     from tokamak.parameters import RepetitionDetectionParams as RepetitionDetectionParams
     from tokamak.parameters import SamplingParams as SamplingParams
     from tokamak.parameters import StructuredOutputsParams as StructuredOutputsParams
-
-# Starts `tokamak` in a process of its own: by path, as `-m` would look into the directory first where that is.
-COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 
 _PLACES = {
     "LLM": "llm",
@@ -52,6 +48,7 @@ _PLACES = {
     "StructuredOutputsParams": "parameters",
     "RepetitionDetectionParams": "parameters",
     "PoolingParams": "parameters",
+    "LoRARequest": "parameters",
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",
     "Logprob": "logprobs",
@@ -69,6 +66,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineDeadError",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "RepetitionDetectionParams",

@@ -37,13 +37,13 @@ class Asker:
         self._heard_s = 0.0  # monotonic: when any request was answered last
         self._is_cancelled = threading.Event()
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
+    def ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """The answer, whatever it says. LostError: there is none, or `cancel` was called."""
         wait_s, begun_s = _FIRST_WAIT_S, time.monotonic()
         while True:
             reply, cause = None, ""
             try:
-                reply = self.server.send(method, path, body, headers)
+                reply = self.server.send(method, path, body)
             except OSError as error:
                 cause = str(error) or type(error).__name__
             if self._is_cancelled.is_set():

@@ -41,12 +41,12 @@ class Server:
         self._num_closed = 0
         self._lock = threading.Lock()
 
-    def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
+    def send(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """The whole reply. OSError (ConnectionError, TimeoutError): there is none."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
             num_closed = self._num_closed
-        request = (method, path, body, {**self._headers, **(headers or {})})
+        request = (method, self._prefix + path, body, self._headers)
         if connection is not None:
             with contextlib.suppress(ConnectionError):  # it was closed meanwhile: servers do that
                 return self._exchange(connection, request, num_closed)

@@ -20,14 +20,16 @@ from typing import IO, Any
 
 import orjson
 
-from tokamak import COMMAND
+# By path, as `-m` would look into the directory first where that is.
+COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 
 QUIET_S = 5.0  # a start that takes longer is worth showing
 STOP_TIMEOUT_S = 30.0  # the engine's own limits are shorter
 _READY = "ready "
 _SOURCE = "/dev/stdin: "  # what options are said to be from
-_HTTP = ("uds", "host", "port", "ssl_certfile", "ssl_keyfile", "root_path", "api_key", "admin_key", "print_client")
-_NOT_INHERITED = (*_HTTP, "config", "run_dir", "end_with")  # of the environment: they are of a server that others use
+# what is decided here, or is of a server that others use
+_OWN = ("uds", "end_with", "api_key", "admin_key", "ssl_certfile", "ssl_keyfile", "root_path", "print_client", "config")
+_NOT_INHERITED = (*_OWN, "host", "port", "run_dir")  # of the environment
 
 
 class EngineDeadError(RuntimeError):
@@ -41,11 +43,11 @@ class LaunchedEngine:
         """`options`: of `tokamak serve`, by names with underscores; those that are None are left out. `arguments`: the same as
         on a command line, which win. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError where the
         engine does not start."""
-        self.admin_key = secrets.token_hex(16)
-        self.api_key = secrets.token_hex(16)
+        self.key = secrets.token_hex(16)  # for all it does
         self.url = ""
-        self._lines: deque[str] = deque(maxlen=200)  # of its stderr
-        self._start_s = time.monotonic()
+        for name in _OWN:
+            if options.get(name) is not None:
+                raise ValueError(f"{name} is of servers that others use; leave it out, or start one by `tokamak serve`")
         document = orjson.dumps({name: _plain(name, value) for name, value in options.items() if value is not None})
         command = [*COMMAND, "serve", "--config", "/dev/stdin", *(arguments or ())]
         command += ["--uds", "auto", "--end-with", str(os.getpid())]
@@ -61,12 +63,12 @@ class LaunchedEngine:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        self._reader = threading.Thread(target=self._read_errors, args=(self.process.stderr,), daemon=True)
-        self._reader.start()
+        self._messages = _Messages(self.process.stderr)
         try:
             with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:
                 stdin.write(document)
             self._wait(self.process.stdout)
+            self._messages.is_starting = False
         except BaseException:
             self.stop()
             raise
@@ -77,16 +79,15 @@ class LaunchedEngine:
     def cause_of_death(self) -> str:
         """What it said last."""
         code = self.process.wait(STOP_TIMEOUT_S)
-        self._reader.join(STOP_TIMEOUT_S)
-        errors = [line for line in self._lines if "error: " in line]
-        said = errors[-1].partition("error: ")[2] if errors else "; ".join(list(self._lines)[-5:])
-        return said or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        if code < 0:
+            return f"killed by signal {-code}"
+        return self._messages.last() or f"exit code {code}"
 
     def _environment(self, options: Mapping[str, Any]) -> dict[str, str]:
         """This process's, without what is given here or for servers alone; keys, which others would see in the command."""
         hidden = {f"TOKAMAK_{name.upper()}" for name in (*options, *_NOT_INHERITED)}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
-        return {**kept, "TOKAMAK_API_KEY": self.api_key, "TOKAMAK_ADMIN_KEY": self.admin_key}
+        return {**kept, "TOKAMAK_API_KEY": self.key, "TOKAMAK_ADMIN_KEY": self.key}
 
     def _wait(self, stdout: IO[bytes]) -> None:
         """For the line that says where it listens."""
@@ -100,13 +101,30 @@ class LaunchedEngine:
             raise EngineDeadError(f"the engine cannot start: {cause}")
         raise (TypeError if " is no option" in cause else ValueError)(cause.removeprefix(_SOURCE))
 
-    def _read_errors(self, stderr: IO[bytes]) -> None:
-        """Keeps what it says, and shows what a user should see: notes, and how far a long start is."""
+
+class _Messages:
+    """What an engine says on stderr: the end of it is kept, and a user sees notes, and how far a long start is. Holds nothing
+    of the engine, which ends when nobody has it any more."""
+
+    def __init__(self, stderr: IO[bytes]) -> None:
+        self.is_starting = True
+        self._lines: deque[str] = deque(maxlen=200)
+        self._start_s = time.monotonic()
+        self._thread = threading.Thread(target=self._read, args=(stderr,), name="tokamak messages", daemon=True)
+        self._thread.start()
+
+    def last(self) -> str:
+        """Of an engine that has ended: its error, or its last lines."""
+        self._thread.join(STOP_TIMEOUT_S)
+        errors = [line for line in self._lines if "error: " in line]
+        return errors[-1].partition("error: ")[2] if errors else "; ".join(list(self._lines)[-5:])
+
+    def _read(self, stderr: IO[bytes]) -> None:
         with stderr:
             for raw in stderr:
                 line = raw.decode(errors="replace").rstrip("\n")
                 self._lines.append(line)
-                is_late = not self.url and time.monotonic() - self._start_s > QUIET_S
+                is_late = self.is_starting and time.monotonic() - self._start_s > QUIET_S
                 if line.startswith("note: ") or is_late:
                     print(f"tokamak: {line.replace(_SOURCE, '')}", file=sys.stderr)
 

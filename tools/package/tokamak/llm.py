@@ -60,8 +60,9 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._seed: int | None = options.get("seed")
         self._counter = itertools.count()
+        self._is_asleep = False
         self._engine = LaunchedEngine({**_DEFAULTS, **options, "model": model})
-        self._server = Server(self._engine.url, self._engine.api_key)
+        self._server = Server(self._engine.url, self._engine.key)
         self._asker = Asker(self._server, self._engine.is_alive, _PATIENCE_S)
         self._adapters: dict[str, str] = {}  # that are loaded: name -> path
         try:
@@ -88,7 +89,7 @@ class LLM:
         """Continue prompts: a text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": [...]}`, or a list of such. An output
         for each, in order. ValueError names the prompt or the parameter that is wrong."""
         asked = prompts_of(prompts)
-        each = _one_each(sampling_params, len(asked), "sampling_params")
+        each = _sampled(sampling_params, len(asked))
         extra = _known(tokenization_kwargs, "truncate_prompt_tokens", "add_special_tokens")
         questions = []
         for index, (prompt, params) in enumerate(zip(asked, each, strict=True)):
@@ -116,7 +117,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several. `chat_template_content_format` has no effect: what a template takes is tried."""
         conversations = conversations_of(messages)
-        each = _one_each(sampling_params, len(conversations), "sampling_params")
+        each = _sampled(sampling_params, len(conversations))
         shared = {
             "chat_template": chat_template,
             "add_generation_prompt": add_generation_prompt,
@@ -190,10 +191,12 @@ class LLM:
     def sleep(self, level: int = 1) -> None:
         """Give the weights' memory back, until `wake_up`; what is cached is forgotten. Both levels are one."""
         self._call("/admin/sleep", {})
+        self._is_asleep = True
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the weights again. All at once: `tags` has no effect."""
         self._call("/admin/wake", {})
+        self._is_asleep = False
 
     def reset_prefix_cache(self) -> bool:
         self._call("/admin/reset_prefix_cache", {})
@@ -214,8 +217,6 @@ class LLM:
 
     def _fields(self, params: SamplingParams | None) -> dict[str, Any]:
         """Of a request that generates. Without parameters the model's own count, as far as it has some."""
-        if params is not None and not isinstance(params, SamplingParams):
-            raise TypeError(f"sampling_params has a {type(params).__name__}, expected SamplingParams")
         fields = {"max_tokens": SamplingParams().max_tokens} if params is None else params.fields()
         fields |= {"return_token_ids": True, "fit_max_tokens": True, "timings": True}
         if "logprobs" in fields:
@@ -236,19 +237,21 @@ class LLM:
         return questions
 
     def _load_adapter(self, name: str, path: str) -> None:
-        if self._adapters.get(name) != path:
-            self._call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        if path and self._adapters.get(name) != path:
+            self._call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": True})
             self._adapters[name] = path
 
     def _all(self, questions: list[_Question], read: Callable[[_Question, Any], P], use_tqdm: Any, what: str) -> list[P]:
         """What `read` makes of each answer, in order."""
+        if self._is_asleep:
+            raise RuntimeError("the engine sleeps; call wake_up() first")
         with _progress_bar(use_tqdm, len(questions), what) as step:
-            if len(questions) == 1:
-                found = [self._ask(questions[0], read)]
+            if len(questions) < 2:
+                found = [self._ask(question, read) for question in questions]
                 step()
                 return found
             # of its own, so that what is under way can be ended alone
-            asker = Asker(Server(self._engine.url, self._engine.api_key), self._engine.is_alive, _PATIENCE_S)
+            asker = Asker(Server(self._engine.url, self._engine.key), self._engine.is_alive, _PATIENCE_S)
             threads = min(self._concurrency, len(questions))
             answers = InOrder(questions, lambda each: self._ask(each, read, asker), threads, len(questions), lambda *_: step())
             try:
@@ -261,10 +264,12 @@ class LLM:
 
     def _call(self, path: str, body: dict[str, Any] | None = None, asker: Asker | None = None, where: str = "") -> Any:
         """The answer of a route. ValueError: it refuses; EngineDeadError: there is none any more."""
-        headers = {"authorization": f"Bearer {self._engine.admin_key}"} if path.startswith("/admin") else None
-        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
-            reply = (asker or self._asker).ask("GET" if body is None else "POST", path, content, headers)
+            content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError as error:
+            raise ValueError(f"{where or path}: {error}") from None
+        try:
+            reply = (asker or self._asker).ask("GET" if body is None else "POST", path, content)
         except LostError as error:
             if self._engine.is_alive():
                 raise
@@ -302,6 +307,14 @@ def _one_each(given: Any, count: int, name: str) -> list[Any]:
     if len(given) != count:
         raise ValueError(f"{name} has {len(given)} entries for {count} prompts; give one, or as many")
     return list(given)
+
+
+def _sampled(given: Any, count: int) -> list[SamplingParams | None]:
+    each = _one_each(given, count, "sampling_params")
+    for params in each:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params has a {type(params).__name__}, expected SamplingParams")
+    return each
 
 
 def _known(given: Mapping[str, Any] | None, *names: str) -> dict[str, Any]:

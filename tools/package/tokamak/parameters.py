@@ -7,6 +7,7 @@ engine's to check, with the first request. Where nothing is given, vLLM's defaul
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -135,6 +136,9 @@ class SamplingParams(msgspec.Struct):
         found["structured_outputs"] = msgspec.to_builtins(form) if form is not None else None
         found["repetition_detection"] = msgspec.to_builtins(self.repetition_detection)
         found = {name: value for name, value in found.items() if value is not None}
+        for name, value in found.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} is {value}; expected a finite number")
         if self.max_tokens is None:
             found["max_tokens"] = _AS_MANY
         if self.logprobs is None and self.logprob_token_ids:
@@ -166,6 +170,14 @@ _LOCAL = (  # handled by `fields`, or on this side
     "skip_reading_prefix_cache",
 )
 _SENT = tuple(name for name in SamplingParams.__struct_fields__ if name not in _LOCAL)
+
+
+class LoRARequest(msgspec.Struct):
+    """An adapter, which is loaded when it is first named (with `enable_lora=True`)."""
+
+    lora_name: str
+    lora_int_id: int = 0  # no effect: the name counts
+    lora_path: str = ""  # empty: it is one of `lora_modules`
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
