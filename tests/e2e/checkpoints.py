@@ -45,3 +45,12 @@ def broken_shape(source: Path, target: Path) -> Path:
     config["hidden_size"] *= 2
     (target / "config.json").write_text(json.dumps(config))
     return target
+
+
+def longer(source: Path, target: Path, max_positions: int) -> Path:
+    """A checkpoint that takes longer prompts than its model was made for."""
+    shutil.copytree(source, target)
+    config = json.loads((source / "config.json").read_text())
+    config["max_position_embeddings"] = max_positions
+    (target / "config.json").write_text(json.dumps(config))
+    return target

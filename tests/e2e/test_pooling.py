@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 
@@ -69,6 +70,32 @@ def test_the_openai_client(embedder: EngineProcess) -> None:
         assert [each.embedding for each in by_ids.data] == [each.embedding for each in found.data]
         one = client.embeddings.create(model=model, input=CASES[1]["token_ids"], dimensions=7)
         assert one.data[0].embedding == found.data[1].embedding[:7]  # this model's vectors are of no certain length
+
+
+def test_the_ollama_client(embedder: EngineProcess) -> None:
+    """Vectors of length 1, of too long a text those of its beginning; the older route's are as the model has them."""
+    with ollama.Client(embedder.url) as client:
+        name, *_ = (model.model for model in client.list().models)
+        assert name is not None
+        assert client.show(name).capabilities == ["embedding"]
+        found = client.embed(name, TEXTS)
+        assert found.prompt_eval_count == sum(len(case["token_ids"]) for case in CASES)
+        for vector, case in zip(found.embeddings, CASES, strict=True):
+            assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+            assert vector == pytest.approx(np.array(case["vector"]) / np.linalg.norm(case["vector"]), abs=TOLERANCE)
+        assert client.embed(name, TEXTS[1]).embeddings == found.embeddings[1:2]
+        assert client.embeddings(name, TEXTS[1]).embedding == pytest.approx(CASES[1]["vector"], abs=TOLERANCE)
+        assert len(client.embed(name, TEXTS[1], dimensions=7).embeddings[0]) == 7
+        assert client.embed(name, []).embeddings == []
+        for long in (LONG, "⚛" * 150, f"{TEXTS[0]} " * 60):
+            cut = client.embed(name, long)
+            assert 190 < (cut.prompt_eval_count or 0) <= 200
+            assert client.embed(name, long + " and more").embeddings == cut.embeddings
+            with pytest.raises(ollama.ResponseError, match="200 tokens") as raised:
+                client.embed(name, long, truncate=False)
+            assert raised.value.status_code == 400
+        with pytest.raises(ollama.ResponseError, match="to make vectors"):
+            client.generate(name, "a")
 
 
 def test_alone_as_together(embedder: EngineProcess) -> None:
