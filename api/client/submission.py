@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from api.access import priority_of
+from api.access import priority_of, source_of
 from api.client.generation import Generation
 from api.exchange import ABORT_KEY, Exchange
 from api.media.desk import HeldMedia
@@ -193,8 +193,9 @@ def open_generation(
             pinned_replica(request.headers, config.data_parallel_size),
             parsing,
         )
+        source = source_of(request.headers, request.client.host if request.client else "", config)
         for submit in submits:
-            submit.media, submit.mask_bounds = media.items, mask_bounds
+            submit.media, submit.mask_bounds, submit.source = media.items, mask_bounds, source
             submit.options = PromptOptions(bool(body.return_progress), body.cache_salt or "")
         return exchange.services.client.open(
             exchange.key,
