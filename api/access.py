@@ -13,6 +13,7 @@ cannot choose tell it apart:
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -96,6 +97,13 @@ def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> in
     if best is None:
         return asked or 0
     return best if asked is None else max(best, asked)
+
+
+def source_of(headers: Headers, host: str, config: EngineConfig) -> str:
+    """Whose a request is that came from the address `host`: its key's, else the address's. Empty: nobody can tell. It names
+    neither to who reads messages."""
+    key = _key_of(headers, config.api_key)
+    return hashlib.blake2b((f"key {key}" if key else host).encode(), digest_size=8).hexdigest() if key or host else ""
 
 
 def _key_of(headers: Headers, keys: Sequence[str]) -> str:

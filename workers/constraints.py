@@ -10,8 +10,10 @@ just before it draws. With drafts there is a mask for each position of the windo
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _ALL = np.uint32(0xFFFFFFFF)
 BURST_NS = 200_000_000  # of processor time that a sample's masks may take at once
 TOKEN_NS = 3_000_000  # and for each token besides: what is ambiguous takes more with each
+_NICE = 10  # of the thread that compiles
 _STACK_BYTES = 32 << 20  # more than where the tokenizer has compiled the same grammar
 
 
@@ -62,6 +65,11 @@ class Constraint:
     def position(self) -> int:
         """Of the next token."""
         return self._num_prompt_tokens + len(self._token_ids)
+
+    def prepare(self, matching: Matching) -> None:
+        """What is not work on this sample's answer."""
+        if self._grammar and self._matcher is None:
+            matching.prepare(self._grammar)
 
     def make(self, matching: Matching) -> None:
         """From its tokens alone."""
@@ -226,6 +234,15 @@ class Figures(msgspec.Struct):
     wait_ns: int = 0  # for the helper thread
 
 
+def _thread(name: str, begin: Callable[[], object] = lambda: None) -> ThreadPoolExecutor:
+    """One that is there, with the stack that grammars need."""
+    before = threading.stack_size(_STACK_BYTES)
+    made = ThreadPoolExecutor(1, name)
+    made.submit(begin)
+    threading.stack_size(before)
+    return made
+
+
 class Constraints:
     """Of all slots: `slots.constraints`. Nothing is made before the first grammar comes."""
 
@@ -234,8 +251,12 @@ class Constraints:
         self._mask_shape = 1 + max_drafts, -(-vocab_size // 32)
         self._make_matching = make_matching
         self._matching: Matching | None = None
+        self._making = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None  # the last of the helper thread's work
+        self._compiler: ThreadPoolExecutor | None = None
+        self._compiled: deque[int] = deque()  # numbers that nobody has taken yet
+        self.num_compiling = 0
         self.is_used = False
         self._figures = Figures()
 
@@ -243,6 +264,27 @@ class Constraints:
         """What happened since the last call."""
         figures, self._figures = self._figures, Figures()
         return figures
+
+    def compile(self, number: int, grammar: str) -> None:
+        """Have it ready before its sequence comes, in a thread that leaves the rest of the machine to the step."""
+        if self._compiler is None:
+            self._compiler = _thread("grammars", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE))
+        self.num_compiling += 1
+        self._compiler.submit(self._compile, number, grammar)
+
+    def take_compiled(self) -> list[int]:
+        """The numbers of those that were compiled since the last call."""
+        found = []
+        while self._compiled:
+            found.append(self._compiled.popleft())
+        self.num_compiling -= len(found)
+        return found
+
+    def _compile(self, number: int, grammar: str) -> None:
+        try:
+            self._ready().prepare(grammar)
+        finally:  # what is wrong with it, its samples say
+            self._compiled.append(number)
 
     def start(self, message: SlotStart) -> None:
         """A sequence took the slot, which is reset."""
@@ -326,24 +368,22 @@ class Constraints:
     def _submit(self, constraints: list[Constraint], work: Callable[[Matching, int], None]) -> None:
         """Do `work` on each, by its index, behind all that was submitted."""
         if self._thread is None:
-            before = threading.stack_size(_STACK_BYTES)
-            self._thread = ThreadPoolExecutor(1, "constraints")
-            self._pending = self._thread.submit(self._do, constraints, work)  # begins it
-            threading.stack_size(before)
-        else:
-            self._pending = self._thread.submit(self._do, constraints, work)
+            self._thread = _thread("constraints")
+        self._pending = self._thread.submit(self._do, constraints, work)
 
     def _do(self, constraints: list[Constraint], work: Callable[[Matching, int], None]) -> None:
         matching = self._ready()
         for index, constraint in enumerate(constraints):
+            constraint.prepare(matching)
             begin_ns = time.thread_time_ns()
             work(matching, index)
             constraint.spent(time.thread_time_ns() - begin_ns)
 
     def _ready(self) -> Matching:
-        if self._matching is None:
-            self._matching = self._make_matching()
-        return self._matching
+        with self._making:
+            if self._matching is None:
+                self._matching = self._make_matching()
+            return self._matching
 
     def _wait(self) -> None:
         if self._pending is not None:

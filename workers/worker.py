@@ -25,6 +25,8 @@ from engine.messages import (
     ActorState,
     ClearWeights,
     Command,
+    CompileGrammar,
+    GrammarCompiled,
     Hello,
     LoadAdapter,
     LoadWeights,
@@ -42,7 +44,7 @@ from engine.parallel.eplb import Topology
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.nodes import seat_of
-from engine.process.outbox import BackloggedOutbox
+from engine.process.outbox import BackloggedOutbox, earliest
 from shm.broadcast import BroadcastReader, ReaderBells
 from shm.counters import Cell, State
 from shm.experts import ExpertTable
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_PARTS = 20
 _MIB = 1 << 20
+_LOOK_NS = 2_000_000  # until a grammar is compiled nobody wakes the loop
 _HANG_GRACE_S = 10.0  # a peer that hangs is ended before who waits for it gives up
 
 
@@ -155,6 +158,9 @@ class WorkerActor(Actor):
         if self._loading is not None and self._loading.reply is not None:
             self.context.events.send(self._loading.reply)
             self._loading = None
+        for number in self._runner.core.constraints.take_compiled():
+            self._send(GrammarCompiled(number, self.context.tensor_rank))
+            num_done += 1
         if self._turns is not None:
             return num_done if self._turns.can_sleep_on else num_done + self._turn(self._turns)
         num_taken = 0
@@ -171,14 +177,17 @@ class WorkerActor(Actor):
         (self._turns or self._reader).wait(timeout_ns)
 
     def deadline_ns(self) -> int:
-        return self._to_scheduler.deadline_ns()
+        look_ns = time.monotonic_ns() + _LOOK_NS if self._runner.core.constraints.num_compiling else 0
+        return earliest(look_ns, self._to_scheduler.deadline_ns())
 
     # ---------------------------------------------------------------------------------------------------------- work
 
     def _take(self, message: Message, received_ns: int) -> None:
-        if not isinstance(message, Step):
+        if not isinstance(message, Step | CompileGrammar):
             self._finish_all()
         match message:
+            case CompileGrammar():
+                self._runner.core.constraints.compile(message.number, message.text)
             case Step():
                 self._take_step(message, received_ns)
             case LoadWeights():
@@ -214,6 +223,8 @@ class WorkerActor(Actor):
         """One step of the gang, with this replica's next Step or without rows, or an order; how many things were done."""
         received_ns = time.monotonic_ns()
         num_done = turns.receive()
+        for message in turns.take_grammars():
+            self._take(message, received_ns)
         order = turns.next_order()
         if order is not None:
             self._take(order, received_ns)

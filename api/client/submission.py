@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from api.access import priority_of
+from api.access import priority_of, source_of
 from api.client.generation import Generation
 from api.exchange import ABORT_KEY, Exchange
 from api.media.desk import HeldMedia
@@ -196,8 +196,9 @@ def open_generation(
             parsing,
         )
         options = PromptOptions(bool(body.return_progress), body.cache_salt or "", exchange.services.model.use_of(body.model))
+        source = source_of(request.headers, request.client.host if request.client else "", config)
         for submit in submits:
-            submit.media, submit.mask_bounds, submit.options = media.items, mask_bounds, options
+            submit.media, submit.mask_bounds, submit.source, submit.options = media.items, mask_bounds, source, options
         generation = exchange.services.client.open(
             exchange.key,
             submits,

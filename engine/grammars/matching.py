@@ -5,6 +5,8 @@ Used by the tokenizer's helpers and by the ranks' helper threads. Nothing of the
 
 from __future__ import annotations
 
+from threading import Lock
+
 from engine.grammars.matcher import Matcher, MatcherLimits, MatcherVocabulary
 from engine.grammars.tokens import GrammarTokens
 
@@ -15,16 +17,17 @@ LIMITS = MatcherLimits(
     max_lexer_states=20_000,  # 1 to 2 KB each
     max_grammar_size=20_000,  # symbols
 )
-MAX_KEPT = 64  # matchers of grammars that were used last
+MAX_KEPT = 64  # matchers of grammars that were new last
 
 
 class Matching:
-    """Makes matchers. One thread at a time."""
+    """Makes matchers, in any thread; each is its thread's."""
 
     def __init__(self, tokens: GrammarTokens) -> None:
         self.tokens = tokens
         self._vocabulary: MatcherVocabulary | None = None
         self._kept: dict[str, Matcher] = {}  # never moved on, so that a copy is as a new one
+        self._making = Lock()  # of the vocabulary, and of what is not kept
 
     def matcher(self, grammar: str) -> Matcher:
         """One for an answer; `is_error` says whether it is any."""
@@ -46,12 +49,14 @@ class Matching:
         return self.matcher(grammar).mask()
 
     def _known(self, grammar: str) -> Matcher:
-        kept = self._kept.pop(grammar, None)
-        if kept is None:
+        kept = self._kept.get(grammar)
+        if kept is not None:
+            return kept
+        with self._making:
             if self._vocabulary is None:
                 self._vocabulary = MatcherVocabulary(self.tokens)
             kept = self._vocabulary.matcher(grammar, LIMITS)
-            if len(self._kept) >= MAX_KEPT:
+            self._kept[grammar] = kept
+            while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
-        self._kept[grammar] = kept
-        return kept
+            return kept

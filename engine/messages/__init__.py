@@ -83,6 +83,8 @@ from engine.messages.sampling import TextPrompt as TextPrompt
 from engine.messages.sampling import TokenLogprobs as TokenLogprobs
 from engine.messages.sampling import TokensPrompt as TokensPrompt
 from engine.messages.step import ClearWeights as ClearWeights
+from engine.messages.step import CompileGrammar as CompileGrammar
+from engine.messages.step import GrammarCompiled as GrammarCompiled
 from engine.messages.step import Hello as Hello
 from engine.messages.step import LoadWeights as LoadWeights
 from engine.messages.step import PromptLogprobs as PromptLogprobs
@@ -101,6 +103,8 @@ Message = (
     | LoadWeights
     | ClearWeights
     | WeightsChanged
+    | CompileGrammar
+    | GrammarCompiled
     | Hello
     | StepResult
     | Outputs

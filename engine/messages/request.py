@@ -42,6 +42,7 @@ class Submit(msgspec.Struct, gc=False):
     media: list[MediaItem] = []  # in the prompt's order
     mask_bounds: bytes = b""  # int32 [prompt tokens, 2]: first and last key that each sees; empty: causal
     options: PromptOptions = PromptOptions()
+    source: str = ""  # whose request it is, where that is known: what takes long is done by turns between these
 
 
 class SampleStart(msgspec.Struct, array_like=True, gc=False):
@@ -74,6 +75,7 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
     media: list[MediaItem] = []  # of its one prompt, where there are any
     mask_bounds: bytes = b""
     options: PromptOptions = PromptOptions()
+    source: str = ""
 
     @staticmethod
     def of(submits: Sequence[Submit]) -> Submission:
@@ -100,6 +102,7 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
             first.media,
             first.mask_bounds,
             first.options,
+            first.source,
         )
 
     def submits(self) -> list[Submit]:
@@ -125,6 +128,7 @@ class Submission(msgspec.Struct, tag=True, array_like=True, gc=False):
                 self.media,
                 self.mask_bounds,
                 self.options,
+                self.source,
             )
             for start in self.samples
         ]

@@ -1,7 +1,7 @@
 """A batch on its way to the ranks, what comes of it, and the weights that the ranks hold.
 
-scheduler => workers (broadcast)    Step, LoadWeights, ClearWeights
-worker -> scheduler                 Hello, StepResult, WeightsChanged
+scheduler => workers (broadcast)    Step, LoadWeights, ClearWeights, CompileGrammar
+worker -> scheduler                 Hello, StepResult, WeightsChanged, GrammarCompiled
 """
 
 from __future__ import annotations
@@ -75,6 +75,20 @@ class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 class ClearWeights(msgspec.Struct, tag=True, array_like=True, gc=False):
     command_id: str
+
+
+class CompileGrammar(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """A sequence is going to need it. Steps go on meanwhile: with the first one a rank takes the vocabulary in."""
+
+    number: int
+    text: str
+
+
+class GrammarCompiled(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """A rank's answer to CompileGrammar: a sequence that has it delays no other any more."""
+
+    number: int
+    rank: int
 
 
 class WeightsChanged(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -31,6 +31,10 @@ class FairQueue(Generic[T]):
         for queue in self._queues.values():
             yield from queue
 
+    def count(self, key: str) -> int:
+        """Items of a key."""
+        return len(self._queues.get(key, ()))
+
     @property
     def num_keys(self) -> int:
         return len(self._queues)

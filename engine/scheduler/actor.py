@@ -13,6 +13,7 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
     ranks.py         which ranks are there                  weight_state.py    the state machine of the weights
     stats.py         what is counted                        weight_updates.py  how orders about the weights are carried out
     encoder_cache.py where features of media lie            encoder_work.py    what the encoder does next, and whose pixels
+    grammars.py      which of them the ranks have compiled
 
     tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
 """
@@ -27,6 +28,7 @@ from engine.messages import (
     Abort,
     BlocksMoved,
     Command,
+    GrammarCompiled,
     Hello,
     Message,
     Pixels,
@@ -50,6 +52,7 @@ from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.encoder_work import CALL_BYTES, MAX_CALL_UNITS, RESULT_UNIT_BYTES, EncoderWork
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.intake import Intake, StepKind
 from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
@@ -114,6 +117,8 @@ class SchedulerActor(Actor):
         self.encoder = EncoderWork(context, self.batch) if has_encoder else None
         self._is_readable = bool if self.encoder is None else self.encoder.cache.is_readable
         self.dispatcher = Dispatcher(writer, context.epoch, self.encoder)
+        self.grammars = Grammars(len(context.ranks), self.dispatcher.send, context.epoch)
+        self.dispatcher.on_lost = self.grammars.ask_again
         self.results = Results(context, self.batch)
         self.aborts = Aborts(context, self.batch)
         self.weights = WeightState(context.run.weights(context.name))
@@ -193,6 +198,8 @@ class SchedulerActor(Actor):
                 self._on_hello(sender, message)
             case WeightsChanged():
                 self.weight_updates.rank_answered(message)
+            case GrammarCompiled():
+                self.grammars.compiled(message.number, message.rank)
             case Pixels() | PixelsFailed():
                 self._on_pixels(message)
             case BlocksMoved():
@@ -336,6 +343,7 @@ class SchedulerActor(Actor):
             return
         is_newcomer = known is None and not request.attempt
         sequence.held_since_ns = time.monotonic_ns() if is_newcomer else 0
+        self.grammars.want(sequence)
         self.batch.add(sequence, is_newcomer)
         self.aborts.watch(sequence)
         if self.context.tracer.is_on:
@@ -374,5 +382,7 @@ class SchedulerActor(Actor):
         if is_back and self.ranks.has_lost_cache(rank):
             self.batch.preempt_all()
             self.weight_updates.clear_prefix_cache()
+        if is_back:
+            self.grammars.rank_restarted(self.batch.waiting)
         if is_back:
             self.weight_updates.rank_came_back(rank)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.messages import ClearWeights, EncoderCall, LoadWeights, SlotStart, Step
+from engine.messages import ClearWeights, CompileGrammar, EncoderCall, LoadWeights, SlotStart, Step
 from engine.process.outbox import BackloggedOutbox
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.encoder_cache import CachedUnit, EncoderCache
@@ -44,6 +44,7 @@ class Dispatcher:
         self._next_step_id = (epoch << STEP_ID_BITS) + 1
         self._flight: deque[StepInFlight] = deque()
         self._outbox = BackloggedOutbox(writer.try_send)
+        self.on_lost: Callable[[], None] = lambda: None  # what was on its way may have been lost
 
     @property
     def num_in_flight(self) -> int:
@@ -75,7 +76,7 @@ class Dispatcher:
         self.send(step)
         return flight
 
-    def send(self, message: Step | LoadWeights | ClearWeights) -> None:
+    def send(self, message: Step | LoadWeights | ClearWeights | CompileGrammar) -> None:
         """To every rank, after what was sent before."""
         self._outbox.post(message)
         self._outbox.flush()
@@ -105,6 +106,7 @@ class Dispatcher:
         if self._encoder is not None:
             self._encoder.rollback()
         self._outbox.clear()
+        self.on_lost()
         return num_lost
 
 

@@ -14,7 +14,8 @@ budget of tokens and blocks.
 - Samples whose reader is slow get nothing until it has caught up.
 - Drafts get what is left after all that: tokens of the budget in the sequences' order, and blocks only where each running
   sequence still finds one. They delay no prompt and preempt nobody: where a block is missing they give theirs up first.
-- What lacks features of a picture or video waits in its place and holds up nobody (`encoder_work.py`).
+- What lacks features of a picture or video waits in its place and holds up nobody (`encoder_work.py`), and so does what has a
+  grammar that the ranks are still compiling (`grammars.py`).
 - Ranks that share experts: newcomers are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
 
@@ -247,6 +248,8 @@ class _Scheduling:
             if num_slots <= 0 or self.num_tokens <= 0 or self._lacks_blocks:
                 return True
             group_id = sequence.request.group_id
+            if sequence.awaits_grammar:
+                continue
             if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
                 continue
             block_ids = find_prefix(sequence, self._pool, self._limits)

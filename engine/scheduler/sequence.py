@@ -94,6 +94,7 @@ class Sequence(msgspec.Struct, eq=False):
     generation: int = 0  # of the prefix index when the block table was begun
 
     num_tokens_to_compute: int = 0  # while it waits: what is not cached of it
+    awaits_grammar: bool = False  # the ranks have not compiled it yet
     held_since_ns: int = 0  # of a newcomer: when it came; 0: it is not held (any more)
     num_cached_tokens: int = -1  # prompt tokens found at the first admission; -1 before it
     num_scored_prompt_tokens: int = 0  # whose log-probabilities were delivered, now or in an earlier attempt

@@ -57,6 +57,7 @@ class Helper:
                 self._socket.close()
                 _live(theirs, work, parent)
         self._socket.setblocking(False)
+        self.has_worked = False  # it has made what its first job needed
         self._unsent = memoryview(b"")
         self._received = bytearray()
         self._deadline_ns = 0
@@ -66,8 +67,19 @@ class Helper:
         """Give it its next job."""
         self._unsent = memoryview(_LENGTH.pack(len(job)) + job)
         self._received.clear()
+        self._begun_cpu_ns = self._cpu_ns()
         self._max_cpu_s = max_cpu_seconds(len(job))
         self._deadline_ns = time.monotonic_ns() + self._max_cpu_s * WALL_SECONDS_PER_CPU_SECOND * 1_000_000_000
+
+    @property
+    def job_cpu_ns(self) -> int:
+        """Processor time that its job has taken: that of the machine's other work is not in it."""
+        return self._cpu_ns() - self._begun_cpu_ns
+
+    def _cpu_ns(self) -> int:
+        with contextlib.suppress(OSError):
+            return time.clock_gettime_ns(~self.pid << 3 | 2)  # clock_getcpuclockid(3)
+        return 0
 
     def poll(self) -> bytes | None:
         """The answer, once it is here. HelperEnded: there will be none."""

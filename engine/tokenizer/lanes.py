@@ -4,9 +4,11 @@ Used by the tokenizer's loop, which looks in often and never waits here.
 
     text    prompts of text                     chat    conversations, rendered with the model's own template
     calls   /tokenize and /detokenize           heavy   whatever is long, and templates that requests bring
-    form    whose answer is to have a form
+    form    whose answer is to have a form          slow    those among them that take long
 
-In a lane requests take turns. A lane whose queue is full refuses newcomers (429); what was begun before a crash it takes.
+In a lane those take turns whose requests they are (by key or address; requests, where that is unknown): who sends many delays
+himself, and has at most half of the queue of forms. While others wait, a form that is not compiled in a moment goes on to the
+slow ones, from its beginning. A lane whose queue is full refuses newcomers (429); what was begun before a crash it takes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ MAX_IDLE_JOB_BYTES = 1 << 20  # a helper that had a longer job is not kept
 MAX_TRIES = 2
 LOOK_NS = 500_000  # until a helper is done nobody wakes the loop
 LONG_JOB_NS, LONG_LOOK_NS = 50_000_000, 5_000_000
+FORM_NS, FIRST_FORM_NS = 300_000_000, 3_000_000_000  # of processor time, while others wait; the latter: with a vocabulary
 RETRY_AFTER_S = 1
 
 
@@ -42,6 +45,7 @@ class Job(msgspec.Struct, eq=False):
     api: str
     submits: dict[str, Submit]  # those that are still wanted
     record: bytes
+    source: str = ""  # whose it is
     is_wanted: bool = True
     num_tries: int = 0
     begun_ns: int = 0
@@ -49,7 +53,13 @@ class Job(msgspec.Struct, eq=False):
     @staticmethod
     def of(work: Work, submits: list[Submit]) -> Job:
         key = work.key if isinstance(work, Submission) else work.call_id
-        return Job(work, key, work.api, {submit.request_id: submit for submit in submits}, encode(work))
+        source = work.source if isinstance(work, Submission) else ""
+        return Job(work, key, work.api, {submit.request_id: submit for submit in submits}, encode(work), source)
+
+    @property
+    def turn(self) -> str:
+        """With what it shares its turns."""
+        return self.source or self.key
 
     @property
     def ids(self) -> list[str]:
@@ -93,6 +103,7 @@ class Lanes:
             "calls": _Lane(1, MAX_CALLS),
             "heavy": _Lane(2, MAX_HEAVY_JOBS),
             "form": _Lane(2, max_waiting),
+            "slow": _Lane(1, max_waiting),
         }
 
     @property
@@ -119,38 +130,34 @@ class Lanes:
         """RequestError 429 where too many wait."""
         name = self._lane_of(job)
         lane = self._lanes[name]
+        is_shared = name == "form" and bool(job.source)
+        num_own = sum(self._lanes[each].waiting.count(job.source) for each in ("form", "slow")) if is_shared else 0
         if is_newcomer and len(lane.waiting) >= lane.max_waiting:
-            raise RequestError(
-                f"{len(lane.waiting)} jobs wait for the tokenizer's {name} helper, the limit is {lane.max_waiting}; try again "
-                "later",
-                status=429,
-                code="too_many_requests",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        lane.waiting.push(job.key, job)
+            raise _too_many(f"{len(lane.waiting)} jobs wait for the tokenizer's {name} helper, the limit is {lane.max_waiting}")
+        if is_newcomer and num_own >= (most := max(1, lane.max_waiting // 2)):
+            raise _too_many(f"{num_own} of your requests wait for their forms to be compiled, the limit is {most}")
+        lane.waiting.push(job.turn, job)
         self._begin(lane)
 
     def cancel(self, job: Job) -> None:
         """Nobody wants it any more. A helper that has been at it for long is ended."""
         job.is_wanted = False
         for lane in self._lanes.values():
-            lane.waiting.remove(job.key, job)
-            for helper in [helper for helper, current in lane.busy.items() if current is job]:
-                if time.monotonic_ns() - job.begun_ns > LONG_JOB_NS:
-                    del lane.busy[helper]
-                    helper.end()
-                    self._begin(lane)
+            lane.waiting.remove(job.turn, job)
+            self._end_unwanted(lane)
+            self._begin(lane)
 
     def finished(self) -> Iterator[tuple[Job, Answer]]:
         """What was done since the last call."""
         for lane in self._lanes.values():
+            self._end_unwanted(lane)
             for helper, job in list(lane.busy.items()):
                 try:
                     answer = helper.poll()
                 except HelperEnded as error:
                     del lane.busy[helper]
                     if error.was_killed and job.num_tries < MAX_TRIES:
-                        lane.waiting.push(job.key, job)
+                        lane.waiting.push(job.turn, job)
                         continue
                     yield job, Refusal(f"{job.param} cannot be prepared: {error}; send something simpler", param=job.param)
                 else:
@@ -161,8 +168,10 @@ class Lanes:
                         helper.end()
                     else:
                         lane.idle.append(helper)
+                        helper.has_worked = True
                     yield job, decode_answer(answer)
             self._begin(lane)
+        self._move_slow_form()
         failed, self._failed = self._failed, []
         yield from failed
 
@@ -173,6 +182,27 @@ class Lanes:
         for lane in self._lanes.values():
             lane.busy.clear()
             lane.idle.clear()
+
+    def _end_unwanted(self, lane: _Lane) -> None:
+        for helper, job in list(lane.busy.items()):
+            if not job.is_wanted and time.monotonic_ns() - job.begun_ns > LONG_JOB_NS:
+                del lane.busy[helper]
+                helper.end()
+
+    def _move_slow_form(self) -> None:
+        """Where another waits for its helper, it leaves the lane."""
+        lane, slow = self._lanes["form"], self._lanes["slow"]
+        for helper, job in list(lane.busy.items()) if lane.waiting else ():
+            if helper.job_cpu_ns > (FORM_NS if helper.has_worked else FIRST_FORM_NS):
+                del lane.busy[helper]
+                helper.end()
+                if len(slow.waiting) < slow.max_waiting:
+                    slow.waiting.push(job.turn, job)
+                else:
+                    text = f"{job.param} takes long to compile, and {len(slow.waiting)} others that do wait; try again later"
+                    self._failed.append((job, Refusal(text, 429, "too_many_requests", job.param, RETRY_AFTER_S)))
+                self._begin(lane)
+        self._begin(slow)
 
     def _begin(self, lane: _Lane) -> None:
         while lane.waiting and len(lane.busy) < lane.max_helpers:
@@ -198,3 +228,7 @@ class Lanes:
         if not isinstance(job.work, Submission):
             return "calls"
         return "chat" if chats else "text"
+
+
+def _too_many(what: str) -> RequestError:
+    return RequestError(f"{what}; try again later", status=429, code="too_many_requests", retry_after_s=RETRY_AFTER_S)

@@ -81,6 +81,9 @@ def test_priority_of_keys(guarded: Edge) -> None:
         body = {"prompt": "x", "max_tokens": 1, "priority": asked}
         assert guarded.post("/v1/completions", body, headers={b"authorization": f"Bearer {key}".encode()}).status_code == 200
         assert guarded.peer.submits()[-1].priority == expected, (key, asked)
+    sources = [submit.source for submit in guarded.peer.submits()[-5:]]  # whose they are
+    assert len(set(sources[:3])) == len(set(sources[3:])) == 1
+    assert sources[0] != sources[4]
     strict = msgspec.structs.replace(guarded.config, request_priority=False)
     assert [priority_of(Headers(bearer("first")), asked, strict) for asked in (None, 0)] == [0, 0]
     for asked in (1, -1):

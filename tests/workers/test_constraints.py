@@ -4,6 +4,8 @@ notices."""
 from __future__ import annotations
 
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import pytest
 
 from engine.config import SpeculativeConfig
 from engine.grammars.formats import HEAD
+from engine.grammars.matcher import MatcherVocabulary
 from engine.grammars.matching import Matching
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Grammar, SamplingParams
 from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, int32, make_runner
+from tests.waiting import wait_until
 from workers import constraints
 from workers.constraints import Constraint
 from workers.runner import ModelRunner
@@ -256,6 +260,34 @@ def test_a_form_beyond_the_limits_fails_its_row_alone(
     assert "ms" in result.failed[1]
     monkeypatch.undo()
     assert answers_of(runners[0], samples_of()[:2])[0] == answers_of(runners[0], samples_of(with_forms=False)[:1])[0]
+
+
+def test_what_is_compiled_before_is_found(runners: tuple[ModelRunner, ModelRunner], directory: Path) -> None:
+    """In a thread of its own: those that are drawn meanwhile have theirs. What is wrong fails nobody else."""
+    runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
+    found = answers_of(runners[0], samples_of())
+    for number, grammar in enumerate(("no grammar", *(HEAD + form for form in FORMS))):
+        runner.constraints.compile(number, grammar)
+    assert answers_of(runner, samples_of()) == found
+    done: list[int] = []
+    wait_until(lambda: (done.extend(runner.constraints.take_compiled()), len(done) == 1 + len(FORMS))[1], what="compilation")
+    assert (sorted(done), runner.constraints.num_compiling) == ([*range(1 + len(FORMS))], 0)
+    ready = runner.constraints._ready()
+    assert all(HEAD + form in ready._kept for form in FORMS)
+
+
+def test_a_vocabulary_is_taken_in_while_others_run() -> None:
+    """The interpreter's lock is not held for it: threads with Python to run get on."""
+    rng = random.Random(1)
+    pieces = [bytes([byte]) for byte in range(256)] + [rng.randbytes(rng.randrange(2, 12)) for _ in range(80_000)]
+    tokens = GrammarTokens.of(pieces, [], [], [0], len(pieces))
+    making = threading.Thread(target=MatcherVocabulary, args=(tokens,))
+    making.start()
+    num_turns = 0
+    while making.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20
 
 
 def test_without_forms_nothing_is_made(directory: Path) -> None:

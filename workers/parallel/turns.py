@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.messages import Message, Step, decode
+from engine.messages import CompileGrammar, Message, Step, decode
 from shm import gang as arena
 from shm.broadcast import BroadcastReader, ReaderBells
 from workers.parallel.balancer import Balancer
@@ -47,6 +47,7 @@ class GangTurns:
         self._beat = beat
         self._clock = GangClock(experts.communicator)
         self._waiting: deque[Message] = deque()
+        self._grammars: list[CompileGrammar] = []
         self._has_weights = True
         self._has_slept = False  # the last wait was over without anything that it watches
 
@@ -66,9 +67,15 @@ class GangTurns:
         """What has come; how much that was."""
         if self._balancer is not None:
             self._balancer.advance(time.monotonic())
-        payloads = self._reader.receive()
-        self._waiting += [decode(payload) for payload in payloads]
-        return len(payloads)
+        messages = [decode(payload) for payload in self._reader.receive()]
+        self._waiting += [message for message in messages if not isinstance(message, CompileGrammar)]
+        self._grammars += [message for message in messages if isinstance(message, CompileGrammar)]
+        return len(messages)
+
+    def take_grammars(self) -> list[CompileGrammar]:
+        """What is no matter of turns."""
+        grammars, self._grammars = self._grammars, []
+        return grammars
 
     def next_order(self) -> Message | None:
         """What is no Step and is not to wait for one. Steps that were meant for another epoch are dropped."""

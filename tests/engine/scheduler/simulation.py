@@ -25,7 +25,9 @@ from engine.messages import (
     Abort,
     ClearWeights,
     Command,
+    CompileGrammar,
     Control,
+    GrammarCompiled,
     Hello,
     LoadWeights,
     Message,
@@ -137,6 +139,8 @@ class EchoRank:
         self.drafts = simulation.config.speculative_config.max_drafts > 0
         self.refuses_loads = ""
         self.hangs_on_loads = False
+        self.compiles = True
+        self.grammars: list[int] = []  # that it has not compiled yet
         self.encoder = EchoEncoder(simulation)
         self._missed = (0, 0)  # epoch and time: steps dispatched before go on from what was not run
         self._reader = BroadcastReader.attach(run_id, simulation.name, index, epoch)
@@ -174,9 +178,13 @@ class EchoRank:
                         if not error:
                             self.path, self.version, self.contents = path, version, self.files
                         self.send(WeightsChanged(command_id, self.index, self.version, self.path, error, self.contents))
+                case CompileGrammar(number):
+                    self.grammars.append(number)
                 case ClearWeights(command_id):
                     self.version, self.contents = 0, ""
                     self.send(WeightsChanged(command_id, self.index, 0, ""))
+        while self.compiles and self.grammars:
+            self.send(GrammarCompiled(self.grammars.pop(0), self.index))
         return num_done
 
     def close(self) -> None:

@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RequestError
-from engine.messages import ChatPrompt, Detokenized, TextPrompt, Tokenize, decode
+from engine.messages import (
+    AnswerFormat,
+    ChatPrompt,
+    Detokenized,
+    SamplingParams,
+    Submission,
+    Submit,
+    TextOptions,
+    TextPrompt,
+    Tokenize,
+    decode,
+)
 from engine.tokenizer.helper import Helper, HelperEnded
 from engine.tokenizer.lanes import MAX_CALLS, MAX_HEAVY_JOBS, Job, Lanes
 from engine.tokenizer.preparation import Answer, Refusal, _encoder
@@ -25,8 +36,9 @@ USER = b'[{"role": "user", "content": "x"}]'
 def work(record: bytes) -> bytes:
     """A call's text is what becomes of it: "wait:FIFO" waits until somebody has opened the file for writing."""
     message = decode(record)
-    assert isinstance(message, Tokenize)
-    text = message.prompt.text if isinstance(message.prompt, TextPrompt) else "chat"
+    assert isinstance(message, Tokenize | Submission)
+    prompt = message.prompts[0] if isinstance(message, Submission) else message.prompt
+    text = prompt.text if isinstance(prompt, TextPrompt) else "chat"
     if text.startswith("wait:"):
         Path(text[5:].strip()).read_bytes()
     elif text == "die":
@@ -36,12 +48,19 @@ def work(record: bytes) -> bytes:
             pass
     elif text == "memory":
         text = str(len(bytearray(64 << 30)))
-    return _encoder.encode(Detokenized(message.call_id, f"{text} by {os.getpid()}"))
+    key = message.key if isinstance(message, Submission) else message.call_id
+    return _encoder.encode(Detokenized(key, f"{text} by {os.getpid()}"))
 
 
 def call(call_id: str, text: str = "", chat_template: str = "") -> Job:
     prompt = ChatPrompt(USER, chat_template=chat_template) if chat_template else TextPrompt(text or call_id)
     return Job.of(Tokenize(call_id, "api0", prompt), [])
+
+
+def form(request_id: str, source: str, text: str = "") -> Job:
+    options = TextOptions(format=AnswerFormat("json", "{}", "response_format"))
+    submit = Submit(request_id, "api0", 1, 0, TextPrompt(text or request_id), SamplingParams(), options, source=source)
+    return Job.of(Submission.of([submit]), [submit])
 
 
 class Bench(Lanes):
@@ -111,6 +130,34 @@ def test_what_is_slow_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
     assert lanes.deadline_ns > 0
     lanes.cancel(waiting[0])
     wait_until(lambda: (lanes.look(), "foreign" in lanes.answers or lanes.cancel(waiting[0]))[1], what="room")
+
+
+def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and whoever else sends slow ones."""
+    monkeypatch.setattr("engine.tokenizer.lanes.FIRST_FORM_NS", 100_000_000)
+    flood = [form(f"slow{index}", "flood", "spin") for index in range(9)]
+    for job in (*flood, form("small", "other")):
+        lanes.add(job, is_newcomer=False)
+    assert lanes.text("small") == "small"
+    refused = {key for key, answer in lanes.answers.items() if isinstance(answer, Refusal) and answer.status == 429}
+    assert lanes.answers.keys() == {"small", *refused}  # more than can wait among the slow ones
+    for job in flood:
+        lanes.cancel(job)
+    lanes.ask(form("again", "flood"))
+    assert lanes.text("again") == "again"
+    assert lanes.num_waiting == 0
+    wait_until(lambda: (lanes.look(), not lanes.deadline_ns)[1], what="the end of what nobody wants")
+
+
+def test_a_source_has_half_of_the_queue(lanes: Bench, gate: Path) -> None:
+    lanes.ask(*(form(f"a{index}", "a", f"wait:{gate}") for index in range(3)))  # two have helpers
+    with pytest.raises(RequestError, match="1 of your requests wait") as caught:
+        lanes.ask(form("a3", "a"))
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+    lanes.ask(form("b", "b"))
+    with pytest.raises(RequestError, match="2 jobs wait"):
+        lanes.ask(form("c", "c"))
+    assert lanes.num_waiting == 2
 
 
 @pytest.mark.parametrize(("size", "limit"), [(1, MAX_CALLS), (40_000, MAX_HEAVY_JOBS)])
