@@ -27,7 +27,9 @@ def adapters_of(directory: Path, model: Path, count: int, **config: Any) -> list
     return [write_adapter(directory / f"adapter{seed}", model, seed=seed, rank=5 + 3 * seed, **config) for seed in range(count)]
 
 
-def answer(runner: ModelRunner, prompt: list[int], adapter_slot: int, chunk: int = 512, num_outputs: int = 8) -> tuple[object, ...]:
+def answer(
+    runner: ModelRunner, prompt: list[int], adapter_slot: int, chunk: int = 512, num_outputs: int = 8
+) -> tuple[object, ...]:
     serving = Serving(runner, chunk=chunk)
     sample = Sample(prompt, GREEDY, num_outputs, adapter_slot=adapter_slot)
     serving.place(sample, 3)
