@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.adapters.layout import AdapterLayout
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
+from workers.adapters.arena import AdapterArena
+from workers.adapters.reader import AdapterFiles
 from workers.features import Features
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
@@ -40,10 +43,11 @@ def make_runner(
     features: Features | None = None,
     kind: Callable[..., Runner] = CpuRunner,
     model: ModelConfig | None = None,
+    adapters: Sequence[Path] | None = None,
     **options: Any,
 ) -> ModelRunner:
     """The core of a runner over an arena, by default of its own, with the weights of `path`. `model`: what is computed of it;
-    None: what its config.json says."""
+    None: what its config.json says. `adapters`: of its slots, one after another; None: it takes none."""
     model = model or ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32}
     settings |= {"run_id": "0", "run_dir": "", **options}
@@ -52,10 +56,20 @@ def make_runner(
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
-    runner = kind(config, model, memory, Peers(config, 0, communicator, experts), features=features).core
+    peers, own = Peers(config, 0, communicator, experts), {} if adapters is None else {"adapters": arena_of(model, adapters)}
+    runner = kind(config, model, memory, peers, features=features, **own).core
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner
+
+
+def arena_of(model: ModelConfig, adapters: Sequence[Path], max_rank: int = 16) -> AdapterArena:
+    """With an adapter in each slot, and one slot more."""
+    layout = AdapterLayout.of(model, len(adapters) + 1, max_rank)
+    arena = AdapterArena(memoryview(bytearray(layout.num_bytes)), layout)
+    for slot, path in enumerate(adapters):
+        arena.write(slot, AdapterFiles(path, layout).linears())
+    return arena
 
 
 @dataclass
@@ -70,6 +84,7 @@ class Sample:
     unit_hashes: tuple[bytes, ...] = ()
     mask_bounds: bytes = b""
     wants_drafts: bool = True
+    adapter_slot: int = -1
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -187,6 +202,7 @@ class Serving:
                         unit_hashes=sample.unit_hashes,
                         mask_bounds=sample.mask_bounds,
                         max_total_tokens=len(sample.prompt) + sample.num_outputs,
+                        adapter_slot=sample.adapter_slot,
                     )
                 )
             else:  # all blocks so far, as growth

@@ -89,6 +89,7 @@ def test_defaults(model: Path, dtype: str) -> None:
 def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
     worked_out = {
+        "adapter_bytes",
         "comm_bytes",
         "device_arena_library",
         "encoder_attention_cost",
@@ -107,7 +108,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
     ways_to_others = {
         *("bind_memory_nodes", "demo", "end_with", "gpu_memory_utilization", "kv_cache_memory", "pipeline_parallel_size"),
         *("pooler_config", "runner", "weight_cache", "revision", "tokenizer", "tokenizer_revision"),
-        *("generation_config", "override_generation_config"),
+        *("generation_config", "override_generation_config", "enable_lora"),
     }
     assert set(OPTIONS) - ways_to_others == fields
 

@@ -34,7 +34,7 @@ def serve(
     path: Path, options: dict[str, Any], communicator: Communicator | None = None, arena: memoryview | None = None
 ) -> Answers:
     """Samples of all kinds in one batch, whose prompts are cut into chunks; what came of each; with drafts also how
-    many tokens each row brought. `variant`: of the kernels."""
+    many tokens each row brought. `variant`: of the kernels; `adapters`: that the samples have by turns, after one without."""
     before = _cpu.variant()
     assert _cpu.select(options.get("variant", before))
     settings = {name: value for name, value in options.items() if name != "variant"}
@@ -42,6 +42,7 @@ def serve(
     serving = Serving(runner, chunk=40)
     batch = samples()
     for slot, sample in enumerate(batch):
+        sample.adapter_slot = slot % (1 + len(options.get("adapters", ()))) - 1
         serving.place(sample, slot)
     serving.run(batch)
     assert _cpu.select(before)

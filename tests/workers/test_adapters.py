@@ -1,0 +1,125 @@
+"""Samples with LoRA adapters on a runner: what merged weights give, and the same bits alone, together, on several ranks and by
+every plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.messages import SamplingParams
+from tests.adapters import merge, write_adapter
+from tests.paths import GOLDEN
+from tests.workers.checkpoints import write_checkpoint
+from tests.workers.parallel.serving import serve, serve_all
+from tests.workers.parallel.test_tensor_parallel import ODD, PRECISIONS, on_each
+from tests.workers.serving import Sample, Serving, make_runner
+from workers.runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=3)
+PROMPTS = [[(11 * number + 5 * index) % 300 + 3 for index in range(length)] for number, length in enumerate((40, 3, 17, 70, 9))]
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def adapters_of(directory: Path, model: Path, count: int, **config: Any) -> list[Path]:
+    return [write_adapter(directory / f"adapter{seed}", model, seed=seed, rank=5 + 3 * seed, **config) for seed in range(count)]
+
+
+def answer(
+    runner: ModelRunner, prompt: list[int], adapter_slot: int, chunk: int = 512, num_outputs: int = 8
+) -> tuple[object, ...]:
+    serving = Serving(runner, chunk=chunk)
+    sample = Sample(prompt, GREEDY, num_outputs, adapter_slot=adapter_slot)
+    serving.place(sample, 3)
+    serving.run([sample])
+    return sample.answer()
+
+
+@pytest.mark.parametrize("ops", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama", "ernie4_5", "qwen3_moe"])
+def test_an_adapter_gives_what_merged_weights_do(name: str, ops: dict[str, Any], tmp_path: Path) -> None:
+    targets = ATTENTION if name == "qwen3_moe" else (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+    (adapter,) = adapters_of(tmp_path, GOLDEN / name, 1, targets=targets, size=0.02)
+    merged = make_runner(merge(tmp_path / "merged", GOLDEN / name, adapter), **ops)
+    runner = make_runner(GOLDEN / name, adapters=[adapter], **ops)
+    for prompt in PROMPTS[:2]:
+        expected, found, base = answer(merged, prompt, -1), answer(runner, prompt, 0), answer(runner, prompt, -1)
+        assert found[0] == expected[0]
+        np.testing.assert_allclose(found[1], expected[1], atol=1e-3)
+        np.testing.assert_allclose([each[1] for each in found[3]], [each[1] for each in expected[3]], atol=1e-3)
+        assert np.abs(np.array([each[1] for each in found[3]]) - np.array([each[1] for each in base[3]])).max() > 0.1
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_each_is_as_alone(precision: str, tmp_path: Path) -> None:
+    """Four adapters and the base at once, 16 samples, in chunks or not; rows without an adapter have the bits of an engine that
+    takes none."""
+    model, options = GOLDEN / "qwen3", PRECISIONS[precision]
+    runner = make_runner(model, adapters=adapters_of(tmp_path, model, 4), **options)
+    plain = make_runner(model, **options)
+    alone = {
+        (number, slot): answer(plain if slot < 0 else runner, prompt, slot)
+        for number, prompt in enumerate(PROMPTS)
+        for slot in range(-1, 4)
+        if (number + slot) % 2
+    }
+    assert len({str(each) for each in alone.values()}) == len(alone)
+    keys = [list(alone)[index % len(alone)] for index in range(16)]
+    serving = Serving(runner, chunk=13, budget=50)
+    samples = [Sample(PROMPTS[number], GREEDY, 8, adapter_slot=slot) for number, slot in keys]
+    for place, sample in enumerate(samples):
+        serving.place(sample, place)
+    serving.run(samples)
+    assert [sample.answer() for sample in samples] == [alone[key] for key in keys]
+
+
+def test_several_ranks_give_the_bytes_of_one(tmp_path: Path) -> None:
+    """Heads that end within panels, and matrices that run whole on each; op by op, captured, and in integers."""
+    write_checkpoint(tmp_path / "model", ODD)
+    adapters = adapters_of(tmp_path, tmp_path / "model", 2)
+    options: list[dict[str, Any]] = [{}, {"plan": "eager"}, PRECISIONS["int8"]]
+    options.append({"plan": "captured", "cudagraph_capture_sizes": (8, 4), "max_cudagraph_capture_size": 8})
+    jobs = [(tmp_path / "model", {"max_model_len": 256, "adapters": adapters, **each}) for each in options]
+    expected = [serve(*job) for job in jobs]
+    assert expected[0] == expected[1] == expected[3] != serve(tmp_path / "model", {"max_model_len": 256})
+    for num_ranks in (2, 3):
+        assert on_each(num_ranks, serve_all, jobs) == [expected] * num_ranks
+
+
+def test_drafts_change_no_bit(tmp_path: Path) -> None:
+    """Of layers, which draft without adapters, and of n-grams."""
+    from tests.workers.mtp import drafting
+
+    model = GOLDEN / "ernie4_5_moe"
+    adapters = adapters_of(tmp_path, model, 2, targets=ATTENTION)
+    expected = serve(model, {"max_model_len": 256, "adapters": adapters})
+    for method in ("mtp", "ngram"):
+        options = {"max_model_len": 256, "adapters": adapters, "speculative_config": drafting(3, method=method)}
+        assert serve(model, options)[:-1] == expected
+
+
+def test_weights_that_are_loaded_anew_have_the_adapters(tmp_path: Path) -> None:
+    model = GOLDEN / "qwen3"
+    runner = make_runner(model, adapters=adapters_of(tmp_path, model, 1))
+    before = answer(runner, PROMPTS[0], 0)
+    runner.load(str(model), 2, lambda num_done, num_bytes: None)
+    assert answer(runner, PROMPTS[0], 0) == before != answer(runner, PROMPTS[0], -1)
+
+
+def test_another_adapter_takes_the_slot(tmp_path: Path) -> None:
+    """One of less rank and fewer modules leaves nothing of the one before."""
+    from workers.adapters.reader import AdapterFiles
+
+    model = GOLDEN / "qwen3"
+    large, small = adapters_of(tmp_path, model, 2)
+    write_adapter(small, model, rank=1, targets=("q_proj", "down_proj"), seed=7)
+    runner, fresh = make_runner(model, adapters=[large]), make_runner(model, adapters=[small])
+    arena = runner._adapters
+    assert arena is not None
+    before = answer(runner, PROMPTS[0], 0)
+    contents = arena.write(0, AdapterFiles(small, arena.layout).linears())
+    assert answer(runner, PROMPTS[0], 0) == answer(fresh, PROMPTS[0], 0) != before
+    assert contents == arena.write(1, AdapterFiles(small, arena.layout).linears())
+    assert contents != arena.write(1, AdapterFiles(large, arena.layout).linears())
