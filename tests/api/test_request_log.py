@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.api.edge import Edge
+from tests.waiting import wait_until
 
 SECRET = "xyzzy-plugh"
 
@@ -26,6 +27,12 @@ def lines(edge: Edge, request_id: str) -> list[dict[str, Any]]:
     return [line for line in found if line.get("id") == request_id]
 
 
+def both_lines(edge: Edge, request_id: str) -> list[dict[str, Any]]:
+    """That it was taken, and how it ended, which is written once the client has the answer."""
+    wait_until(lambda: len(lines(edge, request_id)) == 2, what=f"{request_id} is logged")
+    return lines(edge, request_id)
+
+
 def test_a_request_is_logged_without_its_text(edge: Edge) -> None:
     body = {
         "prompt": [f"{SECRET} one", f"{SECRET} two"],
@@ -39,7 +46,7 @@ def test_a_request_is_logged_without_its_text(edge: Edge) -> None:
         "user": SECRET,
     }
     assert edge.post("/v1/completions", body, headers={"x-request-id": "mine"}).status_code == 200
-    taken, answered = lines(edge, "mine")
+    taken, answered = both_lines(edge, "mine")
     assert taken["message"] == "request taken"
     expected = {
         "level": "info",
@@ -63,12 +70,12 @@ def test_a_request_is_logged_without_its_text(edge: Edge) -> None:
 def test_a_conversation_and_a_refusal(edge: Edge) -> None:
     chat = {"messages": [{"role": "user", "content": SECRET}], "response_format": {"type": "json_object"}}
     edge.post("/v1/chat/completions", chat, headers={"x-request-id": "chat"})
-    taken, answered = lines(edge, "chat")
+    taken, answered = both_lines(edge, "chat")
     assert taken["conversation_bytes"] > len(SECRET)
     assert taken["has_form"] is True
     assert answered["status"] == 200
     edge.post("/v1/chat/completions", {"messages": SECRET}, headers={"x-request-id": "wrong"})
-    (refused,) = lines(edge, "wrong")
+    (refused,) = wait_until(lambda: lines(edge, "wrong"), what="the refusal is logged")
     assert refused["status"] == 400
     edge.get("/health", headers={"x-request-id": "probe"})
     assert lines(edge, "probe") == []
