@@ -21,6 +21,7 @@ from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_card import card_blocks, card_needs, num_weights
+from engine.options.resolve_collector import resolve_collector
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
@@ -201,6 +202,7 @@ def resolve(
             values["speculative_config"].max_drafts,
         ),
         **resolve_http(options),
+        otlp_traces_endpoint=resolve_collector(values["otlp_traces_endpoint"]),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),

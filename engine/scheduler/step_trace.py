@@ -26,9 +26,7 @@ def trace_result(tracer: Tracer, step: StepInFlight, num_taken: list[int], begin
     for row, num_tokens in zip(step.rows, num_taken, strict=True):
         sequence = row.sequence
         is_first = sequence.first_token_ns == begin_ns
-        is_last = sequence.state is SequenceState.FINISHED and (
-            num_tokens or not row.is_sampling
-        )  # not of a step behind
+        is_last = sequence.state is SequenceState.FINISHED and (num_tokens or not row.is_sampling)  # not of a step behind
         if is_first or is_last:
             name = "first result" if is_first else "last result"
             tracer.span(name, begin_ns, end_ns, value=step.step_id, label=sequence.request.request_id)
