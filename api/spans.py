@@ -10,7 +10,6 @@ Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ and https://www
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 import threading
@@ -40,6 +39,7 @@ MAX_BATCH = 512
 SEND_TIMEOUT_S = 5
 END_TIMEOUT_S = 1.0  # for what waits when the process ends
 MAX_STATE_CHARACTERS = 512  # of a `tracestate`
+FIRST_TOKEN = "gen_ai.latency.time_to_first_token"  # vLLM's name; seconds
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _PARAMETERS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
@@ -99,7 +99,6 @@ class Spans:
         self._num_sent = context.counter("otlp_spans_total", outcome="sent")
         self._num_lost = context.counter("otlp_spans_total", outcome="lost")
         self._waiting: deque[NotedSpan] = deque()
-        self._num_overflown = 0  # that found no room; the thread counts them
         self._is_wanted = threading.Event()
         self._is_ending = False
         self._sender: Any = None
@@ -116,9 +115,8 @@ class Spans:
         if not context.flags & _SAMPLED:
             return
         if len(self._waiting) >= MAX_WAITING:
-            self._num_overflown += 1
+            self._num_lost.add(1)
             return
-        first_ns = 0
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": context.operation,
             "gen_ai.provider.name": "tokamak",
@@ -130,20 +128,13 @@ class Spans:
         }
         if status:
             attributes["http.response.status_code"] = status
-        if generation is not None:
-            attributes |= _attributes_of(generation)
-            figures = figures_of(generation)
-            attributes["gen_ai.usage.input_tokens"] = figures["prompt_tokens"]
-            attributes["gen_ai.usage.output_tokens"] = figures["generation_tokens"]
-            attributes["gen_ai.response.model"] = self._model_name
-            attributes["gen_ai.response.finish_reasons"] = [sample.finish_reason or "none" for sample in generation.samples]
-            attributes["tokamak.attempts"] = figures["attempts"]
-            attributes["tokamak.cached_tokens"] = figures["cached_tokens"]
-            if "time_to_first_token" in figures:
-                attributes["gen_ai.latency.time_to_first_token"] = figures["time_to_first_token"]  # vLLM's name
-                first_ns = context.begin_ns + int(figures["time_to_first_token"] * 1e9)
         if not status or status >= 400:
             attributes["error.type"] = str(status) if status else "client_gone"
+        first_token_s = 0.0
+        if generation is not None:
+            attributes |= {"gen_ai.response.model": self._model_name, **_attributes_of(generation)}
+            first_token_s = attributes.get(FIRST_TOKEN, 0.0)
+        first_ns = context.begin_ns + int(first_token_s * 1e9) if first_token_s else 0
         error = f"HTTP {status}" if status >= 500 else ""
         name = f"{context.operation} {self._model_name}"
         self._waiting.append(NotedSpan(context, name, time.time_ns(), first_ns, attributes, error))
@@ -163,44 +154,46 @@ class Spans:
         while not self._is_ending or self._waiting:
             self._is_wanted.wait()
             self._is_wanted.clear()
-            self._num_lost.add(self._num_overflown)
-            self._num_overflown = 0
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
                 is_sent = self._send(batch)
                 (self._num_sent if is_sent else self._num_lost).add(len(batch))
 
     def _send(self, batch: list[NotedSpan]) -> bool:
+        error: Exception | None = None
         try:
             if self._sender is None:
                 from api.span_sender import SpanSender
 
                 self._sender = SpanSender(self._endpoint, self._run_id, SEND_TIMEOUT_S)
-            is_sent: bool = self._sender.send(batch)
-        except Exception:  # whatever a library raises costs spans, and nothing else
-            self._log.exception("spans are lost")
-            is_sent = False
-        if not is_sent and not self._has_warned:
+            if self._sender.send(batch):
+                return True
+        except Exception as raised:  # whatever a library raises costs spans, and nothing else
+            error = raised
+        if not self._has_warned:
             self._has_warned = True
-            self._log.log(
-                logging.WARNING,
-                "%s takes no spans: they are lost, and counted as otlp_spans_total; this is said once",
-                self._endpoint,
-            )
-        return is_sent
+            text = "%s takes no spans: they are lost, and counted as otlp_spans_total; this is said once"
+            self._log.warning(text, self._endpoint, exc_info=error)
+        return False
 
 
 def _attributes_of(generation: Generation) -> dict[str, Any]:
-    """What was asked for."""
-    sampling = generation.samples[0].submit.sampling
-    found: dict[str, Any] = {"gen_ai.request.choice.count": generation.samples_per_prompt}
-    if sampling.pooling is not None:
-        return found
-    for name in _PARAMETERS:
-        value = getattr(sampling, name)
-        if name == "max_tokens" and value < 0:
-            continue
-        found[f"gen_ai.request.{name}"] = _as_signed(value) if name == "seed" else value
+    """What was asked for, and what came."""
+    sampling, figures = generation.samples[0].submit.sampling, figures_of(generation)
+    found: dict[str, Any] = {
+        "gen_ai.request.choice.count": generation.samples_per_prompt,
+        "gen_ai.usage.input_tokens": figures["prompt_tokens"],
+        "gen_ai.usage.output_tokens": figures["generation_tokens"],
+        "gen_ai.response.finish_reasons": [sample.finish_reason or "none" for sample in generation.samples],
+        "tokamak.attempts": figures["attempts"],
+        "tokamak.cached_tokens": figures["cached_tokens"],
+    }
+    if "time_to_first_token" in figures:
+        found[FIRST_TOKEN] = figures["time_to_first_token"]
+    if sampling.pooling is None:
+        parameters = {name: getattr(sampling, name) for name in _PARAMETERS}
+        parameters["seed"] = _as_signed(sampling.seed)
+        found |= {f"gen_ai.request.{name}": value for name, value in parameters.items() if name != "max_tokens" or value >= 0}
     return found
 
 
