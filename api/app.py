@@ -43,7 +43,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PASSAGE_KEY = "tokamak.passage"
 _OLLAMA_ORDERS = ("pull", "push", "create", "copy")  # what this server does not do with models
 _METHODS = ("GET", "POST", "DELETE")
-_EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after")
+_EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent")
 
 
 def on_first_use(module: str, name: str) -> Callable[[Request], Awaitable[Response]]:
@@ -157,6 +157,8 @@ class Gate:
             scope["app"] = self  # the router then reports unknown places as exceptions
             headers = Headers(scope=scope)
             scope[SCOPE_KEY] = passage.exchange = self._exchange(headers)
+            if self._services.spans is not None and scope["method"] == "POST":
+                passage.exchange.span = self._services.spans.begin(scope["path"], headers)
             self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
             return
@@ -177,6 +179,9 @@ class Gate:
     def _on_end(self, scope: Scope, passage: _Passage, duration_ns: int) -> None:
         self._durations.observe(scope["path"], passage.status, duration_ns)
         log, exchange = self._services.request_log, passage.exchange
+        if exchange is not None and exchange.span is not None and self._services.spans is not None:
+            generation = exchange.generation
+            self._services.spans.finish(exchange.span, scope["path"], exchange.request_id, passage.status, generation)
         if log is not None and exchange is not None and scope["method"] != "GET":
             log.on_answered(
                 exchange.request_id, scope["method"], scope["path"], passage.status, duration_ns, exchange.generation
@@ -228,7 +233,10 @@ class _Passage:
             self.status = message["status"]
             self._gate.count_response(self.status)
             if self.exchange is not None:
-                MutableHeaders(scope=message)["x-request-id"] = self.exchange.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = self.exchange.request_id
+                if self.exchange.span is not None:
+                    headers["traceparent"] = self.exchange.span.traceparent
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._send(message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -19,13 +19,16 @@ from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
 from api.media.request import MediaRequests
 from api.model import ServedModel
-from api.request_log import RequestLog
 from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.watch import Watch
 from engine.errors import RequestError
 from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
+
+if TYPE_CHECKING:
+    from api.request_log import RequestLog
+    from api.spans import SpanContext, Spans
 
 BODY_GRACE_S = 30.0
 LEAST_BODY_BYTES_PER_S = 64 << 10
@@ -48,6 +51,7 @@ class Services(msgspec.Struct, frozen=True):
     watch: Watch
     responses: ResponseStore
     request_log: RequestLog | None = None  # where requests are to be logged
+    spans: Spans | None = None  # where somebody collects them
 
 
 class Exchange:
@@ -57,6 +61,7 @@ class Exchange:
         self.key = key  # unique in the run
         self.arrival_ns = time.monotonic_ns()
         self.generation: Generation | None = None  # what it asked the engine for
+        self.span: SpanContext | None = None  # of its span, where it gets one
 
     @staticmethod
     def of(request: Request) -> Exchange:

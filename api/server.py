@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -27,7 +28,6 @@ from api.json_body import BodyDecoder, DecodingLimits
 from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
 from api.model import ServedModel
-from api.request_log import RequestLog
 from api.responses.store import ResponseStore
 from api.watch import Watch
 from engine.checkpoint.record import ModelRecord
@@ -38,6 +38,10 @@ from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
 from shm.counters import State
 from shm.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from api.request_log import RequestLog
+    from api.spans import Spans
 
 KEEP_ALIVE_S = 30
 BACKLOG = 2048
@@ -53,6 +57,7 @@ class ApiActor(Actor):
         self._desk = MediaDesk(context) if context.config.media_processes else None
         self._turns = ActorLoop(self)
         self._stop_ns = 0
+        self._spans: Spans | None = None
 
     # ----------------------------------------------------------------------------------------------------------- hooks
 
@@ -61,6 +66,10 @@ class ApiActor(Actor):
         record = ModelRecord.of_run(self.context.run.model_path)
         vision = record.config.vision if self._desk else None
         kinds = () if vision is None else ("image",) if vision.video_token_id < 0 else ("image", "video")
+        if config.otlp_traces_endpoint:
+            from api.spans import Spans
+
+            self._spans = Spans(self.context, config.served_model_name[0])
         services = Services(
             self.context,
             self.client,
@@ -71,7 +80,8 @@ class ApiActor(Actor):
             MediaRequests(self.context, self._desk, kinds),
             Watch(self.context),
             ResponseStore(self.context.run.responses_path),
-            RequestLog(self.context.log) if config.log_requests else None,
+            self._request_log(),
+            self._spans,
         )
         allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         inherited = self.context.listener_fd
@@ -97,6 +107,13 @@ class ApiActor(Actor):
             ),
             self.context.announce_ready,
         )
+
+    def _request_log(self) -> RequestLog | None:
+        if not self.context.config.log_requests:
+            return None
+        from api.request_log import RequestLog
+
+        return RequestLog(self.context.log)
 
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, Prepared):
@@ -128,6 +145,8 @@ class ApiActor(Actor):
             loop.run_until_complete(self._serve())
         finally:
             loop.close()
+            if self._spans is not None:
+                self._spans.close()
 
     async def _serve(self) -> None:
         """Until the server has ended: every 100 ms heartbeat, a look at the peers, and what is due."""

@@ -228,6 +228,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     log_format: str = "text"  # "text" | "json"
     log_requests: bool = False  # ids, lengths and parameters, never text
+    otlp_traces_endpoint: str = ""  # URL that takes spans of requests; empty: none are made
     metrics_prefix: str = "tokamak"  # of the names at /metrics
     trace: bool = False  # the actors' last events are always kept
 

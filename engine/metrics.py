@@ -88,6 +88,10 @@ def _http_durations() -> tuple[Metric, ...]:
     )
 
 
+def _spans(outcome: str) -> Metric:
+    return Metric("otlp_spans_total", "counter", "spans", "Spans of requests, by what became of them.", (("outcome", outcome),))
+
+
 def _grammars(outcome: str) -> Metric:
     return Metric("grammars_total", "counter", "requests", "Forms that answers were to have.", (("outcome", outcome),))
 
@@ -171,6 +175,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("media_fetches_total", "counter", "links", "Links of pictures, video and features that were fetched."),
         Metric("media_fetches_failed_total", "counter", "links", "Those that led to nothing."),
         _histogram("media_fetch_seconds", "Fetching a link."),
+        *(_spans(outcome) for outcome in ("sent", "lost")),
         Metric("resubmissions_total", "counter", "samples", "Samples submitted again after a crash behind the edge."),
         *(_finished(reason) for reason in ("stop", "length", "repetition", "abort", "timeout")),
         Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of answered samples."),

@@ -21,6 +21,7 @@ from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_card import card_blocks, card_needs, num_weights
+from engine.options.resolve_collector import resolve_collector
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
@@ -205,6 +206,7 @@ def resolve(
         ),
         **resolve_http(options, run_dir),
         **resolve_lora(options, model, device, served_names),
+        otlp_traces_endpoint=resolve_collector(values["otlp_traces_endpoint"]),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),

@@ -479,6 +479,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("log-level", choice("debug", "info", "warning", "error"), "info", "of the actors' logs"),
         Option("log-format", choice("text", "json"), "text", "of these: lines to read, or an object a line"),
         Option("log-requests", flag(), False, "log each request's id, lengths, parameters and end; never its text"),
+        Option(
+            "otlp-traces-endpoint",
+            text("URL"),
+            "",
+            "OpenTelemetry collector that gets a span of each request, such as http://127.0.0.1:4318/v1/traces",
+        ),
         Option("trace", flag(), False, "keep the actors' last events for `tokamak trace`, for when it has died; 1 MiB each"),
         Option("metrics-prefix", identifier(), "tokamak", "what names at /metrics begin with; vllm: others' dashboards fit"),
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +22,14 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 
 def lines(edge: Edge, request_id: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in Path(edge.run.log_path("api0")).read_text().splitlines()]
-    return [line for line in found if line.get("id") == request_id]
+    """Of a request, whose last one follows its answer."""
+
+    def found() -> list[dict[str, Any]]:
+        logged = [json.loads(line) for line in edge.run.log_path("api0").read_text().splitlines()]
+        own = [line for line in logged if line.get("id") == request_id]
+        return own if own and own[-1]["message"] == "request answered" else []
+
+    return wait_until(found, what=f"the lines of {request_id}")
 
 
 def both_lines(edge: Edge, request_id: str) -> list[dict[str, Any]]:
@@ -78,5 +83,8 @@ def test_a_conversation_and_a_refusal(edge: Edge) -> None:
     (refused,) = wait_until(lambda: lines(edge, "wrong"), what="the refusal is logged")
     assert refused["status"] == 400
     edge.get("/health", headers={"x-request-id": "probe"})
-    assert lines(edge, "probe") == []
+    edge.post("/tokenize", {"prompt": "a"}, headers={"x-request-id": "behind"})
+    (behind,) = lines(edge, "behind")
+    assert behind["path"] == "/tokenize"
+    assert '"probe"' not in edge.run.log_path("api0").read_text()
     assert SECRET not in edge.run.log_path("api0").read_text()

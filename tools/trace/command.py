@@ -26,7 +26,7 @@ from tools.trace.perfetto import document
 READ_INTERVAL_S = 0.1  # a ring holds what the busiest actor does in several of these
 GRACE_S = 0.2  # in which actors look whether there is a trace
 MAX_SECONDS = 600.0
-MAX_EVENTS = 4_000_000  # that are kept, of all actors
+MAX_EVENTS = 500_000  # that are kept, of all actors
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"tokamak trace: error: {error}", file=sys.stderr)
         return 1
     num_events = sum(map(len, events.values()))
+    if num_events >= MAX_EVENTS:
+        print(f"ended early: more than {MAX_EVENTS} events are too many for a file", file=sys.stderr)
     lost = f", {num_lost} were written over before they were read" if num_lost else ""
     print(f"{asked.output}: {num_events} events of {len(events)} actors{lost}; open it at https://ui.perfetto.dev")
     return 0

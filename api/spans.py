@@ -1,0 +1,202 @@
+"""`--otlp-traces-endpoint`: a span for each request that asks the model for something, after OpenTelemetry's conventions for
+generative AI, sent over OTLP (HTTP, protobuf).
+
+The event loop notes what a span is made of; a helper thread makes it and sends it, and is the only one that imports
+`opentelemetry`. What is noted waits in a bounded queue: where a collector is slow or dead, spans are lost and counted, and
+nothing else happens. Names, numbers and ids are in them, never text of a prompt or an answer.
+
+Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ and https://www.w3.org/TR/trace-context/.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from api.client.generation import Generation
+from api.request_log import figures_of
+from engine.process.context import ActorContext
+
+OPERATIONS = {  # what is asked of the model, by path
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/score": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+}
+MAX_WAITING = 2048  # spans
+MAX_BATCH = 512
+SEND_TIMEOUT_S = 5
+END_TIMEOUT_S = 1.0  # for what waits when the process ends
+MAX_STATE_CHARACTERS = 512  # of a `tracestate`
+FIRST_TOKEN = "gen_ai.latency.time_to_first_token"  # vLLM's name; seconds
+_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1
+_PARAMETERS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
+
+
+class SpanContext(msgspec.Struct, frozen=True):
+    """Of a request's span, which begins with it: whose part it is, and what an answer says of it."""
+
+    operation: str
+    trace_id: int
+    span_id: int
+    parent_id: int = 0  # 0: it is the first of its trace
+    flags: int = _SAMPLED
+    state: str = ""  # `tracestate`, as it came
+    begin_ns: int = 0  # since 1970
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.flags:02x}"
+
+
+class NotedSpan(msgspec.Struct, frozen=True):
+    """All that a span is made of."""
+
+    context: SpanContext
+    name: str
+    end_ns: int
+    first_token_ns: int  # since 1970; 0: there was none
+    attributes: dict[str, Any]
+    error: str  # empty: none of ours
+
+
+def context_of(path: str, headers: Mapping[str, str]) -> SpanContext | None:
+    """None: the request gets no span. A `traceparent` that is none begins a new trace, as the specification has it."""
+    operation = OPERATIONS.get(path)
+    if operation is None:
+        return None
+    span_id, begin_ns = secrets.randbits(64) or 1, time.time_ns()
+    match = _PARENT.fullmatch(headers.get("traceparent", "").strip())
+    if match is None or not int(match[2], 16) or not int(match[3], 16) or (match[1] == "00" and match[5]):
+        return SpanContext(operation, secrets.randbits(128) or 1, span_id, begin_ns=begin_ns)
+    state = headers.get("tracestate", "")[:MAX_STATE_CHARACTERS]
+    flags = int(match[4], 16) & _SAMPLED
+    return SpanContext(operation, int(match[2], 16), span_id, int(match[3], 16), flags, state, begin_ns)
+
+
+class Spans:
+    """Of one api process. `close` at its end."""
+
+    def __init__(self, context: ActorContext, model_name: str) -> None:
+        config = context.config
+        self._endpoint = config.otlp_traces_endpoint
+        self._model_name = model_name
+        self._server = {"server.address": config.host, "server.port": config.port}
+        self._run_id = config.run_id
+        self._log = context.log
+        self._num_sent = context.counter("otlp_spans_total", outcome="sent")
+        self._num_lost = context.counter("otlp_spans_total", outcome="lost")
+        self._waiting: deque[NotedSpan] = deque()
+        self._is_wanted = threading.Event()
+        self._is_ending = False
+        self._sender: Any = None
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._send_all, name="spans", daemon=True)
+        self._thread.start()
+
+    def begin(self, path: str, headers: Mapping[str, str]) -> SpanContext | None:
+        """Of a request that came just now; None: it gets no span."""
+        return context_of(path, headers)
+
+    def finish(self, context: SpanContext, path: str, request_id: str, status: int, generation: Generation | None) -> None:
+        """A request is over; `status` 0: its client left before there was one. By the event loop."""
+        if not context.flags & _SAMPLED:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._num_lost.add(1)
+            return
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": context.operation,
+            "gen_ai.provider.name": "tokamak",
+            "gen_ai.request.model": self._model_name,
+            "gen_ai.response.id": request_id,
+            "http.request.method": "POST",
+            "url.path": path,
+            **self._server,
+        }
+        if status:
+            attributes["http.response.status_code"] = status
+        if not status or status >= 400:
+            attributes["error.type"] = str(status) if status else "client_gone"
+        first_token_s = 0.0
+        if generation is not None:
+            attributes |= {"gen_ai.response.model": self._model_name, **_attributes_of(generation)}
+            first_token_s = attributes.get(FIRST_TOKEN, 0.0)
+        first_ns = context.begin_ns + int(first_token_s * 1e9) if first_token_s else 0
+        error = f"HTTP {status}" if status >= 500 else ""
+        name = f"{context.operation} {self._model_name}"
+        self._waiting.append(NotedSpan(context, name, time.time_ns(), first_ns, attributes, error))
+        self._is_wanted.set()
+
+    def close(self) -> None:
+        """Send what waits, as far as that goes at once."""
+        self._is_ending = True
+        self._is_wanted.set()
+        self._thread.join(END_TIMEOUT_S)
+        if self._sender is not None:
+            self._sender.end()
+
+    # ------------------------------------------------------------------------------------------------------ the thread
+
+    def _send_all(self) -> None:
+        while not self._is_ending or self._waiting:
+            self._is_wanted.wait()
+            self._is_wanted.clear()
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+                is_sent = self._send(batch)
+                (self._num_sent if is_sent else self._num_lost).add(len(batch))
+
+    def _send(self, batch: list[NotedSpan]) -> bool:
+        error: Exception | None = None
+        try:
+            if self._sender is None:
+                from api.span_sender import SpanSender
+
+                self._sender = SpanSender(self._endpoint, self._run_id, SEND_TIMEOUT_S)
+            if self._sender.send(batch):
+                return True
+        except Exception as raised:  # whatever a library raises costs spans, and nothing else
+            error = raised
+        if not self._has_warned:
+            self._has_warned = True
+            text = "%s takes no spans: they are lost, and counted as otlp_spans_total; this is said once"
+            self._log.warning(text, self._endpoint, exc_info=error)
+        return False
+
+
+def _attributes_of(generation: Generation) -> dict[str, Any]:
+    """What was asked for, and what came."""
+    sampling, figures = generation.samples[0].submit.sampling, figures_of(generation)
+    found: dict[str, Any] = {
+        "gen_ai.request.choice.count": generation.samples_per_prompt,
+        "gen_ai.usage.input_tokens": figures["prompt_tokens"],
+        "gen_ai.usage.output_tokens": figures["generation_tokens"],
+        "gen_ai.response.finish_reasons": [sample.finish_reason or "none" for sample in generation.samples],
+        "tokamak.attempts": figures["attempts"],
+        "tokamak.cached_tokens": figures["cached_tokens"],
+    }
+    if "time_to_first_token" in figures:
+        found[FIRST_TOKEN] = figures["time_to_first_token"]
+    if sampling.pooling is None:
+        parameters = {name: getattr(sampling, name) for name in _PARAMETERS}
+        parameters["seed"] = _as_signed(sampling.seed)
+        found |= {f"gen_ai.request.{name}": value for name, value in parameters.items() if name != "max_tokens" or value >= 0}
+    return found
+
+
+def _as_signed(value: int) -> int:
+    """OTLP has numbers of 64 bits with a sign; a seed has none."""
+    return value - (1 << 64) if value >> 63 else value
