@@ -264,7 +264,8 @@ is_running() { [ "${#jobs[@]}" -gt 0 ] && { [ $# -eq 0 ] || [ -n "${jobs[$1]:-}"
 
 # wait_for_jobs [NAME]: for that job or for all; where one fails the others end, and its last messages are shown.
 wait_for_jobs() {
-  local name status line tick=0
+  local name status line tick=0 ticks_shown=50 # a look takes longer than all else here
+  [ ! -t 2 ] || ticks_shown=5
   while is_running "$@"; do
     for name in "${!jobs[@]}"; do
       kill -0 "${jobs[$name]}" 2>/dev/null && continue
@@ -277,11 +278,13 @@ wait_for_jobs() {
       grep -vE "^ *WARNING: Location .* is ignored" "$(log_of "$name")" | tail -n 40 >&2 || true
       fail "$name: failed; its messages end as above, all are in $(log_of "$name")"
     done
-    line="$(how_far)"
-    if [ -t 2 ]; then
-      printf '\r\033[Ktokamak: %s' "$line" >&2
-    elif [ $((tick++ % 50)) -eq 49 ] && [ -n "$line" ]; then
-      say "$line"
+    if is_running && [ $((++tick % ticks_shown)) -eq 0 ]; then
+      line="$(how_far)"
+      if [ -t 2 ]; then
+        printf '\r\033[Ktokamak: %s' "$line" >&2
+      else
+        say "$line"
+      fi
     fi
     ! is_running "$@" || sleep 0.2
   done
