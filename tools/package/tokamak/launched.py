@@ -26,6 +26,7 @@ COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__
 QUIET_S = 5.0  # a start that takes longer is worth showing
 STOP_TIMEOUT_S = 30.0  # the engine's own limits are shorter
 _READY = "ready "
+_ERRORS = ("tokamak: error: ", "tokamak serve: error: ")
 _SOURCE = "/dev/stdin: "  # what options are said to be from
 # what is decided here, or is of a server that others use
 _OWN = ("uds", "end_with", "api_key", "admin_key", "ssl_certfile", "ssl_keyfile", "root_path", "print_client", "config")
@@ -116,7 +117,7 @@ class _Messages:
     def last(self) -> str:
         """Of an engine that has ended: its error, or its last lines."""
         self._thread.join(STOP_TIMEOUT_S)
-        errors = [line for line in self._lines if "error: " in line]
+        errors = [line for line in self._lines if line.startswith(_ERRORS)]
         return errors[-1].partition("error: ")[2] if errors else "; ".join(list(self._lines)[-5:])
 
     def _read(self, stderr: IO[bytes]) -> None:
