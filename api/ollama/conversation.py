@@ -7,6 +7,8 @@ assistant is gone on with. What changes an answer and cannot be done is refused 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict, deque
+from collections.abc import Container
 from typing import Any
 
 import msgspec
@@ -93,7 +95,7 @@ def _common(body: OllamaRequest) -> Fields:
         fields["truncate_prompt_tokens"] = -1
     if body.format == "json":
         fields["response_format"] = {"type": "json_object"}
-    elif body.format:
+    elif body.format not in (None, ""):
         json_schema = {"name": "answer", "schema": body.format, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     return fields
@@ -156,19 +158,28 @@ def _content(text: str, images: list[str] | None) -> str | list[Fields]:
 def _give_ids(turns: list[OllamaTurn], messages: list[Fields]) -> None:
     """Calls and their results belong together by ids, of which some templates write and others demand some; most clients of
     this API drop them. A result is that of the first call that has none yet, of the tool's, where it is named."""
-    waiting: list[tuple[str, str]] = []  # id, tool
+    unanswered: set[str] = set()
+    in_order: deque[str] = deque()
+    by_tool: defaultdict[str | None, deque[str]] = defaultdict(deque)
     for place, (turn, message) in enumerate(zip(turns, messages, strict=True)):
         for index, call in enumerate(message.get("tool_calls", ())):
             call["id"] = call["id"] or hashlib.blake2b(f"{place}.{index}".encode()).hexdigest()[:_CALL_ID_LENGTH]
-            waiting.append((call["id"], call["function"]["name"]))
+            unanswered.add(call["id"])
+            in_order.append(call["id"])
+            by_tool[call["function"]["name"]].append(call["id"])
         if turn.role != "tool":
             continue
-        if turn.tool_call_id:
-            waiting = [each for each in waiting if each[0] != turn.tool_call_id]
-        elif waiting:
-            found = next((each for each in waiting if each[1] == turn.tool_name), waiting[0])
-            waiting.remove(found)
-            message["tool_call_id"] = found[0]
+        call_id = turn.tool_call_id or _first(by_tool[turn.tool_name], unanswered) or _first(in_order, unanswered)
+        if call_id:
+            unanswered.discard(call_id)
+            message["tool_call_id"] = call_id
+
+
+def _first(call_ids: deque[str], unanswered: Container[str]) -> str | None:
+    """Those that are answered are dropped on the way."""
+    while call_ids and call_ids[0] not in unanswered:
+        call_ids.popleft()
+    return call_ids[0] if call_ids else None
 
 
 def _tool(tool: ToolDefinition) -> Fields:

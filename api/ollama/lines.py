@@ -26,7 +26,7 @@ from api.ollama.answers import (
 )
 from api.ollama.errors import error_body
 from api.ollama.requests import OllamaRequest
-from api.openai.logprobs import LogprobsShown, chat_logprobs
+from api.openai.logprobs import LogprobsShown, chat_logprobs, whole_chat_logprobs
 from api.schemas.responses import encoder
 from api.sse import EventStream, EventWriter
 from api.translation import Translation, cut_off
@@ -44,9 +44,9 @@ class LineStream(EventStream):
 class LineWriter(EventWriter):
     """Writes one answer, as lines or whole."""
 
-    def __init__(self, exchange: Exchange, model_name: str, body: OllamaRequest, translation: Translation) -> None:
+    def __init__(self, exchange: Exchange, body: OllamaRequest, translation: Translation) -> None:
         self._arrival_ns = exchange.arrival_ns
-        self._model_name = model_name
+        self._model_name = body.model or exchange.services.model.names[0]
         self._translation = translation
         self._num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._call: Part | None = None  # whose arguments come
@@ -72,7 +72,7 @@ class LineWriter(EventWriter):
     def failed(self, error: RequestError) -> bytes:
         return error_body(self.named(error)) + b"\n"
 
-    def whole(self, generation: Generation) -> Answer:
+    async def whole(self, generation: Generation) -> Answer:
         (sample,) = generation.samples
         if (error := cut_off(sample)) is not None:
             raise error
@@ -82,7 +82,8 @@ class LineWriter(EventWriter):
         thinking = "".join(part.text for part in parts if part.kind == "reasoning")
         calls = [call for part in parts if (call := self._taken(part)) is not None]
         answer = self.answer(text, thinking, [*calls, *self._last_call()])
-        self._add_logprobs([answer], delta)
+        if self._num_logprobs is not None:
+            answer.logprobs = (await whole_chat_logprobs(delta.logprobs, LogprobsShown(self._num_logprobs))).content
         return self._ended(answer, sample)
 
     @abstractmethod

@@ -126,11 +126,8 @@ async def refuse(request: Request) -> Response:
 
 
 def resolve(model: ServedModel, name: str | None) -> str:
-    """The name that the answer carries: the one that was asked for. 404 for a model that is not served."""
-    if name is None:
-        return model.names[0]
-    model.resolve(name if name in model.names else name.removesuffix(LATEST))
-    return name
+    """The served model that is asked for. Answers carry the name as it was asked for. 404 for one that is not served."""
+    return model.resolve(name if name is None or name in model.names else name.removesuffix(LATEST))
 
 
 def tagged(name: str) -> str:

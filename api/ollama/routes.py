@@ -29,9 +29,10 @@ async def chat(request: Request) -> Response:
     body = await exchange.parse(request, OllamaChatRequest)
     name = resolve(model, body.model)
     if not body.messages:
-        return _loaded(exchange, ChatLines(exchange, name, body, Translation({}, [], {})), body.keep_alive)
+        return _loaded(exchange, ChatLines(exchange, body, Translation({}, [], {})), body.keep_alive)
     translation = translate_chat(body, model)
-    writer = ChatLines(exchange, name, body, translation)
+    translation.fields["model"] = name
+    writer = ChatLines(exchange, body, translation)
     return await _answer(request, open_translated(request, translation), writer, translation, body.is_stream)
 
 
@@ -42,10 +43,11 @@ async def generate(request: Request) -> Response:
     body = await exchange.parse(request, OllamaGenerateRequest)
     name = resolve(model, body.model)
     if not (body.prompt or body.suffix or body.images):
-        return _loaded(exchange, GenerationLines(exchange, name, body, Translation({}, [], {})), body.keep_alive)
+        return _loaded(exchange, GenerationLines(exchange, body, Translation({}, [], {})), body.keep_alive)
     translation = translate_bare(body) if is_bare(body) else translate_generate(body, model)
+    translation.fields["model"] = name
     opening = _open_bare(request, translation) if is_bare(body) else open_translated(request, translation)
-    writer = GenerationLines(exchange, name, body, translation)
+    writer = GenerationLines(exchange, body, translation)
     return await _answer(request, opening, writer, translation, body.is_stream)
 
 
@@ -57,7 +59,7 @@ async def _answer(
         return LineStream(generation, writer)
     with translation.restored():
         await until_finished(generation, request.receive)
-    return json_response(writer.whole(generation), headers=generation.headers)
+    return json_response(await writer.whole(generation), headers=generation.headers)
 
 
 async def _open_bare(request: Request, translation: Translation) -> Generation:

@@ -29,7 +29,7 @@ async def embed(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbedRequest)
-    name = resolve(model, body.model)
+    resolve(model, body.model)
     model.check_task("embed")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     check_count(len(texts), "input", model)
@@ -43,7 +43,7 @@ async def embed(request: Request) -> Response:
             vectors.append(encoder.encode(numbers_of(sample.pooled)))
             await asyncio.sleep(0)
     answer = OllamaEmbeddings(
-        model=name,
+        model=body.model or model.names[0],
         embeddings=[],
         total_duration=time.monotonic_ns() - exchange.arrival_ns,
         prompt_eval_count=usage_of(generation).prompt_tokens if generation else 0,
@@ -81,5 +81,5 @@ async def _cut(request: Request, text: str) -> str:
         num_tokens = len((await services.client.tokenize(TextPrompt(beginning), request.receive)).token_ids) // 4
         if num_tokens <= limit:
             return beginning
-        num_kept -= num_tokens - limit
+        num_kept -= max(num_tokens - limit, num_kept // 64)
     return text

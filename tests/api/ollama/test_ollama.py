@@ -153,7 +153,7 @@ def test_options_act(thinker: Edge) -> None:
 def test_forms_and_thinking(thinker: Edge) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for path, body in (("/api/chat", {}), ("/api/generate", {}), ("/api/generate", {"raw": True})):
-        for given, expected in (("json", {"type": "object"}), (schema, schema)):
+        for given, expected in (("json", {"type": "object"}), (schema, schema), ({}, {})):
             found = submit_of(thinker, {"format": given, **body}, path).text.format
             assert found is not None
             assert (found.kind, orjson.loads(found.text)) == ("json", expected)
