@@ -10,6 +10,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import MAX_LORAS, LoraModule
 from engine.errors import OptionError
 from engine.options.table import OptionValues
+from shm.memory import available_memory_bytes
 
 DEFAULT_LORAS = 4
 
@@ -39,4 +40,10 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
         raise OptionError(f"--max-loras {num_slots}: --lora-modules names {len(modules)}; raise it, or name fewer")
     max_rank = values["max_lora_rank"]
     layout = AdapterLayout.of(model, num_slots, max_rank)
+    available = available_memory_bytes()
+    if layout.num_bytes > available:
+        raise OptionError(
+            f"--enable-lora: {num_slots} adapters of rank {max_rank} take {layout.num_bytes >> 20} MiB, {available >> 20} MiB "
+            "are available; lower --max-loras or --max-lora-rank"
+        )
     return {"max_loras": num_slots, "max_lora_rank": max_rank, "lora_modules": modules, "adapter_bytes": layout.num_bytes}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.block_keys import BlockExtras, forward_spans, hash_blocks
-from engine.messages import MediaItem
+from engine.messages import AdapterUse, MediaItem
 from tests.engine.scheduler.echo_media import causal, picture, prompt_of, values_of
 
 BLOCK_SIZE = 4
@@ -70,6 +70,21 @@ def test_a_salt_parts_all_blocks_of_a_prompt(parts: list[list[int] | MediaItem])
             [(unit.start, unit.start + unit.num_tokens, CAT.unit_hashes[0]) for unit in fields["units"]]
         ).of_block(array("i", prompt), 4, 8), "the first block's alone"
     assert len({*keys[""], *keys["a"], *keys["b"]}) == 3 * len(keys[""])
+
+
+def test_an_adapter_is_in_every_key() -> None:
+    """By its contents alone; nobody's salt reads like it."""
+    tokens = array("i", range(12))
+    adapters = [AdapterUse(1, 0, "ab" * 32), AdapterUse(2, 1, "ab" * 32), AdapterUse(3, 0, "cd" * 32), None]
+    keys: list[list[bytes]] = [[] for _ in range(4)]
+    for adapter, own in zip(adapters, keys, strict=True):
+        hash_blocks(tokens, BLOCK_SIZE, own, 12, BlockExtras.of((), [], b"", "", adapter))
+    assert keys[0] == keys[1]
+    assert len({*keys[1], *keys[2], *keys[3]}) == 9
+    of_adapter = BlockExtras.of((), [], b"", "salt", adapters[0])
+    assert of_adapter is not None
+    assert of_adapter.of_block(tokens, 0, 4) == ((b"\xab" * 32, -1), b"salt")
+    assert of_adapter.of_block(tokens, 4, 8) == ((b"\xab" * 32, -1),)
 
 
 def test_plain_text_has_nothing_else() -> None:
