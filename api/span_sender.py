@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import SpanContext as ParentContext
 
-from api.health import package_version
+from engine.installation import package_version
 
 if TYPE_CHECKING:
     from api.spans import NotedSpan, SpanContext
