@@ -16,7 +16,6 @@ from engine.messages import Parsing
 from engine.parsers.grammar import ANY_TEXT, Lark, MarkerIds, json_rule, literal, marker, object_schema
 from engine.parsers.reader import Malformed, Reader, Reading
 
-
 _SPACE = r"\s\x1c-\x1f"  # as `str.isspace` has it
 
 

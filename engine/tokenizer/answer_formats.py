@@ -37,8 +37,8 @@ class AnswerFormats:
         self._matching: Matching | None = None
 
     def grammar(self, format_: AnswerFormat) -> Grammar:
-        """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the same, and says
-        it again after a crash; a helper's bound of time is for what hangs."""
+        """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the same, also
+        after a crash; a helper's bound of time is for what hangs."""
         num_bytes = len(format_.text.encode(errors="surrogatepass"))
         if num_bytes > self._max_bytes:
             raise _refused(
@@ -66,9 +66,9 @@ class AnswerFormats:
             check_work(lark)
         except ValueError as error:
             raise _refused(param, str(error)) from None
-        error = self._ready().error_of(lark)
-        if error:
-            raise _refused(param, cause_of(error))
+        text = self._ready().error_of(lark)
+        if text:
+            raise _refused(param, cause_of(text))
         return Grammar(lark, self._end_of_thinking)
 
     def of_calls(self, lark: str) -> Grammar:
@@ -84,8 +84,8 @@ class AnswerFormats:
         return self.of_lark(HEAD + lark, "tools")
 
     def check_tokens(self, grammar: Grammar, sampling: SamplingParams) -> None:
-        """RequestError where what is asked for besides leaves nothing to begin an answer of this form with: the form alone would
-        decide. Later on it does where need be, as how an answer goes on nobody knows before."""
+        """RequestError where what is asked for besides leaves nothing to begin an answer of this form with: the form alone
+        would decide. Later on it does where need be, as how an answer goes on nobody knows before."""
         allowed, banned = sampling.allowed_token_ids, {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
         if not allowed and not banned:
             return

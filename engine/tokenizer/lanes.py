@@ -106,7 +106,6 @@ class Lanes:
             "slow": _Lane(1, max_waiting),
         }
 
-
     @property
     def num_waiting(self) -> int:
         """Jobs that no helper has begun."""

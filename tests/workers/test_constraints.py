@@ -19,8 +19,8 @@ from engine.grammars.matching import Matching
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Grammar, SamplingParams
 from tests.paths import GOLDEN
-from tests.workers.serving import Sample, Serving, int32, make_runner
 from tests.waiting import wait_until
+from tests.workers.serving import Sample, Serving, int32, make_runner
 from workers import constraints
 from workers.constraints import Constraint
 from workers.runner import ModelRunner

@@ -80,11 +80,7 @@ class Forced:
         """Whether it is all of an answer."""
         matcher = self.matcher(tools, **parsing)
         token_ids = tokens_of(text, self.vocabulary)
-        return (
-            matcher.num_valid(token_ids) == len(token_ids)
-            and matcher.consume(*token_ids)
-            and matcher.is_accepting()
-        )
+        return matcher.num_valid(token_ids) == len(token_ids) and matcher.consume(*token_ids) and matcher.is_accepting()
 
     def draw(self, seed: int, **parsing: Any) -> str:
         """An answer of random tokens, of those that are allowed; brackets and quotes come oftener, so that it ends."""
