@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ALL = np.uint32(0xFFFFFFFF)
 BURST_NS = 200_000_000  # of processor time that a sample's masks may take at once
 TOKEN_NS = 3_000_000  # and for each token besides: what is ambiguous takes more with each
-_NICE = 10  # of the thread that compiles
+_NICE = 5  # of the thread that compiles
 _STACK_BYTES = 32 << 20  # more than where the tokenizer has compiled the same grammar
 
 

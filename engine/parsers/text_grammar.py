@@ -21,6 +21,7 @@ KEY = "x-lark"
 _MOST = 0x10FFFF
 _TOKEN = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\\n])*"i?) | (?P<comment>//[^\n]*) | (?P<regex>/(?![*+?/])(?:\\.|[^/\\\n])+/[a-z]*)
+    | (?P<open>"(?:\\.|[^"\\\n])*|/(?![*+?/])(?:\\.|[^/\\\n])+)
     | (?P<import>%import\s+common\.(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?) | (?P<other>%(?!ignore\b)\w+|@\w+|<[^<>\n]{0,200}>)
     | (?P<ignore>%ignore[^\n]*) | (?P<range>\.\.) | (?P<terminal>(?<![A-Za-z0-9_])_?[A-Z][A-Z0-9_]*(?![A-Za-z0-9_]))""",
     re.VERBOSE,
@@ -61,6 +62,8 @@ def _rewritten(match: re.Match[str], kept: set[str]) -> str:
     if match["regex"]:
         body, _, flags = text[1:].rpartition("/")
         return _escaped_regex(text, body.replace("\\/", "/"), flags)
+    if match["open"]:  # as a whole, so that its rest is not looked through again and again
+        raise _refused(f"{text[:40]} has no end on its line")
     if match["terminal"]:
         return text if text in kept else _rule_of(text)
     if match["name"] and match["name"] in _COMMON:

@@ -37,8 +37,8 @@ class AnswerFormats:
         self._matching: Matching | None = None
 
     def grammar(self, format_: AnswerFormat) -> Grammar:
-        """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the
-        same, also after a crash; a helper's bound of time is for what hangs."""
+        """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the same, also
+        after a crash; a helper's bound of time is for what hangs."""
         num_bytes = len(format_.text.encode(errors="surrogatepass"))
         if num_bytes > self._max_bytes:
             raise _refused(

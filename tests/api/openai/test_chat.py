@@ -147,3 +147,22 @@ def test_without_parsers_calls_stay_text_and_cannot_be_demanded(edge: Edge) -> N
     ):
         answer = edge.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, **fields})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("form", "finds_calls"),
+    [
+        ({}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"structured_outputs": {"regex": "a"}}, False),
+        ({"response_format": {"type": "text"}}, True),
+    ],
+)
+def test_a_forms_text_is_no_call(thinker: Edge, form: dict[str, Any], finds_calls: bool) -> None:
+    """JSON that a request asks for may look like one."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    body = {"messages": MESSAGES, "max_tokens": 1, "tools": [tool], **form}
+    assert thinker.post("/v1/chat/completions", body).status_code == 200
+    parsing = thinker.peer.submits()[-1].text.parsing
+    assert parsing is not None
+    assert (parsing.finds_calls, parsing.finds_reasoning) == (finds_calls, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from api.responses.store import ResponseStore
+from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore
 
 IDS = [f"resp_{number:032x}" for number in range(6)]
 
@@ -58,3 +58,12 @@ def test_no_name_leads_elsewhere(tmp_path: Path) -> None:
 def test_no_room_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("no directory")
     assert not ResponseStore(tmp_path / "kept").save(IDS[0], b"text")
+
+
+def test_one_that_is_too_long_is_not_kept(tmp_path: Path) -> None:
+    """Whoever goes on from it has it read at once; those that are there stay."""
+    store = ResponseStore(tmp_path)
+    assert store.save(IDS[0], b"x")
+    assert not store.save(IDS[1], b"x" * (MAX_RESPONSE_BYTES + 1))
+    assert store.save(IDS[2], b"x" * MAX_RESPONSE_BYTES)
+    assert names(tmp_path) == [IDS[0], IDS[2]]

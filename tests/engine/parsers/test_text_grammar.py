@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -80,3 +81,11 @@ def test_what_cannot_be_said_is_refused(lark: str) -> None:
     with pytest.raises(RequestError) as raised:
         escaped(lark)
     assert (raised.value.status, raised.value.param) == (400, "tools")
+
+
+@pytest.mark.parametrize("text", ["<", "<a", '"', '"\\', "/", "/a\\", "%", "@", "<[", "A", "//"])
+def test_the_work_is_linear_in_the_grammar(text: str) -> None:
+    """Quadratic work on so many would take minutes, and the test would not end."""
+    many = "start: " + text * 200_000
+    with suppress(RequestError):
+        assert len(escaped(many)) >= len(many)
