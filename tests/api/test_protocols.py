@@ -17,6 +17,7 @@ TURN = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": TURN, "max_tokens": 20},
     "/v1/responses": {"input": TURN, "max_output_tokens": 20},
+    "/api/chat": {"messages": TURN, "options": {"num_predict": 20}},
 }
 
 
@@ -33,17 +34,22 @@ class Reader:
     def _read(self) -> None:
         with httpx.stream("POST", self._url, timeout=WATCHDOG_S, **self._request) as answer:
             for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    self.events.append(orjson.loads(line[6:]))
+                if line.startswith(("data: ", "{")):
+                    self.events.append(orjson.loads(line.removeprefix("data: ")))
 
     @property
     def text(self) -> str:
-        deltas = [event["delta"] for event in self.events if "delta" in event]
-        return "".join(delta if isinstance(delta, str) else delta.get("text", "") for delta in deltas)
+        deltas = [event.get("delta") or event.get("message") or "" for event in self.events]
+        return "".join(delta if isinstance(delta, str) else delta.get("text") or _content(delta) for delta in deltas)
 
     def finish(self) -> None:
         self._thread.join(WATCHDOG_S)
         assert not self._thread.is_alive()
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content", "")
+    return content if isinstance(content, str) else ""
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -56,6 +62,9 @@ def test_a_stream_outlives_the_tokenizer(thinker: Edge, path: str) -> None:
         wait_until(lambda: len(thinker.peer.submits(name)) == 2, what="submitted again")
     reader.finish()
     assert reader.text == said_text(20)
+    if path == "/api/chat":
+        assert [event["done"] for event in reader.events] == [False] * (len(reader.events) - 1) + [True]
+        return
     kinds = [event["type"] for event in reader.events if event["type"] != "ping"]
     if path == "/v1/messages":
         assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
