@@ -15,6 +15,7 @@ from starlette.responses import Response
 from api.errors import json_response
 from api.exchange import Exchange
 from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, Version
+from api.version import package_version
 from engine.messages import WeightsState
 from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
@@ -119,12 +120,3 @@ async def load(request: Request) -> Response:
 async def show_version(request: Request) -> Response:
     """The route."""
     return json_response(Version(package_version()))
-
-
-def package_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # 8 ms of a start, for those who ask
-
-    try:
-        return version("tokamak")
-    except PackageNotFoundError:
-        return "0+uninstalled"  # run from a source tree

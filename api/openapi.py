@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
-from api.health import package_version
 from api.operations import JSON, OPERATIONS, Operation, Shapes
+from api.version import package_version
 
 Schema = dict[str, Any]
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.exchange import Exchange
-from api.health import package_version
+from api.version import package_version
 from engine.config import EngineConfig
 from engine.process.context import ActorContext
 from shm.counters import Counters

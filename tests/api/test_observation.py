@@ -25,9 +25,9 @@ from starlette.routing import Route
 from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
-from api.health import package_version
 from api.openapi import document
 from api.prometheus import Look, information
+from api.version import package_version
 from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
 from shm.counters import State
