@@ -28,7 +28,8 @@ from engine.process.control_client import ControlClient
 
 if TYPE_CHECKING:
     from api.request_log import RequestLog
-    from api.spans import SpanContext, Spans
+    from api.span import SpanContext
+    from api.spans import Spans
 
 BODY_GRACE_S = 30.0
 LEAST_BODY_BYTES_PER_S = 64 << 10

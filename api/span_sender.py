@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -24,10 +23,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import SpanContext as ParentContext
 
+from api.span import NotedSpan, SpanContext
 from engine.installation import package_version
-
-if TYPE_CHECKING:
-    from api.spans import NotedSpan, SpanContext
 
 
 class _GivenIds(IdGenerator):

@@ -10,80 +10,23 @@ Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ and https://www
 
 from __future__ import annotations
 
-import re
-import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from api.client.generation import Generation
 from api.request_log import figures_of
+from api.span import SAMPLED, NotedSpan, SpanContext, context_of
 from engine.process.context import ActorContext
 
-OPERATIONS = {  # what is asked of the model, by path
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v1/score": "rerank",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-}
 MAX_WAITING = 2048  # spans
 MAX_BATCH = 512
 SEND_TIMEOUT_S = 5
 END_TIMEOUT_S = 1.0  # for what waits when the process ends
-MAX_STATE_CHARACTERS = 512  # of a `tracestate`
 FIRST_TOKEN = "gen_ai.latency.time_to_first_token"  # vLLM's name; seconds
-_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_SAMPLED = 1
 _PARAMETERS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
-
-
-class SpanContext(msgspec.Struct, frozen=True):
-    """Of a request's span, which begins with it: whose part it is, and what an answer says of it."""
-
-    operation: str
-    trace_id: int
-    span_id: int
-    parent_id: int = 0  # 0: it is the first of its trace
-    flags: int = _SAMPLED
-    state: str = ""  # `tracestate`, as it came
-    begin_ns: int = 0  # since 1970
-
-    @property
-    def traceparent(self) -> str:
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.flags:02x}"
-
-
-class NotedSpan(msgspec.Struct, frozen=True):
-    """All that a span is made of."""
-
-    context: SpanContext
-    name: str
-    end_ns: int
-    first_token_ns: int  # since 1970; 0: there was none
-    attributes: dict[str, Any]
-    error: str  # empty: none of ours
-
-
-def context_of(path: str, headers: Mapping[str, str]) -> SpanContext | None:
-    """None: the request gets no span. A `traceparent` that is none begins a new trace, as the specification has it."""
-    operation = OPERATIONS.get(path)
-    if operation is None:
-        return None
-    span_id, begin_ns = secrets.randbits(64) or 1, time.time_ns()
-    match = _PARENT.fullmatch(headers.get("traceparent", "").strip())
-    if match is None or not int(match[2], 16) or not int(match[3], 16) or (match[1] == "00" and match[5]):
-        return SpanContext(operation, secrets.randbits(128) or 1, span_id, begin_ns=begin_ns)
-    state = headers.get("tracestate", "")[:MAX_STATE_CHARACTERS]
-    flags = int(match[4], 16) & _SAMPLED
-    return SpanContext(operation, int(match[2], 16), span_id, int(match[3], 16), flags, state, begin_ns)
 
 
 class Spans:
@@ -112,7 +55,7 @@ class Spans:
 
     def finish(self, context: SpanContext, path: str, request_id: str, status: int, generation: Generation | None) -> None:
         """A request is over; `status` 0: its client left before there was one. By the event loop."""
-        if not context.flags & _SAMPLED:
+        if not context.flags & SAMPLED:
             return
         if len(self._waiting) >= MAX_WAITING:
             self._num_lost.add(1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+from api.version import package_version
 from hypothesis import HealthCheck, Phase, settings
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
@@ -25,7 +26,6 @@ from starlette.routing import Route
 from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
-from api.health import package_version
 from api.openapi import document
 from api.prometheus import Look, information
 from engine.messages import WeightsState

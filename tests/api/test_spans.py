@@ -14,7 +14,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from api.spans import MAX_WAITING, context_of
+from api.span import context_of
+from api.spans import MAX_WAITING
 from tests.api.edge import Edge
 from tests.waiting import WATCHDOG_S, wait_until
 

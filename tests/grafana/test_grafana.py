@@ -158,7 +158,7 @@ def test_every_expression_has_data(dashboard: Path, prometheus: str, load: None)
 
     try:
         wait_until(has_all, what="data for every expression")
-    except AssertionError as error:
+    except TimeoutError as error:
         raise AssertionError(f"no data for {missing}") from error
     for annotation in document["annotations"]["list"]:
         query(prometheus, annotation["expr"])
