@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api.version import package_version
 from hypothesis import HealthCheck, Phase, settings
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
@@ -28,6 +27,7 @@ from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
 from api.openapi import document
 from api.prometheus import Look, information
+from engine.installation import package_version
 from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
 from shm.counters import State
