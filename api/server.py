@@ -69,7 +69,7 @@ class ApiActor(Actor):
         if config.otlp_traces_endpoint:
             from api.spans import Spans
 
-            self._spans = Spans(self.context, config.served_model_name[0])
+            self._spans = Spans(self.context, self.client.adapters)
         services = Services(
             self.context,
             self.client,

@@ -19,6 +19,7 @@ from typing import Any
 from api.client.generation import Generation
 from api.request_log import figures_of
 from api.span import SAMPLED, NotedSpan, SpanContext, context_of
+from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
 
 MAX_WAITING = 2048  # spans
@@ -32,10 +33,11 @@ _PARAMETERS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_p
 class Spans:
     """Of one api process. `close` at its end."""
 
-    def __init__(self, context: ActorContext, model_name: str) -> None:
+    def __init__(self, context: ActorContext, adapters: AdapterRegistry | None) -> None:
         config = context.config
         self._endpoint = config.otlp_traces_endpoint
-        self._model_name = model_name
+        self._base_name = config.served_model_name[0]
+        self._adapters = adapters
         self._server = {"server.address": config.host, "server.port": config.port}
         self._run_id = config.run_id
         self._log = context.log
@@ -60,10 +62,11 @@ class Spans:
         if len(self._waiting) >= MAX_WAITING:
             self._num_lost.add(1)
             return
+        model_name = self._model_name(generation)
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": context.operation,
             "gen_ai.provider.name": "tokamak",
-            "gen_ai.request.model": self._model_name,
+            "gen_ai.request.model": model_name,
             "gen_ai.response.id": request_id,
             "http.request.method": "POST",
             "url.path": path,
@@ -75,13 +78,20 @@ class Spans:
             attributes["error.type"] = str(status) if status else "client_gone"
         first_token_s = 0.0
         if generation is not None:
-            attributes |= {"gen_ai.response.model": self._model_name, **_attributes_of(generation)}
+            attributes |= {"gen_ai.response.model": model_name, **_attributes_of(generation)}
             first_token_s = attributes.get(FIRST_TOKEN, 0.0)
         first_ns = context.begin_ns + int(first_token_s * 1e9) if first_token_s else 0
         error = f"HTTP {status}" if status >= 500 else ""
-        name = f"{context.operation} {self._model_name}"
+        name = f"{context.operation} {model_name}"
         self._waiting.append(NotedSpan(context, name, time.time_ns(), first_ns, attributes, error))
         self._is_wanted.set()
+
+    def _model_name(self, generation: Generation | None) -> str:
+        """The adapter's that it used, or the base model's."""
+        use = None if generation is None else generation.samples[0].submit.options.adapter
+        if use is None or self._adapters is None:
+            return self._base_name
+        return next((each.name for each in self._adapters.adapters if each.number == use.number), self._base_name)
 
     def close(self) -> None:
         """Send what waits, as far as that goes at once."""
