@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import REPOSITORY
-from tests.waiting import WATCHDOG_S
+from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.compare import READY, Workload, table
 from tools.bench.processes import pss_bytes
 
@@ -52,6 +53,18 @@ def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     done = compare(tmp_path, f"broken={sys.executable} -c 'raise SystemExit(7)' {{port}}", "--rounds", "1")
     assert done.returncode == 1
     assert "broken ended with exit code 7 before it was ready" in done.stderr.replace("\n", " ")
+
+
+def test_a_server_ends_with_what_compares_it(tmp_path: Path) -> None:
+    server = f"import os, time; print(os.getpid(), flush=True); time.sleep({WATCHDOG_S})"
+    command = [sys.executable, "-m", "tools.cli", "bench", "compare", "--logs", str(tmp_path)]
+    command += [f"silent={sys.executable} -c '{server}' {{port}}", "--rounds", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
+        log = tmp_path / "silent.log"
+        pid = int(wait_until(lambda: log.exists() and log.read_text().strip(), what="the server runs"))
+        process.terminate()
+        assert process.wait(WATCHDOG_S) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_workloads_of_pictures() -> None:

@@ -54,6 +54,12 @@ def pss_bytes(pid: int) -> int:
     return total
 
 
+def end_servers_with_us() -> None:
+    """SIGTERM ends a benchmark as Ctrl+C does, that is with what it started."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 class ServerProcess:
     """`command`, with {port} filled in, run in the foreground of its own session until it is stopped. It must answer
     GET /health with 200 when it is ready. Raises TokamakError when it ends before, or is not ready within `timeout_s`."""
@@ -64,6 +70,7 @@ class ServerProcess:
         self.peak_bytes = 0
         arguments = shlex.split(command.replace("{port}", str(port)))
         begin = time.monotonic()
+        end_servers_with_us()
         with log.open("ab") as stream:
             self._process = subprocess.Popen(arguments, stdout=stream, stderr=stream, start_new_session=True)
         self._is_stopping = threading.Event()
