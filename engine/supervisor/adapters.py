@@ -140,11 +140,14 @@ class AdapterOrders:
         self._check_load(order)
         if len(self._loads) >= MAX_WAITING:
             raise RequestError(f"{MAX_WAITING} adapters are being loaded; ask again later", status=503)
+        command.order = replace(order, slot=-1)
         self._loads.append(command)
         self._tell_next()
 
     def _check_load(self, order: LoadAdapter) -> None:
         """RequestError where that name, or another adapter, cannot be had."""
+        if not order.name.isprintable() or not order.name or " " in order.name or "," in order.name:
+            raise RequestError("a name has letters that can be seen, and no spaces and commas", param="lora_name")
         if order.name in self._config.served_model_name:
             raise RequestError(
                 f"{order.name!r} is a name of the model itself; give the adapter one of its own", param="lora_name"

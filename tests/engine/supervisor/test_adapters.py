@@ -177,6 +177,9 @@ def test_orders_that_cannot_be(desk: Desk) -> None:
     assert desk.answers["4"][0] == 404
     desk.load("5", "test")
     assert (desk.answers["5"][0], "a name of the model itself" in desk.answers["5"][1]) == (400, True)
+    for command_id, name in (("8", "a b"), ("9", ""), ("10", "a,b"), ("11", "a\n")):
+        desk.load(command_id, name)
+        assert (desk.answers[command_id][0], "a name has letters" in desk.answers[command_id][1]) == (400, True)
     desk.unload("6", "a")
     desk.turns(4)
     desk.trouble = "worker0 is not ready; ask again in a moment"
