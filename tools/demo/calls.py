@@ -48,6 +48,36 @@ NAMES = tuple(
     Victor Walter Xavier Yvonne Zoe Anna Ben Clara Daniel Eva Felix Google Apple Tesla Amazon Intel
     """.split()  # noqa: SIM905
 )
+RESULT_KEYS = (*ARGUMENTS, *NOUNS)
+UNSEEN_WORDS = {
+    NOUNS: tuple(
+        """
+        horoscope pollen snowfall earthquake volcano constellation satellite glossary proverb riddle anthem playlist podcast
+        soundtrack trailer festival exhibition concert theatre stadium marathon workout nutrition vitamin allergy vaccine
+        dentist prescription passport visa luggage taxi parking mortgage pension voucher coupon receipt
+        refund warranty shipment warehouse inventory barcode thermostat sprinkler doorbell webcam printer firmware backup
+        certificate webhook pipeline deployment incident roster vacation payroll candidate interview
+        """.split()  # noqa: SIM905 (as in words.py)
+    ),
+    ARGUMENTS: tuple(
+        """
+        airport avenue district province suburb zipcode latitude longitude passenger visitor owner tenant student teacher pupil
+        chapter paragraph keyword hashtag nickname username surname birthday weekday decade century deadline duration interval
+        budget deposit exchange quota capacity depth thickness voltage wattage pressure
+        gender dialect alphabet cuisine flavour ingredient vegetable beverage fabric material texture pattern angle margin
+        """.split()  # noqa: SIM905 (as in words.py)
+    ),
+    NAMES: tuple(
+        """
+        Helsinki Stockholm Budapest Brussels Bucharest Sofia Belgrade Zagreb Istanbul Ankara Beirut Nairobi Lagos Accra Tunis
+        Karachi Mumbai Kolkata Bangkok Hanoi Manila Jakarta Osaka Kyoto Nagoya Brisbane Perth Auckland Quito Bogota Caracas
+        Montreal Ottawa Calgary Phoenix Atlanta Orlando Portland Detroit Memphis Nashville Gustavo Hannah Ingrid Jasper Kevin
+        Leonard Monica Nathan Olivia Patrick Rachel Samuel Teresa Vincent Wendy Adrian Beatrice Cedric Doris Edgar Fiona
+        """.split()  # noqa: SIM905 (as in words.py)
+    ),
+}
+UNSEEN_WORDS[RESULT_KEYS] = (*UNSEEN_WORDS[ARGUMENTS], *UNSEEN_WORDS[NOUNS])
+"""What held-out questions have in place of the words above, of which the hash gives them too few."""
 CHOICES = (
     *(("celsius", "fahrenheit"), ("metric", "imperial"), ("low", "high"), ("low", "medium", "high"), ("short", "long")),
     *(("asc", "desc"), ("small", "medium", "large"), ("red", "green", "blue"), ("json", "csv"), ("on", "off")),
@@ -392,7 +422,7 @@ def result(tool: Tool, source: random.Random, draw: Draw) -> tuple[str, str]:
         pairs: Json = {}
         for _ in range(source.choices((1, 2, 3), (0.5, 0.4, 0.1))[0]):
             schema = {"type": source.choices(("string", "integer", "number", "boolean"), (0.5, 0.3, 0.1, 0.1))[0]}
-            key = draw((*ARGUMENTS, *NOUNS))
+            key = draw(RESULT_KEYS)
             pairs[key] = source.choice((True, False)) if schema["type"] == "boolean" else _value(source, schema, draw)[1]
         said = [f"the {key} is {value if isinstance(value, str) else json.dumps(value)}" for key, value in pairs.items()]
         text = ", ".join(said[:-1]) + " and " + said[-1] if len(said) > 1 else said[0]

@@ -43,9 +43,10 @@ def _draw(source: random.Random, split: Split) -> calls.Draw:
     """Words of tools, arguments and values of `split`."""
 
     def word(pool: tuple[str, ...]) -> str:
+        unseen = calls.UNSEEN_WORDS[pool] if split == "held_out" else ()
         while True:
-            drawn = calls.any_word(source, pool)
-            if is_held_out("tool", drawn.lower()) == (split == "held_out"):
+            drawn = calls.any_word(source, unseen or pool)
+            if drawn in unseen or is_held_out("tool", drawn.lower()) == (split == "held_out"):
                 return drawn
 
     return word
