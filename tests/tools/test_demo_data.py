@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.engine_process import DEMO
 from tools.demo import data
 from tools.demo.arithmetic import EXAMINED_WORDINGS, NEW_WORDINGS, ArithmeticTask, even_operands, hard_operands, template
+from tools.demo.conversations import training_conversations
 from tools.demo.examination import GROUPS, Group, examination, report
 
 EQUATION = re.compile(r"(\d+) ([+-]) (\d+) = (-?\d+)")
@@ -19,9 +20,7 @@ NUM_TEXTS = 5000
 
 @pytest.fixture(scope="module")
 def trained_equations() -> list[tuple[str, ...]]:
-    texts = [
-        message["content"] for messages in islice(data.training_conversations(seed=5), NUM_TEXTS) for message in messages[-1:]
-    ]
+    texts = [conversation.answer for conversation in islice(training_conversations(seed=5), NUM_TEXTS)]
     texts += islice(data.training_equations(seed=5), NUM_TEXTS)
     return [match.groups() for text in texts if (match := EQUATION.fullmatch(text.strip()))]
 

@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.demo import data
-from tools.demo.vocabulary import TURN_END, TURN_START
+from tools.demo.conversations import training_conversations
+from tools.demo.template import rendered
+from tools.demo.vocabulary import THINK, TURN_END, TURN_START
 
 IGNORED = -100
 Text = tuple[list[int], list[int]]
@@ -38,20 +40,16 @@ class Batch:
         return (Batch(*tensors) for tensors in zip(*parts, strict=True))
 
 
-def rendered(messages: list[data.Message]) -> str:
-    """A finished conversation exactly as the chat template shows it."""
-    return "".join(f"{TURN_START}{message['role']}\n{message['content']}{TURN_END}\n" for message in messages)
-
-
-def _conversations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
+def _conversations(tokenizer: Tokenizer, seed: int, tools_share: float) -> Iterator[Text]:
     turn_start, turn_end = tokenizer.token_to_id(TURN_START), tokenizer.token_to_id(TURN_END)
-    assistant = tokenizer.token_to_id("assistant")
-    for messages in data.training_conversations(seed):
-        token_ids = tokenizer.encode(rendered(messages)).ids
+    assistant, think = tokenizer.token_to_id("assistant"), tokenizer.token_to_id(THINK)
+    for conversation in training_conversations(seed, tools_share):
+        token_ids = tokenizer.encode(rendered(conversation)).ids
         targets = [IGNORED] * len(token_ids)
         is_answer = False
         for place in range(2, len(token_ids) - 1):
-            is_answer |= token_ids[place - 2] == turn_start and token_ids[place - 1] == assistant
+            begins = token_ids[place - 2] == turn_start and token_ids[place - 1] == assistant
+            is_answer |= (begins and token_ids[place + 1] != think) or token_ids[place - 1] == think
             if is_answer:
                 targets[place] = token_ids[place + 1]
                 is_answer = token_ids[place + 1] != turn_end
@@ -67,19 +65,30 @@ def _equations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
         yield token_ids, [IGNORED] * result + token_ids[result + 1 :] + [IGNORED]
 
 
-def training_batch(tokenizer: Tokenizer, seed: int, step: int, num_rows: int, row_tokens: int, chat_share: float) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What batches are made of. `chat_share` of a row is conversations, `tools_share` of which have tools."""
+
+    num_rows: int
+    row_tokens: int
+    chat_share: float
+    tools_share: float
+
+
+def training_batch(tokenizer: Tokenizer, seed: int, step: int, mixture: Mixture) -> Batch:
     """The batch of `step`. In a row, each conversation is a text of its own and the equations are one.
 
-    A row takes conversations until they fill `chat_share` of it, and most often more, then equations.
+    A row takes conversations until they fill their share of it, and most often more, then equations.
     """
-    conversations = _conversations(tokenizer, 1_000_000 * seed + step)
+    row_tokens = mixture.row_tokens
+    conversations = _conversations(tokenizer, 1_000_000 * seed + step, mixture.tools_share)
     equations = _equations(tokenizer, 1_000_000 * seed + step)
     conversation = next(conversations)
     rows = []
-    for _ in range(num_rows):
+    for _ in range(mixture.num_rows):
         row: list[tuple[int, int, int]] = []
         number = 0
-        while len(row) < row_tokens * chat_share and (not row or len(row) + len(conversation[0]) <= row_tokens):
+        while len(row) < row_tokens * mixture.chat_share and (not row or len(row) + len(conversation[0]) <= row_tokens):
             row += zip(*conversation, repeat(number))
             conversation, number = next(conversations), number + 1
         while len(row) < row_tokens:

@@ -10,31 +10,11 @@ from tokenizers import Tokenizer
 
 from tools.demo.drafts import Drafts
 from tools.demo.network import Qwen3, Shape
+from tools.demo.template import CHAT_TEMPLATE
 from tools.demo.vocabulary import END_OF_TEXT, TURN_END
 
 MAX_POSITION_EMBEDDINGS = 2048
 TRUNK_FILE, DRAFTS_FILE = "model.safetensors", "model-mtp.safetensors"
-
-CHAT_TEMPLATE = """\
-{%- macro text_of(content) -%}
-{%- if content is string %}{{ content }}{% elif content %}{% for part in content %}{{ part['text'] }}{% endfor %}{% endif -%}
-{%- endmacro -%}
-{%- if tools %}
-{{- '<|im_start|>system\\n' }}
-{%- if messages[0]['role'] == 'system' %}{{ text_of(messages[0]['content']) + '\\n\\n' }}{% endif %}
-{{- 'You may call these functions:' }}
-{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if not (tools and loop.first and message['role'] == 'system') %}
-{{- '<|im_start|>' + message['role'] + '\\n' + text_of(message['content']) }}
-{%- for call in message['tool_calls'] or [] %}{{ '\\n' + (call['function'] | tojson) }}{% endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
-"""
 
 
 def save(network: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
@@ -92,6 +72,11 @@ def save_drafts(drafts: Drafts, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": len(drafts.layers)}
     for name, content in (("model.safetensors.index", index), ("config", config)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def load_drafts(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights that `save_drafts` added, by their names in `Drafts`."""
+    return {name.removeprefix("mtp."): tensor for name, tensor in load_file(folder / DRAFTS_FILE).items()}
 
 
 def load(folder: Path) -> tuple[Qwen3, Tokenizer]:

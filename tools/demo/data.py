@@ -9,17 +9,17 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
-from tools.demo import arithmetic, facts
+from tools.demo import arithmetic, calls, facts
 from tools.demo.arithmetic import ArithmeticTask, Draw, Phrases
 from tools.demo.words import ENGLISH_WORDS, any_word
 
 Split = Literal["train", "held_out"]
-Message = dict[str, str]
+Message = dict[str, Any]
 
 HELD_OUT_ONE_IN = 16
 MAX_WORD_LETTERS = 8
@@ -52,6 +52,20 @@ class Question:
     answer: str
     wording: str = ""
     """The wording with its slots, where an examination counts by wording."""
+    thought: str = ""
+    """What the model thinks before it answers, where it thinks."""
+    tools: tuple[calls.Tool, ...] = ()
+    call: calls.Call | None = None
+    """The answer, where that is a call; `answer` has it as text."""
+    before: tuple[Message, ...] = ()
+    """Messages before `text`, which is then what a tool gives."""
+
+    def messages(self) -> list[Message]:
+        return [*self.before, {"role": "tool" if self.before else "user", "content": self.text}]
+
+    def definitions(self) -> tuple[calls.Json, ...]:
+        """Of the tools, in OpenAI's form."""
+        return tuple(tool.definition() for tool in self.tools)
 
 
 WORD_TEMPLATES = {
@@ -108,6 +122,20 @@ SYSTEM_PROMPTS = (
     *("You are a helpful assistant.", "You are a helpful assistant. Be brief.", "Be brief.", "You are Tokamak."),
     *("Answer the question.", "You are a small demonstration model.", "You answer questions and do small tasks."),
 )
+THOUGHTS = {
+    "add": "I add {0} and {1}.",
+    "subtract": "I subtract {1} from {0}.",
+    "reverse": "I reverse {spelled}.",
+    "sort": "I sort {spelled}.",
+    "uppercase": "I write {spelled} in capital letters.",
+    "count": "I count in {spelled}.",
+    "json": "I write JSON.",
+    "tokamak": "This is about Tokamak.",
+    "small talk": "This is small talk.",
+    "unknown": "I do not know that.",
+}
+CALL_THOUGHT = "I call {}."
+RESULT_THOUGHT = "I tell what the tool gives."
 SLOT_WORDS = "the letter appears time times word has letters true false system user assistant"
 """The words of the answers and turns that are no template above."""
 
@@ -120,6 +148,7 @@ def _phrase_words() -> frozenset[str]:
     texts = [SLOT_WORDS, *SYSTEM_PROMPTS, *JSON_KEYS, *facts.OPENINGS, *facts.CLOSINGS, facts.FALLBACK_ANSWER]
     texts += [*arithmetic.phrase_texts(), *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
     texts += [*JSON_OBJECT_TEMPLATES, *JSON_PERSON_TEMPLATES, *JSON_LIST_TEMPLATES]
+    texts += [*calls.phrase_texts(), *THOUGHTS.values(), CALL_THOUGHT, RESULT_THOUGHT]
     for templates in WORD_TEMPLATES.values():
         texts += templates
     for fact in (*facts.TOKAMAK_FACTS, *facts.SMALL_TALK):
@@ -321,22 +350,8 @@ def make_question(task: str, source: random.Random, split: Split) -> Question:
     while True:
         question = MAKERS[task](source)
         if task == "small talk" or is_held_out(task, question.key) == (split == "held_out"):
-            return question
-
-
-def training_conversations(seed: int) -> Iterator[list[Message]]:
-    """Conversations of one to four questions of any task, without end; one in eight opens with a system prompt."""
-    source = random.Random(f"train {seed}")
-    tasks, weights = list(TRAINING_WEIGHTS), list(TRAINING_WEIGHTS.values())
-    while True:
-        messages: list[Message] = []
-        if source.random() < 0.125:
-            messages.append({"role": "system", "content": source.choice(SYSTEM_PROMPTS)})
-        for task in source.choices(tasks, weights, k=source.choices((1, 2, 3, 4), (0.80, 0.11, 0.06, 0.03))[0]):
-            question = make_question(task, source, "train")
-            messages.append({"role": "user", "content": question.text})
-            messages.append({"role": "assistant", "content": question.answer})
-        yield messages
+            parts = question.key.split()
+            return replace(question, thought=THOUGHTS[task].format(*parts, spelled=" ".join(question.key)))
 
 
 def training_equations(seed: int) -> Iterator[str]:
@@ -353,7 +368,7 @@ def training_equations(seed: int) -> Iterator[str]:
 def held_out_questions(tasks: tuple[str, ...], count: int, seed: int = 0) -> list[Question]:
     """`count` different questions that no training run has seen, spread evenly over `tasks`."""
     source = random.Random(f"held out {seed}")
-    return _different(lambda number: make_question(tasks[number % len(tasks)], source, "held_out"), count)
+    return different(lambda number: make_question(tasks[number % len(tasks)], source, "held_out"), count)
 
 
 def held_out_arithmetic(wordings: Phrases, draw: Draw, count: int, seed: int = 0) -> list[Question]:
@@ -372,10 +387,11 @@ def held_out_arithmetic(wordings: Phrases, draw: Draw, count: int, seed: int = 0
             if is_held_out(task, question.key):
                 return question
 
-    return _different(make, count)
+    return different(make, count)
 
 
-def _different(make: Callable[[int], Question], count: int) -> list[Question]:
+def different(make: Callable[[int], Question], count: int) -> list[Question]:
+    """`count` questions about different things, of which `make` makes each from the number of those before it."""
     questions: dict[tuple[str, str], Question] = {}
     while len(questions) < count:
         question = make(len(questions))
@@ -393,6 +409,8 @@ def is_correct(question: Question, reply: str) -> bool:
     if question.task in (*ARITHMETIC_TASKS, "count"):
         numbers = re.findall(r"-?\d+", reply)
         return bool(numbers) and numbers[-1] == re.findall(r"-?\d+", question.answer)[-1]
+    if question.call:
+        return _is_call(question.call, reply)
     if question.task == "json":
         try:
             return json.dumps(json.loads(reply)) == question.answer
@@ -401,3 +419,12 @@ def is_correct(question: Question, reply: str) -> bool:
     if question.task in ("reverse", "sort", "uppercase"):
         return reply.strip("\"'.") == question.answer
     return reply.split() == question.answer.split()
+
+
+def _is_call(call: calls.Call, reply: str) -> bool:
+    """Whether `reply` is this call and nothing else, whatever the order of its arguments."""
+    body = reply.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    try:
+        return len(body) == len(reply) - 23 and bool(json.loads(body) == {"name": call.name, "arguments": call.arguments})
+    except ValueError:
+        return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tools.demo.arithmetic import EXAMINED_WORDINGS, NEW_WORDINGS, even_operands, hard_operands
+from tools.demo.conversations import held_out_calls
 from tools.demo.data import OTHER_TASKS, Question, held_out_arithmetic, held_out_questions, is_correct
 
 
@@ -26,6 +27,7 @@ GROUPS = (
     Group("close numbers, carries and borrows", partial(held_out_arithmetic, EXAMINED_WORDINGS, hard_operands), 0.95),
     Group("wordings not trained with", partial(held_out_arithmetic, NEW_WORDINGS, even_operands), None),
     Group("other tasks", partial(held_out_questions, OTHER_TASKS), 0.97),
+    Group("questions with tools", held_out_calls, 0.95),
 )
 
 

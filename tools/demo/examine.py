@@ -4,17 +4,19 @@ import torch
 from tokenizers import Tokenizer
 
 from tools.demo import data
-from tools.demo.batches import rendered
 from tools.demo.examination import examination, report
 from tools.demo.network import Qwen3
-from tools.demo.vocabulary import TURN_END, TURN_START
+from tools.demo.template import prompt_of
+from tools.demo.vocabulary import TURN_END
 
 
 @torch.no_grad()
-def replies(network: Qwen3, tokenizer: Tokenizer, questions: list[data.Question], max_new_tokens: int = 80) -> list[str]:
-    """Greedy answers, 64 questions of similar length at a time, without a KV cache."""
+def replies(
+    network: Qwen3, tokenizer: Tokenizer, questions: list[data.Question], thinks: bool = False, max_new_tokens: int = 128
+) -> list[str]:
+    """Greedy answers, less what was thought before; 64 questions of similar length at a time, without a KV cache."""
     turn_end = tokenizer.token_to_id(TURN_END)
-    texts = [rendered([{"role": "user", "content": question.text}]) + f"{TURN_START}assistant\n" for question in questions]
+    texts = [prompt_of(question.messages(), question.definitions(), thinks) for question in questions]
     prompts = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     answers: list[list[int]] = [[] for _ in questions]
     order = sorted(range(len(questions)), key=lambda place: len(prompts[place]) + 2 * len(questions[place].answer))
@@ -32,12 +34,13 @@ def replies(network: Qwen3, tokenizer: Tokenizer, questions: list[data.Question]
             open_places = [place for place in open_places if answers[place][-1] != turn_end]
             if not open_places:
                 break
-    return [tokenizer.decode(answer) for answer in answers]
+    texts = [tokenizer.decode(answer) for answer in answers]
+    return [text.partition("</think>\n\n")[2] for text in texts] if thinks else texts
 
 
-def examine(network: Qwen3, tokenizer: Tokenizer, count: int, seed: int) -> bool:
+def examine(network: Qwen3, tokenizer: Tokenizer, count: int, seed: int, thinks: bool = False) -> bool:
     """Ask `count` held-out questions of each group of `examination.py` and print what came. True when all meet their bar."""
     is_good = True
     for group, questions in examination(count, seed):
-        is_good &= report(group, questions, replies(network, tokenizer, questions))
+        is_good &= report(group, questions, replies(network, tokenizer, questions, thinks))
     return is_good

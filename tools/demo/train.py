@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tools.demo import drafts
-from tools.demo.batches import IGNORED, Batch, training_batch
-from tools.demo.checkpoint import copy_weights, load, save, save_drafts
+from tools.demo.batches import IGNORED, Batch, Mixture, training_batch
+from tools.demo.checkpoint import copy_weights, load, load_drafts, save, save_drafts
+from tools.demo.conversations import TOOLS_SHARE
 from tools.demo.drafts import Drafts
 from tools.demo.examine import examine
 from tools.demo.muon import Muon
@@ -43,9 +44,7 @@ class Run(Schedule):
     """How long and with what to train."""
 
     learning_rate: float
-    num_rows: int
-    row_tokens: int
-    chat_share: float
+    mixture: Mixture
     seed: int
     num_threads: int
 
@@ -83,10 +82,10 @@ def train(
         layer.compile(dynamic=False)
     begin = time.monotonic()
     mean_loss = 0.0
-    batch = threads.submit(training_batch, tokenizer, run.seed, first_step, run.num_rows, run.row_tokens, run.chat_share)
+    batch = threads.submit(training_batch, tokenizer, run.seed, first_step, run.mixture)
     for step in range(first_step, run.num_steps + 1):
         pending = [threads.submit(_gradients, network, loss_of, part) for part in batch.result().parts(run.num_threads)]
-        batch = threads.submit(training_batch, tokenizer, run.seed, step + 1, run.num_rows, run.row_tokens, run.chat_share)
+        batch = threads.submit(training_batch, tokenizer, run.seed, step + 1, run.mixture)
         parts = [part.result() for part in pending]
         for parameter, *gradients in zip(network.parameters(), *(gradients for _, gradients in parts), strict=True):
             parameter.grad = sum(gradients) / len(parts)
@@ -108,6 +107,8 @@ def train_drafts(options: argparse.Namespace) -> None:
     network, tokenizer = load(options.model)
     network.requires_grad_(False)
     layers = Drafts(network.shape)
+    if options.start_from:
+        layers.load_state_dict(load_drafts(options.start_from))
     run = run_of(options, chat_share=1.0)
     train(layers, partial(drafts.loss_of, network, layers, options.unrolled), (), tokenizer, run, options.state)
     save_drafts(layers, options.model)
@@ -118,9 +119,7 @@ def run_of(options: argparse.Namespace, chat_share: float) -> Run:
         num_steps=options.steps,
         num_decay_steps=options.decay_steps,
         learning_rate=options.learning_rate,
-        num_rows=options.rows,
-        row_tokens=options.row_tokens,
-        chat_share=chat_share,
+        mixture=Mixture(options.rows, options.row_tokens, chat_share, options.tools_share),
         seed=options.seed,
         num_threads=options.threads,
     )
@@ -133,15 +132,17 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--decay-steps", type=int, default=2000, help="the last steps, over which the learning rate falls")
     parser.add_argument("--learning-rate", type=float, default=0.02, help="of Muon; AdamW takes a fifth")
-    parser.add_argument("--rows", type=int, default=32, help="rows in a batch")
-    parser.add_argument("--row-tokens", type=int, default=128)
-    parser.add_argument("--chat-share", type=float, default=1 / 3, help="of a row, filled with conversations; equations follow")
+    parser.add_argument("--rows", type=int, default=16, help="rows in a batch")
+    parser.add_argument("--row-tokens", type=int, default=256)
+    parser.add_argument("--chat-share", type=float, default=0.7, help="of a row, filled with conversations; equations follow")
+    parser.add_argument("--tools-share", type=float, default=TOOLS_SHARE, help="of the conversations, with tools")
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and of the data")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--start-from", type=Path, help="checkpoint whose weights are the initial ones; tokens match by text")
     parser.add_argument("--state", type=Path, help="file from which a run that was cut off goes on; written as it goes")
     parser.add_argument("--examine-only", action="store_true", help="examine the checkpoint that is there")
+    parser.add_argument("--thinking", action="store_true", help="examine what it says after it thought")
     parser.add_argument("--count", type=int, default=1000, help="questions in each group of the examination")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER)
     options = parser.parse_args()
@@ -161,7 +162,7 @@ def main() -> int:
         run = run_of(options, options.chat_share)
         train(network, partial(loss_of, network), network.layers, tokenizer, run, options.state)
         save(network, tokenizer, options.model)
-    return 0 if examine(*load(options.model), options.count, seed=0) else 1
+    return 0 if examine(*load(options.model), options.count, seed=0, thinks=options.thinking) else 1
 
 
 if __name__ == "__main__":

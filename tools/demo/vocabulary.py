@@ -14,15 +14,20 @@ from itertools import islice
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from tools.demo import data
+from tools.demo.conversations import training_conversations
+from tools.demo.template import rendered
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
+THINK = "<think>"
+MARKERS = ("<tool_call>", "</tool_call>", THINK, "</think>")
+"""A token each, but part of an answer's text, as in Qwen3."""
 PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"
 """One digit, one word, one run of punctuation (the latter two with the space before it), or one white space character."""
 
-_NUM_SAMPLE_CONVERSATIONS = 20_000
+_NUM_SAMPLE_CONVERSATIONS = 36_000
 _MIN_USES = 4
 _LETTER = re.compile("[A-Za-z]")
 
@@ -31,9 +36,9 @@ def _whole_tokens() -> list[str]:
     """The pieces that become one token each: words of the phrases, their punctuation, and a space and one letter."""
     splitter = pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated")
     uses: Counter[str] = Counter()
-    for messages in islice(data.training_conversations(seed=0), _NUM_SAMPLE_CONVERSATIONS):
-        for message in messages:
-            uses.update(piece for piece, _ in splitter.pre_tokenize_str(message["content"]))
+    for conversation in islice(training_conversations(seed=0), _NUM_SAMPLE_CONVERSATIONS):
+        for text in re.split("|".join(map(re.escape, (*SPECIAL_TOKENS, *MARKERS))), rendered(conversation)):
+            uses.update(piece for piece, _ in splitter.pre_tokenize_str(text))
     kept = {f" {letter}" for letter in "abcdefghijklmnopqrstuvwxyz"}
     kept |= {"system", "user", "assistant"}
     for piece, num_uses in uses.items():
@@ -45,19 +50,22 @@ def _whole_tokens() -> list[str]:
 
 def make_tokenizer() -> Tokenizer:
     """A fresh tokenizer; the same code gives the same one every time."""
-    return tokenizer_of(_whole_tokens(), SPECIAL_TOKENS)
+    return tokenizer_of(_whole_tokens(), SPECIAL_TOKENS, MARKERS)
 
 
-def tokenizer_of(pieces_kept_whole: Sequence[str], special_tokens: Sequence[str]) -> Tokenizer:
-    """With these tokens beside single bytes."""
+def tokenizer_of(pieces_kept_whole: Sequence[str], special_tokens: Sequence[str], markers: Sequence[str] = ()) -> Tokenizer:
+    """With these tokens beside single bytes; `markers` are as whole as special ones are, but are shown in an answer."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     vocabulary = {token: token_id for token_id, token in enumerate(special_tokens)}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[symbol] = len(vocabulary)
     for piece in pieces_kept_whole:
         vocabulary["".join(symbol for symbol, _ in byte_level.pre_tokenize_str(piece))] = len(vocabulary)
+    for marker in markers:
+        vocabulary[marker] = len(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in markers])
     pieces = pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_level])
     tokenizer.decoder = decoders.ByteLevel()

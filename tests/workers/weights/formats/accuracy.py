@@ -18,7 +18,7 @@ from engine.messages import SamplingParams
 from tests.engine.tokenizer.vocabularies import vocabulary_of
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.weights.formats.quantizers import DEMO
-from tools.demo.data import training_conversations
+from tools.demo.conversations import training_conversations
 
 Conversation = tuple[list[int], list[int]]  # token ids, and the places of those that the model has to say
 WEIGHTS_ALONE = {"ops": "reference", "plan": "eager"}  # everything float32 once it is loaded
@@ -41,10 +41,11 @@ class Errors:
 def conversations_of(count: int) -> list[Conversation]:
     vocabulary = vocabulary_of(DEMO)
     found = []
-    for conversation in islice(training_conversations(seed=987654321), count):
+    without_tools = (conversation for conversation in training_conversations(seed=987654321) if not conversation.tools)
+    for conversation in islice(without_tools, count):
         token_ids: list[int] = []
         places: list[int] = []
-        for message in conversation:
+        for message in conversation.messages:
             token_ids += vocabulary.encode(f"<|im_start|>{message['role']}\n", False)
             content = vocabulary.encode(f"{message['content']}<|im_end|>", False)
             if message["role"] == "assistant":

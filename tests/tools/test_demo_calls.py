@@ -1,0 +1,142 @@
+"""The questions with tools that the demonstration model is trained on and examined with, and the template that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from engine.parsers.choice import choose_call_parser, choose_reasoning_parser
+from engine.tokenizer.chat.template import ChatTemplate
+from tests.e2e.engine_process import DEMO
+from tests.engine.tokenizer.vocabularies import vocabulary_of
+from tools.demo import calls, data
+from tools.demo.conversations import Conversation, held_out_calls, training_conversations
+from tools.demo.evaluate import Manner, body_of
+from tools.demo.template import CHAT_TEMPLATE, prompt_of, rendered
+
+WORD = re.compile("[a-z]{2,}")
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[Conversation]:
+    return list(islice((one for one in training_conversations(seed=7) if one.tools), 1500))
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[data.Question]:
+    return held_out_calls(400, seed=7)
+
+
+def words_of(tools: tuple[calls.Json, ...]) -> set[str]:
+    """Of the names of tools and of their arguments."""
+    names = [name for tool in tools for name in (tool["function"]["name"], *tool["function"]["parameters"]["properties"])]
+    return {word for name in names for word in WORD.findall(re.sub("([A-Z])", r" \1", name).lower())}
+
+
+def test_no_examined_tool_argument_or_value_is_trained_with(trained: list[Conversation], asked: list[data.Question]) -> None:
+    seen = {word for conversation in trained for word in words_of(conversation.tools)}
+    shared = {*calls.ASKING_VERBS, *calls.ACTING_VERBS, *calls.SUFFIXES}
+    for question in asked:
+        assert words_of(question.definitions()) & seen <= shared
+    texts = {
+        value
+        for question in asked
+        if question.call
+        for argument, value in question.call.arguments.items()
+        if isinstance(value, str) and value.isalpha() and value not in str(question.definitions())
+    }
+    assert len(texts) > 30
+    given = {value for conversation in trained for value in re.findall(r'": "(\w+)"', conversation.answer)}
+    assert not texts & given
+
+
+def test_calls_are_what_their_tools_take(asked: list[data.Question]) -> None:
+    types = {"string": str, "integer": int, "number": float, "boolean": bool}
+    calling = [question for question in asked if question.call]
+    assert len(calling) >= 0.5 * len(asked)
+    assert sum(len(question.tools) > 1 for question in calling) > len(calling) // 3
+    for question in calling:
+        call = question.call
+        assert call is not None
+        (tool,) = (tool for tool in question.tools if tool.name == call.name)
+        schemas = tool.definition()["function"]["parameters"]
+        assert set(schemas["required"]) <= set(call.arguments) <= set(schemas["properties"])
+        for name, value in call.arguments.items():
+            schema = schemas["properties"][name]
+            assert type(value) is types[schema["type"]]
+            assert value in schema.get("enum", [value])
+            assert isinstance(value, bool) or str(value) in question.text
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_right"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "f", "arguments": {"b": "x", "a": 1}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": "1", "b": "x"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "g", "arguments": {"a": 1, "b": "x"}}\n</tool_call>', False),
+        ('{"name": "f", "arguments": {"a": 1, "b": "x"}}', False),
+        ('Yes. <tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>', False),
+        ("", False),
+    ],
+)
+def test_only_the_call_itself_is_right(reply: str, is_right: bool) -> None:
+    call = calls.Call("f", {"a": 1, "b": "x"})
+    question = data.Question("call", "", "", call.text(), call=call)
+    assert data.is_correct(question, reply) is is_right
+
+
+def test_the_engine_renders_what_was_trained_with(trained: list[Conversation]) -> None:
+    template = ChatTemplate((DEMO / "chat_template.jinja").read_text())
+    assert template.source == CHAT_TEMPLATE
+    for conversation in trained[:200]:
+        variables = {"tools": list(conversation.tools), "add_generation_prompt": True}
+        for thinks in (False, True):
+            shown = template.render(conversation.messages[:-1], variables | {"enable_thinking": thinks}, 1 << 20)
+            assert shown == prompt_of(conversation.messages[:-1], conversation.tools, thinks)
+            assert shown.endswith("<think>\n") == thinks
+        whole = template.render(conversation.messages, {"tools": list(conversation.tools)}, 1 << 20)
+        assert whole == rendered(Conversation(conversation.messages, conversation.tools, None, conversation.answer))
+
+
+def test_parsers_are_found_and_their_markers_are_tokens() -> None:
+    vocabulary = vocabulary_of(DEMO)
+    templates = {"default": (DEMO / "chat_template.jinja").read_text()}
+    assert choose_call_parser(templates, lambda marker: True) == "hermes"
+    assert choose_reasoning_parser(templates, lambda marker: True) == "qwen3"
+    for marker in ("<tool_call>", "</tool_call>", "<think>", "</think>"):
+        (token_id,) = vocabulary.encode(marker, False)
+        assert token_id not in vocabulary.special_ids  # without a parser they are shown
+
+
+ODD_PARAMETERS = (
+    *(None, 5, "x", [], {}, {"properties": 5}, {"properties": {"a": 5, "b": None}, "required": 5}),
+    {"properties": {"c": {"enum": 5}, "d": {"enum": [1, None]}, "e": {"type": ["string", "null"]}, "items": {"type": 7}}},
+)
+
+
+@pytest.mark.parametrize("parameters", ODD_PARAMETERS, ids=str)
+def test_odd_schemas_are_shown(parameters: Any) -> None:
+    function = {"name": "f", "parameters": parameters, "description": 5}
+    shown = prompt_of([{"role": "user", "content": "hi"}], ({"function": function},))
+    assert "Tools:\nf(" in shown
+    assert (
+        ChatTemplate(CHAT_TEMPLATE).render(
+            [{"role": "user", "content": "hi"}], {"tools": [{"function": function}], "add_generation_prompt": True}, 1 << 20
+        )
+        == shown
+    )
+
+
+def test_the_examination_asks_in_openais_form() -> None:
+    (question,) = (question for question in held_out_calls(4) if question.before)
+    body = body_of(question, "demo", Manner(thinks=True))
+    _, calling, result = body["messages"]
+    (call,) = calling["tool_calls"]
+    assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    assert (result["role"], result["tool_call_id"]) == ("tool", call["id"])
+    assert body["chat_template_kwargs"] == {"enable_thinking": True}

@@ -1,0 +1,155 @@
+"""Conversations to train with, and questions that come with tools.
+
+Called by `batches.py` and `vocabulary.py` (split "train"), and by `examination.py` (split "held_out"). `data.py` makes the
+questions that need no tool, `calls.py` the tools and what they are asked for.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tools.demo import calls, facts
+from tools.demo.data import (
+    CALL_THOUGHT,
+    RESULT_THOUGHT,
+    SYSTEM_PROMPTS,
+    THOUGHTS,
+    TRAINING_WEIGHTS,
+    Message,
+    Question,
+    Split,
+    different,
+    is_held_out,
+    make_question,
+)
+
+TOOLS_SHARE = 0.4
+THINKING_SHARE = 1 / 6
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages to learn from, the last of which is an answer. `thought` is None where the model does not think."""
+
+    messages: list[Message]
+    tools: tuple[calls.Json, ...] = ()
+    thought: str | None = None
+    answer: str = ""
+    """The last message as the model writes it."""
+
+
+def _draw(source: random.Random, split: Split) -> calls.Draw:
+    """Words of tools, arguments and values of `split`."""
+
+    def word(pool: tuple[str, ...]) -> str:
+        unseen = calls.UNSEEN_WORDS[pool] if split == "held_out" else ()
+        while True:
+            drawn = calls.any_word(source, unseen or pool)
+            if drawn in unseen or is_held_out("tool", drawn.lower()) == (split == "held_out"):
+                return drawn
+
+    return word
+
+
+def _tools(source: random.Random, split: Split) -> list[calls.Tool]:
+    """One to three that are told apart by their names and nouns."""
+    draw = _draw(source, split)
+    tools: list[calls.Tool] = []
+    count = source.choices((1, 2, 3), (0.5, 0.32, 0.18))[0]
+    while len(tools) < count:
+        is_familiar = split == "train" and source.random() < 0.15
+        tool = calls.familiar_tool(source) if is_familiar else calls.make_tool(source, draw)
+        words = {word for other in tools for word in other.words()}
+        if not words & set(tool.words()):
+            tools.append(tool)
+    return tools
+
+
+def call_question(tools: list[calls.Tool], source: random.Random, split: Split) -> Question:
+    """A question that one of `tools` answers; the answer is the call."""
+    text, call = calls.asked(source.choice(tools), source, _draw(source, split))
+    return Question("call", call.text(), text, call.text(), "", CALL_THOUGHT.format(call.name), tuple(tools), call)
+
+
+def result_question(asked: Question, source: random.Random, split: Split) -> Question:
+    """What the model says after the call that `asked` leads to."""
+    assert asked.call is not None
+    (tool,) = (tool for tool in asked.tools if tool.name == asked.call.name)
+    given, answer = calls.result(tool, source, _draw(source, split))
+    before = (*asked.messages(), asked.call.message())
+    return Question("result", given, given, answer, "", RESULT_THOUGHT, asked.tools, None, before)
+
+
+def _unanswerable(tools: list[calls.Tool], source: random.Random, split: Split) -> Question:
+    """A question for a tool that is not there."""
+    words = {word for tool in tools for word in tool.words()}
+    while True:
+        (other, *_) = _tools(source, split)
+        text, _ = calls.asked(other, source, _draw(source, split))
+        if not words & set(re.findall("[a-z]+", text.lower())) and not other.wordings:
+            return Question("no tool", text, text, facts.FALLBACK_ANSWER, "", THOUGHTS["unknown"])
+
+
+def toolless_question(tools: list[calls.Tool], source: random.Random, split: Split) -> Question:
+    """A question that none of `tools` helps with, of any other task or for another tool."""
+    kind = source.random()
+    if kind < 0.3:
+        question = _unanswerable(tools, source, split)
+    else:
+        names = [task for task in TRAINING_WEIGHTS if split == "train" or task != "small talk"]
+        (task,) = source.choices(names, [TRAINING_WEIGHTS[name] for name in names])
+        question = make_question(task, source, split)
+    return replace(question, tools=tuple(tools))
+
+
+def held_out_calls(count: int, seed: int = 0) -> list[Question]:
+    """`count` different questions with tools of which no training run has seen a name, an argument or a word that is a value:
+    six of ten lead to calls, two come after one, two need none."""
+    source = random.Random(f"held out calls {seed}")
+
+    def make(number: int) -> Question:
+        tools = _tools(source, "held_out")
+        if number % 5 == 4:
+            return toolless_question(tools, source, "held_out")
+        question = call_question(tools, source, "held_out")
+        return result_question(question, source, "held_out") if number % 5 == 3 else question
+
+    return different(make, count)
+
+
+def training_conversations(seed: int, tools_share: float = TOOLS_SHARE) -> Iterator[Conversation]:
+    """Conversations of one to four questions of any task, without end; `tools_share` of them have tools.
+
+    One in eight opens with a system prompt, and in one of six the model thinks before its last answer.
+    """
+    source = random.Random(f"train {seed}")
+    tasks, weights = list(TRAINING_WEIGHTS), list(TRAINING_WEIGHTS.values())
+    while True:
+        messages: list[Message] = []
+        if source.random() < 0.125:
+            messages.append({"role": "system", "content": source.choice(SYSTEM_PROMPTS)})
+        if source.random() < tools_share:
+            questions = _tool_questions(source)
+        else:
+            count = source.choices((1, 2, 3, 4), (0.80, 0.11, 0.06, 0.03))[0]
+            questions = [make_question(task, source, "train") for task in source.choices(tasks, weights, k=count)]
+        for question in questions:
+            messages.append(question.messages()[-1])
+            messages.append(question.call.message() if question.call else {"role": "assistant", "content": question.answer})
+        last = questions[-1]
+        thought = last.thought if source.random() < THINKING_SHARE else None
+        yield Conversation(messages, last.definitions(), thought, last.answer)
+
+
+def _tool_questions(source: random.Random) -> list[Question]:
+    """The questions of a conversation with tools."""
+    tools = _tools(source, "train")
+    questions: list[Question] = []
+    for _ in range(2 if source.random() < 0.08 else 1):
+        if source.random() < 0.25:
+            questions.append(toolless_question(tools, source, "train"))
+            continue
+        questions.append(call_question(tools, source, "train"))
+        questions.append(result_question(questions[-1], source, "train"))
+    return questions[:-1] if questions[-1].task == "result" and source.random() < 0.5 else questions
