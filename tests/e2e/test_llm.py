@@ -89,6 +89,28 @@ def test_conversations_are_those_over_http(llm: LLM) -> None:
     assert metrics.num_generation_tokens == len(found[5].outputs[0].token_ids)
 
 
+def test_a_fork_gets_its_own_answers(llm: LLM) -> None:
+    """It has its parent's connections, on which each would read what the other asked for."""
+    prompts = [f"{number} + 1" for number in range(20)]
+    expected = [output.outputs[0].text for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    assert llm.generate(prompts[0], GREEDY, use_tqdm=False)[0].outputs[0].text == expected[0]  # one connection is idle
+
+    def each_alone() -> list[str]:
+        return [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text for prompt in prompts * 3]
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if each_alone() == expected * 3 and llm._engine.is_alive() else 2
+            llm.shutdown()  # is its parent's to say
+        finally:
+            os._exit(status)
+    assert each_alone() == expected * 3
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert llm._engine.is_alive()
+
+
 def test_how_a_conversation_becomes_a_prompt(llm: LLM) -> None:
     (plain,) = llm.chat(QUESTIONS[0], GREEDY, use_tqdm=False)
     tokenizer = llm.get_tokenizer()

@@ -99,6 +99,8 @@ def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> int:
         raise OptionError(f"--url means a server that runs already, {of_serve[0]} is of one that is started; leave one out")
     if options.api_key and not options.url:
         raise OptionError("--api-key is the key of --url; the engine that is started here has nobody else to keep out")
+    if not (options.api_key.isascii() and options.api_key.isprintable()):
+        raise OptionError("--api-key has characters that no header can have, such as the end of a line; give the key alone")
     if options.concurrency is not None and not 1 <= options.concurrency <= MAX_CONCURRENCY:
         raise OptionError(f"--concurrency {options.concurrency}: expected 1 to {MAX_CONCURRENCY}")
     source, target = options.input_file, options.output_file

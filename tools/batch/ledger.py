@@ -1,8 +1,8 @@
 """The answers of a batch on disk: a file in the order of the requests, to which whole lines are appended, each once.
 
 Answers that come before their turn wait in memory, and in a file beside it (`OUT.part`), so that whoever dies asks again for no
-more than was under way. The next start reads both: a last line that was torn is cut off, and what is answered is not asked. One
-process at a time has a ledger.
+more than was under way. The next start reads both: a last line that was torn is cut off, and what is answered is not asked. A
+file of that name that is not of a batch is somebody's, and stays as it is. One process at a time has a ledger.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from engine.errors import OptionError
 from tools.batch.lines import ANSWER_BEGINS, Request, answered
 
 MAX_PART_BYTES = 16 << 20  # of what waits no more, until the file beside is written anew
+_REMEDY = "answers that come early are kept there: move it away, or give another file"
 
 
 class Ledger:
@@ -32,6 +33,7 @@ class Ledger:
         self._part_path = path.with_name(f"{path.name}.part")
         self._part = -1
         self._num_part_bytes = 0
+        self._has_gone_on = False
         self._waiting: dict[int, tuple[Request, bytes]] = {}
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -41,6 +43,8 @@ class Ledger:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
                 raise OptionError(f"-o {path} is no regular file, with which one could go on; give another")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                os.close(self._open_beside(self._part_path))
         except BlockingIOError:
             os.close(self._file)
             raise OptionError(f"-o {path} is being written by another run-batch; wait for it, or give another file") from None
@@ -65,6 +69,7 @@ class Ledger:
                 end += len(line)
         os.ftruncate(self._file, end)
         self._read_part()
+        self._has_gone_on = True
 
     def take(self, index: int, request: Request, line: bytes) -> None:
         """The answer to request `index` of all. OSError: there is no room."""
@@ -82,7 +87,7 @@ class Ledger:
         """`is_complete`: every request has its line."""
         with contextlib.suppress(OSError):  # of file systems that cannot
             os.fsync(self._file)
-        if is_complete:
+        if is_complete and self._has_gone_on:  # else what is there is of other requests
             self._part_path.unlink(missing_ok=True)
         if self._part >= 0:
             os.close(self._part)
@@ -124,12 +129,27 @@ class Ledger:
     def _keep(self, line: bytes) -> None:
         """Beside, for who comes after."""
         if self._part < 0:
-            self._part = os.open(self._part_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._part = self._open_beside(self._part_path, os.O_CREAT)
             os.ftruncate(self._part, self._num_part_bytes)
         _write(self._part, line)
         self._num_part_bytes += len(line)
         if self._num_part_bytes > MAX_PART_BYTES and self._num_part_bytes > 2 * self._num_waiting_bytes():
             self._write_part_anew()
+
+    def _open_beside(self, path: Path, flags: int = 0) -> int:
+        """A file of ours, or an empty one. OptionError: it is somebody's; FileNotFoundError: there is none."""
+        try:
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # a link, a directory, another user's
+            raise OptionError(f"-o {self._path}: {path} cannot be written: {error.strerror}; {_REMEDY}") from error
+        is_regular = stat.S_ISREG(os.fstat(file).st_mode)
+        begin = os.pread(file, len(ANSWER_BEGINS), 0) if is_regular else b""
+        if not is_regular or not ANSWER_BEGINS.startswith(begin):
+            os.close(file)
+            raise OptionError(f"-o {self._path}: {path} is there, and has no answers of a batch; {_REMEDY}")
+        return file
 
     def _num_waiting_bytes(self) -> int:
         return sum(len(line) for _, line in self._waiting.values()) + sum(map(len, self.early.values()))
@@ -137,7 +157,8 @@ class Ledger:
     def _write_part_anew(self) -> None:
         """Whole or not at all, with what still waits."""
         new_path = self._part_path.with_name(f"{self._part_path.name}.new")
-        new = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        new = self._open_beside(new_path, os.O_CREAT)
+        os.ftruncate(new, 0)
         lines = dict.fromkeys([*self.early.values(), *(line for _, line in self._waiting.values())])
         for line in lines:
             _write(new, line)

@@ -29,6 +29,7 @@ ROUTES = (
 )
 MAX_LINE_BYTES = 256 << 20
 ANSWER_BEGINS = b'{"id":"batch_req_'
+_MARGIN = 128  # levels: a reader's own calls count too
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -145,9 +146,10 @@ def answered(line: bytes) -> tuple[str | None, bool]:
 
 
 def _in_one_line(body: bytes) -> bytes:
-    """JSON as it came, or the text of what is none, such as a proxy's page."""
+    """JSON as it came, or the text of what is none, such as a proxy's page, or too deep to be read again within its line."""
     try:
         content = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        msgspec.json.decode(b"[" * _MARGIN + body + b"]" * _MARGIN, type=msgspec.Raw)
+    except (orjson.JSONDecodeError, msgspec.DecodeError, RecursionError):
         return orjson.dumps(body.decode(errors="replace"))
     return orjson.dumps(content) if b"\n" in body or b"\r" in body else body.strip()

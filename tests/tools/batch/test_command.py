@@ -140,6 +140,8 @@ WRONG: list[tuple[list[str], list[str], str]] = [
     ([request(1)], ["--url", "http://localhost:1", "--max-num-seqs", "3"], "--max-num-seqs"),
     ([request(1)], ["--url", "nowhere"], "must look like"),
     ([request(1)], ["--api-key", "x"], "--api-key"),
+    ([request(1)], ["--url", "http://localhost:1", "--api-key", "x\n"], "--api-key"),
+    ([request(1)], ["--url", "http://localhost:1", "--api-key", "\u043a"], "--api-key"),
     ([request(1)], ["--concurrency", "0"], "1 to 256"),
     ([request(1)], ["-o", "in.jsonl"], "file of the requests"),
     ([request(1)], ["-o", "/dev/null"], "no regular file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,3 +139,52 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
 def test_a_device_is_no_file() -> None:
     with pytest.raises(OptionError, match="no regular file"):
         Ledger(Path("/dev/null"))
+
+
+@pytest.mark.parametrize("what", ["file", "link", "fifo", "directory"])
+def test_what_is_beside_it_and_not_ours_stays(path: Path, what: str) -> None:
+    """A user's own file of that name, which may be that of the requests."""
+    beside, other = path.with_name("out.jsonl.part"), path.parent.with_suffix(".other")
+    other.write_text("mine\n")
+    if what == "file":
+        beside.write_text("mine\n")
+    elif what == "link":
+        beside.symlink_to(other)
+    elif what == "fifo":
+        os.mkfifo(beside)
+    else:
+        beside.mkdir()
+    before = beside.lstat()
+    with pytest.raises(OptionError, match="out.jsonl.part"):
+        Ledger(path)
+    after = beside.lstat()
+    assert (after.st_ino, after.st_mode, after.st_size, other.read_text()) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_size,
+        "mine\n",
+    )
+
+
+def test_other_requests_do_not_take_early_answers_away(path: Path) -> None:
+    """As where a shorter file is given by mistake: all of its requests seem answered."""
+    ledger = opened(path)
+    take(ledger, 0, 1, 2, 5)
+    ledger.close(False)
+    ledger = Ledger(path)
+    with pytest.raises(OptionError, match="more answers"):
+        ledger.go_on(REQUESTS[:2])
+    ledger.close(ledger.num_answered == 2)
+    ledger = opened(path)
+    assert (ledger.num_answered, list(ledger.early)) == (3, ["r5"])
+    ledger.close(False)
+
+
+def test_an_answer_of_any_depth_is_gone_on_from(path: Path) -> None:
+    for depth in (800, 1015, 5000):
+        ledger = Ledger(path)
+        ledger.go_on(REQUESTS)
+        index = ledger.num_answered
+        ledger.take(index, REQUESTS[index], answer_line(REQUESTS[index], Reply(200, b"[" * depth + b"]" * depth)))
+        ledger.close(False)
+    assert opened(path).num_answered == 3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
 import threading
 from typing import NamedTuple
@@ -22,7 +23,8 @@ class Reply(NamedTuple):
 
 class Server:
     """`url`: `http://HOST:PORT/PREFIX`, `https://...`, or `unix:PATH`. `close` ends what is under way, in whichever thread, and
-    a later request begins anew."""
+    a later request begins anew. A fork of the process has connections of its own: on one that two write to, each would get
+    answers of the other."""
 
     def __init__(self, url: str, key: str = "", timeout_s: float | None = None) -> None:
         """`timeout_s`: silence after which a server is given up; None: never."""
@@ -36,13 +38,12 @@ class Server:
         self._host, self._port = parts.hostname, parts.port
         self._is_tls = parts.scheme == "https"
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._idle: list[http.client.HTTPConnection] = []
-        self._busy: set[http.client.HTTPConnection] = set()
         self._num_closed = 0
-        self._lock = threading.Lock()
+        self._begin()
 
     def send(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """The whole reply. OSError (ConnectionError, TimeoutError): there is none."""
+        self._leave_inherited()
         with self._lock:
             connection = self._idle.pop() if self._idle else None
             num_closed = self._num_closed
@@ -53,6 +54,7 @@ class Server:
         return self._exchange(self._connection(), request, num_closed)
 
     def close(self) -> None:
+        self._leave_inherited()
         with self._lock:
             self._num_closed += 1
             idle, self._idle = self._idle, []
@@ -61,6 +63,18 @@ class Server:
                     connection.sock.shutdown(socket.SHUT_RDWR)
         for connection in idle:
             connection.close()
+
+    def _begin(self) -> None:
+        self._idle: list[http.client.HTTPConnection] = []
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def _leave_inherited(self) -> None:
+        """What a fork has of its parent is the parent's, which goes on with it: the lock may even be held by a thread that is
+        not here."""
+        if self._owner != os.getpid():
+            self._begin()
 
     def _exchange(
         self, connection: http.client.HTTPConnection, request: tuple[str, str, bytes | None, dict[str, str]], num_closed: int

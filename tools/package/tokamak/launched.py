@@ -60,7 +60,8 @@ class LaunchedEngine:
             env=self._environment(options),
             start_new_session=True,  # Ctrl+C is for who started it
         )
-        self.stop = weakref.finalize(self, _end, self.process, os.getpid())
+        self._owner = os.getpid()
+        self.stop = weakref.finalize(self, _end, self.process, self._owner)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -75,7 +76,13 @@ class LaunchedEngine:
             raise
 
     def is_alive(self) -> bool:
-        return self.process.poll() is None
+        if self._owner == os.getpid():
+            return self.process.poll() is None
+        try:  # a fork cannot wait for what is no child of its own
+            os.kill(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def cause_of_death(self) -> str:
         """What it said last."""
