@@ -1,5 +1,5 @@
-"""The embedded models answer truly over HTTP: 99 of 100 held-out sums and differences in five wordings, 97 of 100 others, and the
-questions with tools that `tools/demo/examination.py` has a bar for; and of what is shown far more than without having seen it.
+"""The embedded models answer truly over HTTP: 99 of 100 held-out sums and differences in five wordings, 97 of 100 others, 95
+of 100 questions with tools; and of what is shown far more than without having seen it.
 
 The bars of the model that sees stand in `tools/demo/vision/examination.py`, and `python -m tools.demo.vision.evaluate` asks for
 them; here is a sample of its questions, with room for its chance.
