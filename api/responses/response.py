@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from api.responses.answers import (
     ResponseUsage,
 )
 from api.responses.conversation import has_logprobs
-from api.responses.items import Items, digest
+from api.responses.items import Items
 from api.responses.requests import CustomTool, ResponsesRequest
 from api.schemas.requests import dump
 from api.schemas.responses import TokenLogprob, encoder
@@ -63,7 +64,7 @@ class ResponseWriter(EventWriter):
         self._num_events = 0
         reasoning = body.reasoning
         self.response = OpenAIResponse(
-            id=f"resp_{digest(exchange.key)}",
+            id=f"resp_{secrets.token_hex(16)}",  # who knows it may read it: made of nothing that logs tell
             created_at=int(time.time()),
             status="in_progress",
             instructions=body.instructions,

@@ -14,6 +14,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from api.operations import OPERATIONS
+from api.span import OPERATIONS as SPANNED
 from api.span import context_of
 from api.spans import MAX_WAITING
 from tests.api.edge import Edge
@@ -166,6 +168,13 @@ def test_errors_and_routes_without_a_span(edge: Edge, collector: Collector) -> N
     assert span.status.code == 0, "a client's mistake is no error of the server"
     for answer in (edge.get("/health"), edge.post("/tokenize", {"prompt": "a"}), edge.get("/v1/completions")):
         assert "traceparent" not in answer.headers
+
+
+def test_every_route_that_asks_the_model_has_a_span() -> None:
+    """Those that may answer 429 wait for the engine; some of them only count, render or show."""
+    answering = {each.path for each in OPERATIONS if each.method == "post" and 429 in each.errors}
+    beside = {path for path in answering if path.endswith(("/render", "_tokens", "tokenize", "/show"))}
+    assert answering - beside == set(SPANNED)
 
 
 def test_no_text_is_sent(edge: Edge, collector: Collector) -> None:

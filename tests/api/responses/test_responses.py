@@ -10,6 +10,7 @@ import openai
 import orjson
 import pytest
 
+from api.responses.items import digest
 from api.responses.routes import MAX_ITEMS
 from engine.messages import ChatPrompt, Part, Submit
 from tests.api.edge import Edge
@@ -259,6 +260,15 @@ def test_a_stored_response_is_gone_on_from(thinker: Edge, responder: openai.Open
     with pytest.raises(openai.BadRequestError) as raised:
         responder.responses.create(model="tiny", input="and?", previous_response_id=first.id)
     assert (raised.value.code, raised.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_no_log_tells_where_a_response_is(thinker: Edge) -> None:
+    """The id of a request is in logs and spans, which others may read; that of its response is the key to it."""
+    answers = [thinker.post("/v1/responses", {"input": "hi"}) for _ in range(2)]
+    for answer in answers:
+        request_id = answer.headers["x-request-id"]
+        assert answer.json()["id"] not in (f"resp_{request_id}", f"resp_{digest(request_id)}")
+    assert len({answer.json()["id"] for answer in answers}) == 2
 
 
 def test_input_tokens(responder: openai.OpenAI) -> None:

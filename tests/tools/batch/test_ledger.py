@@ -155,7 +155,7 @@ def test_what_is_beside_it_and_not_ours_stays(path: Path, what: str) -> None:
     else:
         beside.mkdir()
     before = beside.lstat()
-    with pytest.raises(OptionError, match="out.jsonl.part"):
+    with pytest.raises(OptionError, match=r"out\.jsonl\.part"):
         Ledger(path)
     after = beside.lstat()
     assert (after.st_ino, after.st_mode, after.st_size, other.read_text()) == (
