@@ -24,10 +24,6 @@ OPERATIONS = {  # what is asked of the model, by path
     "/v1/score": "rerank",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
-    "/api/chat": "chat",
-    "/api/generate": "text_completion",
-    "/api/embed": "embeddings",
-    "/api/embeddings": "embeddings",
 }
 MAX_STATE_CHARACTERS = 512  # of a `tracestate`
 SAMPLED = 1
