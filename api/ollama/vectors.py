@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,7 +30,7 @@ async def embed(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbedRequest)
-    resolve(model, body.model)
+    served = msgspec.structs.replace(body, model=resolve(model, body.model))
     model.check_task("embed")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     check_count(len(texts), "input", model)
@@ -38,7 +39,7 @@ async def embed(request: Request) -> Response:
     generation: Generation | None = None
     if any(texts):
         prompts = [TextPrompt(text if body.truncate is False else await _cut(request, text)) for text in texts]
-        generation = await pooled(request, body, prompts, Pooling(dimensions, True), "input")
+        generation = await pooled(request, served, prompts, Pooling(dimensions, True), "input")
         for sample in generation.samples:
             vectors.append(encoder.encode(numbers_of(sample.pooled)))
             await asyncio.sleep(0)
@@ -56,11 +57,11 @@ async def embed_one(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbeddingsRequest)
-    resolve(model, body.model)
+    served = msgspec.structs.replace(body, model=resolve(model, body.model))
     model.check_task("embed")
     if not body.prompt:
         return json_response(OllamaEmbedding(embedding=[]))
-    generation = await pooled(request, body, [TextPrompt(await _cut(request, body.prompt))], Pooling(), "prompt")
+    generation = await pooled(request, served, [TextPrompt(await _cut(request, body.prompt))], Pooling(), "prompt")
     (sample,) = generation.samples
     return json_response(OllamaEmbedding(embedding=numbers_of(sample.pooled)), headers=generation.headers)
 
