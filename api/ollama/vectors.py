@@ -29,7 +29,7 @@ async def embed(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbedRequest)
-    resolve(model, body.model)
+    asked, body.model = body.model, resolve(model, body.model)
     model.check_task("embed")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     check_count(len(texts), "input", model)
@@ -43,7 +43,7 @@ async def embed(request: Request) -> Response:
             vectors.append(encoder.encode(numbers_of(sample.pooled)))
             await asyncio.sleep(0)
     answer = OllamaEmbeddings(
-        model=body.model or model.names[0],
+        model=asked or model.names[0],
         embeddings=[],
         total_duration=time.monotonic_ns() - exchange.arrival_ns,
         prompt_eval_count=usage_of(generation).prompt_tokens if generation else 0,
@@ -56,7 +56,7 @@ async def embed_one(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbeddingsRequest)
-    resolve(model, body.model)
+    body.model = resolve(model, body.model)
     model.check_task("embed")
     if not body.prompt:
         return json_response(OllamaEmbedding(embedding=[]))
