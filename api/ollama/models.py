@@ -54,7 +54,7 @@ async def list_models(request: Request) -> Response:
                 OllamaModel(
                     name=name, model=name, modified_at=modified_at, size=files.num_bytes, digest=digest, details=details
                 )
-                for name in map(tagged, model.names)
+                for name in map(tagged, model.all_names)
             ]
         )
     )
@@ -127,7 +127,7 @@ async def refuse(request: Request) -> Response:
 
 def resolve(model: ServedModel, name: str | None) -> str:
     """The served model that is asked for. Answers carry the name as it was asked for. 404 for one that is not served."""
-    return model.resolve(name if name is None or name in model.names else name.removesuffix(LATEST))
+    return model.resolve(name if name is None or name in model.all_names else name.removesuffix(LATEST))
 
 
 def tagged(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,7 +29,7 @@ async def embed(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbedRequest)
-    served = msgspec.structs.replace(body, model=resolve(model, body.model))
+    asked, body.model = body.model, resolve(model, body.model)
     model.check_task("embed")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     check_count(len(texts), "input", model)
@@ -39,12 +38,12 @@ async def embed(request: Request) -> Response:
     generation: Generation | None = None
     if any(texts):
         prompts = [TextPrompt(text if body.truncate is False else await _cut(request, text)) for text in texts]
-        generation = await pooled(request, served, prompts, Pooling(dimensions, True), "input")
+        generation = await pooled(request, body, prompts, Pooling(dimensions, True), "input")
         for sample in generation.samples:
             vectors.append(encoder.encode(numbers_of(sample.pooled)))
             await asyncio.sleep(0)
     answer = OllamaEmbeddings(
-        model=body.model or model.names[0],
+        model=asked or model.names[0],
         embeddings=[],
         total_duration=time.monotonic_ns() - exchange.arrival_ns,
         prompt_eval_count=usage_of(generation).prompt_tokens if generation else 0,
@@ -57,11 +56,11 @@ async def embed_one(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbeddingsRequest)
-    served = msgspec.structs.replace(body, model=resolve(model, body.model))
+    body.model = resolve(model, body.model)
     model.check_task("embed")
     if not body.prompt:
         return json_response(OllamaEmbedding(embedding=[]))
-    generation = await pooled(request, served, [TextPrompt(await _cut(request, body.prompt))], Pooling(), "prompt")
+    generation = await pooled(request, body, [TextPrompt(await _cut(request, body.prompt))], Pooling(), "prompt")
     (sample,) = generation.samples
     return json_response(OllamaEmbedding(embedding=numbers_of(sample.pooled)), headers=generation.headers)
 

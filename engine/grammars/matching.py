@@ -17,7 +17,7 @@ LIMITS = MatcherLimits(
     max_lexer_states=20_000,  # 1 to 2 KB each
     max_grammar_size=20_000,  # symbols
 )
-MAX_KEPT = 64  # matchers of grammars that were new last
+MAX_KEPT = 64  # matchers of grammars that were asked for last
 
 
 class Matching:
@@ -28,6 +28,7 @@ class Matching:
         self._vocabulary: MatcherVocabulary | None = None
         self._kept: dict[str, Matcher] = {}  # never moved on, so that a copy is as a new one
         self._making = Lock()  # of the vocabulary, and of what is not kept
+        self._keeping = Lock()  # of the order of what is kept; never held while one is made
 
     def matcher(self, grammar: str) -> Matcher:
         """One for an answer; `is_error` says whether it is any."""
@@ -49,14 +50,26 @@ class Matching:
         return self.matcher(grammar).mask()
 
     def _known(self, grammar: str) -> Matcher:
-        kept = self._kept.get(grammar)
+        kept = self._kept_one(grammar)
         if kept is not None:
             return kept
         with self._making:
+            kept = self._kept_one(grammar)  # which another thread has made meanwhile
+            if kept is not None:
+                return kept
             if self._vocabulary is None:
                 self._vocabulary = MatcherVocabulary(self.tokens)
             kept = self._vocabulary.matcher(grammar, LIMITS)
-            self._kept[grammar] = kept
-            while len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
+            with self._keeping:
+                self._kept[grammar] = kept
+                while len(self._kept) > MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            return kept
+
+    def _kept_one(self, grammar: str) -> Matcher | None:
+        """It goes last from now on: schedulers, too, forget what was asked for longest ago."""
+        with self._keeping:
+            kept = self._kept.pop(grammar, None)
+            if kept is not None:
+                self._kept[grammar] = kept
             return kept

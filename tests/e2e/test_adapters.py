@@ -88,6 +88,12 @@ def test_a_model_is_an_adapter_in_every_api(engine: EngineProcess, files: Path) 
             body = {"model": name, "input": "hello there", "temperature": 0, "max_output_tokens": 12}
             answer = plain.post("/v1/responses", json=body).json()
             assert (answer["model"], answer["output"][-1]["content"][0]["text"]) == (name, text)
+        tags = [model["model"] for model in plain.get("/api/tags").json()["models"]]
+        assert tags == [f"{name}:latest" for name in NAMES]
+        for tag, text in zip(tags, texts, strict=True):
+            body = {"model": tag, "messages": messages, "options": {"temperature": 0, "num_predict": 12}, "stream": False}
+            line = plain.post("/api/chat", json=body).json()
+            assert (line["model"], line["message"]["content"]) == (tag, text)
         missing = plain.post("/v1/completions", json={"model": "a9", "prompt": "x"})
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
         assert "served here: base, a0, a1, a2, a3" in missing.text

@@ -10,7 +10,8 @@ import pytest
 
 from engine.errors import RequestError
 from engine.grammars.formats import lark_of
-from engine.grammars.matching import Matching
+from engine.grammars.matcher import Matcher, MatcherLimits, MatcherVocabulary
+from engine.grammars.matching import MAX_KEPT, Matching
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import AnswerFormat
 from engine.tokenizer.answer_formats import AnswerFormats
@@ -160,3 +161,24 @@ def test_a_model_without_text_has_no_forms(tmp_path: Path) -> None:
     formats = AnswerFormats(lambda: GrammarTokens.of([b""] * 9, [], [], [3], 9), tmp_path / "vocabulary", 65536)
     with pytest.raises(RequestError, match="no tokenizer"):
         formats.grammar(AnswerFormat("regex", "a", "x"))
+
+
+def test_what_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many came since it was new: a rank makes no matcher a second time that its scheduler counts on."""
+    made: list[str] = []
+    make = MatcherVocabulary.matcher
+
+    def counted(self: MatcherVocabulary, grammar: str, limits: MatcherLimits) -> Matcher:
+        made.append(grammar)
+        return make(self, grammar, limits)
+
+    monkeypatch.setattr(MatcherVocabulary, "matcher", counted)
+    matching = Matching(TOKENS)
+    first = "start: /a/"
+    for number in range(MAX_KEPT + 1):
+        assert not matching.matcher(first).is_error()
+        matching.prepare(f"start: /b{number}/")
+    assert not matching.matcher(first).is_error()
+    assert made.count(first) == 1
+    matching.prepare("start: /b0/")
+    assert made.count("start: /b0/") == 2, "what nobody asked for since is not kept"
