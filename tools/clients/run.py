@@ -130,7 +130,9 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
 
 def pinned(distribution: str) -> str:
     """Its version in requirements.txt."""
-    found = re.search(rf"^{re.escape(distribution)}(?:\[.*\])?==(.*)$", (Path(__file__).with_name("requirements.txt")).read_text(), re.M)
+    found = re.search(
+        rf"^{re.escape(distribution)}(?:\[.*\])?==(.*)$", (Path(__file__).with_name("requirements.txt")).read_text(), re.M
+    )
     return found[1] if found else ""
 
 
