@@ -20,6 +20,10 @@ BY_HAND = {  # run by a person who installs what their docstrings name
     "tools/bench/openvino_server.py": {"openvino-genai"},
     "tools/bench/transformers_encoder.py": {"torch", "transformers"},
     "tools/bench/transformers_pictures.py": {"transformers"},
+    **{  # tools/test-clients installs them
+        f"tools/clients/of_{name}.py": {name, "openai", "pydantic", "langchain-core", "langchain-openai"}
+        for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor")
+    },
     "tools/demo/evaluate.py": {"httpx"},
     "tools/demo/vision/agreement.py": {"httpx", "torch", "transformers"},
     "tools/demo/vision/evaluate.py": {"httpx"},

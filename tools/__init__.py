@@ -8,6 +8,7 @@ chat.py       talk to the model in the terminal
 batch/        the requests in a file, answered in another
 package/      what a user imports: `tokamak`
 bench/        load generator, and the shared-memory benchmark
+clients/      other people's clients against a server, each in its environment (`test-clients`)
 demo/         the embedded model: its data, training, examination and weights
 package/      `tokamak`, the package that a wheel has at its top
 deploy/       image, compose, systemd, Kubernetes

@@ -1,6 +1,6 @@
 """Clients that people have, each against a server of the embedded model, in an environment of its own: `tools/test-clients`.
 
-checks.py          what a check is, and how the checks of a client are run: in the client's environment, where nothing of ours is
+checks.py          what a check is, and how those of a client are run: in its environment, where nothing of ours is
                    installed, so that it and they import the standard library and the client alone
 of_NAME.py         the checks of one client
 run.py             starts the servers, runs all clients, writes the table

@@ -12,7 +12,12 @@ from pathlib import Path
 
 QUESTION = "What is 12 + 30?"
 ANSWER = "42"
-CITY = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,  # the embedded model, which was not trained for tools, would go on with others
+}
 SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
 
 
@@ -33,7 +38,9 @@ class NotRunError(Exception):
     """Why a check cannot be run here."""
 
 
-Check = Callable[[Server], "str | None"]  # None, or what there is to say about a success; AssertionError and all others: it fails
+Check = Callable[
+    [Server], "str | None"
+]  # None, or what there is to say about a success; AssertionError and all others: it fails
 CHECKS: list[tuple[str, Check]] = []
 
 

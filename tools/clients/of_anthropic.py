@@ -56,7 +56,7 @@ def count(server: Server) -> None:
 @check("error: its class and shape")
 def error(server: Server) -> None:
     try:
-        client_of(server).messages.create(**asked(server), temperature=-1)
+        client_of(server).messages.create(**asked(server), extra_body={"temperature": -1})
     except anthropic.BadRequestError as raised:
         body: Any = raised.body
         assert body["error"]["type"] == "invalid_request_error", body

@@ -17,7 +17,7 @@ def load(server: Server, path: str) -> str:
     data = {"kind": "synthetic_text", "prompt_tokens": 48, "output_tokens": OUTPUT_TOKENS}
     run(
         *(program("guidellm"), "run", "--disable-console-interactive", "--backend", json.dumps(backend)),
-        *("--data", json.dumps(data), "--tokenizer", json.dumps({"kind": "hf_auto", "tokenizer": server.tokenizer})),
+        *("--data", json.dumps(data), "--tokenizer", json.dumps({"kind": "hf_auto", "model": server.tokenizer})),
         *("--profile", json.dumps({"kind": "concurrent", "streams": 4})),
         *("--constraint", json.dumps({"kind": "max_requests", "count": NUM_REQUESTS})),
         *("--output", json.dumps({"kind": "json", "path": str(output)})),

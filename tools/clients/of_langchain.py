@@ -18,7 +18,9 @@ class Sum(BaseModel):
 
 
 def model_of(server: Server, **fields: Any) -> Any:
-    return ChatOpenAI(model=server.model, base_url=f"{server.url}/v1", api_key="-", max_retries=0, **{"temperature": 0} | fields)
+    return ChatOpenAI(
+        model=server.model, base_url=f"{server.url}/v1", api_key="-", max_retries=0, **{"temperature": 0} | fields
+    )
 
 
 @check("plain answer")

@@ -66,7 +66,5 @@ def chosen(server: Server) -> str:
     return f"accuracy {found['acc,none']:g} of {len(SUMS)} choices"
 
 
-
-
 if __name__ == "__main__":
     main()

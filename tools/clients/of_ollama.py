@@ -30,7 +30,9 @@ def plain(server: Server) -> None:
 
 @check("stream")
 def stream(server: Server) -> None:
-    pieces = [piece.message.content or "" for piece in client_of(server).chat(server.model, MESSAGES, options=GREEDY, stream=True)]
+    pieces = [
+        piece.message.content or "" for piece in client_of(server).chat(server.model, MESSAGES, options=GREEDY, stream=True)
+    ]
     assert len(pieces) > 1, pieces
     assert ANSWER in "".join(pieces), pieces
 

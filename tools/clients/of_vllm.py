@@ -54,7 +54,10 @@ def chat(server: Server) -> None:
 def agree(server: Server) -> str:
     place = Path(server.place)
     pairs = [
-        (theirs(server, "openai", "/v1/completions", place / f"theirs{turn}.json", turn), ours(server, place / f"ours{turn}.json"))
+        (
+            theirs(server, "openai", "/v1/completions", place / f"theirs{turn}.json", turn),
+            ours(server, place / f"ours{turn}.json"),
+        )
         for turn in range(ROUNDS)
     ]
     sides = [sorted(side) for side in zip(*pairs, strict=True)]

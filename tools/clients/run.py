@@ -1,6 +1,6 @@
 """Runs the checks of all clients against servers of its own, and writes the table. Called by tools/test-clients.
 
-Two engines: one of the embedded model, one that makes vectors. Each client's checks run in a process of the client's environment.
+Two engines: of the embedded model, and one that makes vectors. A client's checks run in a process of its own environment.
 Exit codes: 0 nothing failed, 1 a check failed; what could not be installed or run is in the table, with the reason.
 """
 
@@ -40,7 +40,7 @@ START_TIMEOUT_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Clients against Tokamak
 
-What `tools/test-clients` printed last: each feature is a check in `tools/clients/of_NAME.py`, against a server of the embedded model,
+Of `tools/test-clients`: each feature is a check in `tools/clients/of_NAME.py`, against a server of the embedded model,
 and for embeddings one of `tests/pooled.py`'s. `NO` is a check that failed; `not run` says why.
 
 """
@@ -130,7 +130,9 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
 
 def pinned(distribution: str) -> str:
     """Its version in requirements.txt."""
-    found = re.search(rf"^{re.escape(distribution)}(?:\[.*\])?==(.*)$", (Path(__file__).with_name("requirements.txt")).read_text(), re.M)
+    found = re.search(
+        rf"^{re.escape(distribution)}(?:\[.*\])?==(.*)$", (Path(__file__).with_name("requirements.txt")).read_text(), re.M
+    )
     return found[1] if found else ""
 
 

@@ -23,7 +23,7 @@ from tests.waiting import WATCHDOG_S
 
 PACKAGES = ("api", "engine", "ops", "shm", "tools", "workers")
 BUILD = "import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1], {'wheel.cmake': 'false'})"
-OF_A_CHECKOUT = ("native/", "tools/package/", "tools/sanitized/")  # left out, with scripts
+OF_A_CHECKOUT = ("native/", "tools/clients/", "tools/package/", "tools/sanitized/")  # left out, with scripts
 MAX_MIB = 16  # without native modules
 
 
