@@ -227,6 +227,7 @@ class SchedulerActor(Actor):
         begin_ns = time.monotonic_ns()
         batch = self.batch
         parts = None if self.encoder is None else self.encoder.next_parts()
+        self.grammars.look_ahead(batch.waiting)
         output = schedule(
             batch.running,
             batch.waiting,

@@ -7,6 +7,7 @@ that run beside it waiting, at its first grammar for as long as it takes the voc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 import msgspec
 
@@ -15,12 +16,19 @@ from engine.scheduler.sequence import Sequence
 
 _NUMBER_BITS = 40
 MAX_KNOWN = 32  # that were asked for last; a rank keeps twice as many
+MAX_ASKED = 8  # at a time: fewer than are known, so that none is forgotten before its sequence has a slot
+MAX_SEEN = 64  # of those that wait, for each step
 
 
 class _Asked(msgspec.Struct, eq=False):
     number: int
     ranks: set[int] = set()  # that have it
-    sequences: list[Sequence] = []
+
+
+def _text_of(sequence: Sequence) -> str:
+    """Of its grammar; empty where it has none."""
+    grammar = sequence.request.sampling.grammar
+    return "" if grammar is None else grammar.text
 
 
 class Grammars:
@@ -31,24 +39,36 @@ class Grammars:
         self._known: dict[str, None] = {}  # oldest first
         self._asked: dict[str, _Asked] = {}
         self._last_number = epoch << _NUMBER_BITS
+        self._is_used = False
 
     def want(self, sequence: Sequence) -> None:
         """Have it wait until the ranks have its grammar, if it has one."""
-        grammar = sequence.request.sampling.grammar
-        if grammar is None or not grammar.text:
+        text = _text_of(sequence)
+        self._is_used = self._is_used or bool(text)
+        sequence.awaits_grammar = bool(text) and not self._is_known(text)
+
+    def look_ahead(self, waiting: Iterable[Sequence]) -> None:
+        """Ask for what those need that come first, a few at a time. What is asked for ahead of its turn would be in the way of
+        others' (the ranks compile one after the other), outlive who was aborted, and be forgotten again before it is used."""
+        if not self._is_used:
             return
-        if grammar.text in self._known:
-            del self._known[grammar.text]
-            self._known[grammar.text] = None
-            return
-        sequence.awaits_grammar = True
-        asked = self._asked.get(grammar.text)
-        if asked is not None:
-            asked.sequences.append(sequence)
-            return
-        self._last_number += 1
-        self._asked[grammar.text] = _Asked(self._last_number, sequences=[sequence])
-        self._send(CompileGrammar(self._last_number, grammar.text))
+        for sequence in islice(waiting, MAX_SEEN):
+            text = _text_of(sequence)
+            if not text:
+                continue
+            sequence.awaits_grammar = not self._is_known(text)
+            if sequence.awaits_grammar and text not in self._asked and len(self._asked) < MAX_ASKED:
+                self._last_number += 1
+                self._asked[text] = _Asked(self._last_number)
+                self._send(CompileGrammar(self._last_number, text))
+
+    def _is_known(self, text: str) -> bool:
+        """It is the one then that is forgotten last."""
+        if text not in self._known:
+            return False
+        del self._known[text]
+        self._known[text] = None
+        return True
 
     def compiled(self, number: int, rank: int) -> None:
         """A rank has one of them."""
@@ -60,8 +80,6 @@ class Grammars:
         if len(asked.ranks) < self._num_ranks:
             return
         del self._asked[text]
-        for sequence in asked.sequences:
-            sequence.awaits_grammar = False
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[text] = None
@@ -70,8 +88,7 @@ class Grammars:
         """It has none of them, and knows of no question."""
         self._known.clear()
         for sequence in waiting:
-            if not sequence.awaits_grammar:
-                self.want(sequence)
+            self.want(sequence)
 
     def ask_again(self) -> None:
         """What was on its way to the ranks may be lost."""

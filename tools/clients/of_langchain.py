@@ -39,7 +39,7 @@ def stream(server: Server) -> None:
 
 @check("tool call, forced")
 def tool(server: Server) -> None:
-    @as_tool
+    @as_tool  # type: ignore[untyped-decorator]
     def double(number: int) -> int:
         """Twice a number."""
         return 2 * number

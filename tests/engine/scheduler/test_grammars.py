@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.messages import CompileGrammar, Grammar, SamplingParams
-from engine.scheduler.grammars import MAX_KNOWN, Grammars
+from engine.scheduler.grammars import MAX_ASKED, MAX_KNOWN, MAX_SEEN, Grammars
+from engine.scheduler.sequence import Sequence
 from tests.engine.scheduler.sequences import make_sample
 from tests.engine.scheduler.simulation import Simulation, Stream, simulate
 
@@ -65,17 +66,38 @@ def test_each_rank_has_it_before_it_is_used(directory: Path) -> None:
         simulation.finish(bound)
 
 
+def sequence_with(text: str) -> Sequence:
+    sequence = make_sample("r", [1])
+    sequence.request.sampling = SamplingParams(grammar=Grammar(text))
+    return sequence
+
+
 def test_so_many_are_known() -> None:
-    asked: list[str] = []
-
-    def compile_at_once(message: CompileGrammar) -> None:
-        asked.append(message.text)
-        grammars.compiled(message.number, 0)
-
-    grammars = Grammars(1, compile_at_once)
+    asked: list[CompileGrammar] = []
+    grammars = Grammars(1, asked.append)
     for number in (*range(MAX_KNOWN + 1), MAX_KNOWN, 1, 0):
-        sequence = make_sample("r", [1])
-        sequence.request.sampling = SamplingParams(grammar=Grammar(f"{number}"))
+        sequence = sequence_with(f"{number}")
         grammars.want(sequence)
+        grammars.look_ahead([sequence])
+        grammars.compiled(asked[-1].number, 0)
+        grammars.look_ahead([sequence])
         assert not sequence.awaits_grammar
-    assert asked == [*map(str, range(MAX_KNOWN + 1)), "0"]
+    assert [message.text for message in asked] == [*map(str, range(MAX_KNOWN + 1)), "0"]
+
+
+def test_those_that_come_first_are_asked_for_and_none_who_left() -> None:
+    """However many wait: else all of them would be compiled ahead, and forgotten before their turn."""
+    asked: list[CompileGrammar] = []
+    grammars = Grammars(1, asked.append)
+    waiting = [sequence_with(f"{number}") for number in range(3 * MAX_SEEN)]
+    for sequence in waiting:
+        grammars.want(sequence)
+    grammars.look_ahead(waiting)
+    assert [message.text for message in asked] == [*map(str, range(MAX_ASKED))]
+    assert all(sequence.awaits_grammar for sequence in waiting)
+    grammars.look_ahead(waiting[-1:])  # the others were aborted
+    assert len(asked) == MAX_ASKED
+    for message in [*asked]:
+        grammars.compiled(message.number, 0)
+    grammars.look_ahead(waiting[-1:])
+    assert [message.text for message in asked[MAX_ASKED:]] == [f"{3 * MAX_SEEN - 1}"]
