@@ -134,7 +134,7 @@ async def ask(client: httpx.AsyncClient, call: Call, on_delta: Callable[[], None
     for chunk in chunks:
         put_together(answer, chunk)
     assert "error" not in answer, (call, answer)
-    return protocols.named(answer, protocols.named_ids(request_id))
+    return protocols.named(answer, protocols.named_ids(request_id, ""))
 
 
 def put_together(whole: Json, chunk: Json) -> None:

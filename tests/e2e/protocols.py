@@ -87,7 +87,13 @@ def put_together(events: Iterable[Json], request_id: str) -> Json:
             merged.append({"event": event, "texts": texts})
     assert merged
     assert not any("error" in each["event"] and each["event"]["error"] for each in merged), merged
-    return named({"events": merged}, named_ids(request_id))
+    return named({"events": merged}, named_ids(request_id, _response_id(merged)))
+
+
+def _response_id(merged: list[Json]) -> str:
+    """Of a stored response, which nobody can know before it is there; empty for other APIs."""
+    responses = (each["event"].get("response") for each in merged)
+    return next((response["id"] for response in responses if isinstance(response, dict)), "")
 
 
 def _says_something(event: Json, texts: Json) -> bool:
@@ -114,14 +120,13 @@ def _take_texts(event: Json) -> Json:
     return texts
 
 
-def named_ids(request_id: str) -> dict[str, str]:
+def named_ids(request_id: str, response_id: str) -> dict[str, str]:
     """Ids that this request's answer may have, and names for them."""
 
     def blake(text: str) -> str:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    response_id = f"resp_{blake(request_id)}"
-    names = {f"msg_{blake(request_id)}": "the message", response_id: "the response"}
+    names = {f"msg_{blake(request_id)}": "the message"} | ({response_id: "the response"} if response_id else {})
     for index in range(_MAX_CALLS):
         names |= {f"{kind}_{blake(f'{response_id}.{index}')}": f"{kind} {index}" for kind in ("msg", "rs", "fc", "ctc")}
         for sample in ("", *(f"-{number}" for number in range(_MAX_CALLS))):

@@ -1,7 +1,8 @@
 """Ollama's own client, and bodies as Claude Code, Codex, OpenCode and Open WebUI send them (`clients/`), against a real engine.
 
 The embedded model cannot use tools by itself, so that each turn names the one to be called, which its client would not; the
-arguments are then what the tool's schema leaves. Its prompts are made longer than it was trained for.
+arguments are then what the tool's schema leaves. Its prompts are made longer than it was trained for, with a chat template of
+which an answer never begins within thinking, which it would not end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from tests.e2e.agents import AGENTS, RECORDED, Json
 from tests.e2e.checkpoints import longer
 from tests.e2e.engine_process import DEMO, EngineProcess
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S
 
 KEY = {"authorization": "Bearer secret"}
@@ -31,6 +33,7 @@ SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required":
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     model = longer(DEMO, tmp_path_factory.mktemp("longer") / "model", 8192)
     parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+    parsers += ("--chat-template", str(REPOSITORY / "tests/e2e/clients/chat_template.jinja"))
     with EngineProcess(model, "--api-key", "secret", "--served-model-name", "demo", *parsers) as running:
         yield running
         assert running.metric("http_responses_total", status="5xx") == 0
@@ -103,7 +106,7 @@ def test_a_tool_is_called_and_answers(engine: EngineProcess, client: ollama.Clie
     (call,) = first["tool_calls"]
     assert (call["function"]["name"], [*call["function"]["arguments"]]) == ("measure", ["unit"])
     turns = [*QUESTION, first, {"role": "tool", "tool_name": "measure", "content": "42"}]
-    assert client.chat("demo", turns, tools=[measure], options={**GREEDY, "num_predict": 5}).eval_count == 5
+    assert client.chat("demo", turns, tools=[measure], options={**GREEDY, "num_predict": 5}).eval_count in range(1, 6)
 
 
 def test_models(client: ollama.Client) -> None:

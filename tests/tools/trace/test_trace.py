@@ -29,6 +29,12 @@ BODY = {"prompt": "What is 12 + 345?", "max_tokens": 12, "ignore_eos": True}
 WAY = ("api0", "tokenizer0", "scheduler", "worker0", "scheduler", "tokenizer0", "api0")
 
 
+def goes_its_way(way: list[str]) -> bool:
+    """From actor to actor in that order; where one is slow, others have the next token already."""
+    met = iter(way)
+    return all(actor in met for actor in WAY)
+
+
 def command(run: Run, output: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "tools.cli", "trace", "--run", run.run_id, "-o", str(output), *arguments]
 
@@ -127,7 +133,7 @@ def test_a_running_engine(engine: EngineProcess, tmp_path: Path) -> None:
     assert {"step", "forward", "sample", "attention", "linear q+k+v"} <= drawn.names("worker0")
     ids = {one["args"]["request"].partition("~")[0] for one in drawn.slices if one["name"] == "submit"}
     ways = [drawn.way(request) for request in ids if request.startswith("asked-")]
-    assert list(WAY) in [way[: len(WAY)] for way in ways]
+    assert any(map(goes_its_way, ways)), ways
     assert {kind for kind, _ in drawn.flows} == {"request", "step"}
     assert BODY["prompt"] not in output.read_text()
 
@@ -197,7 +203,7 @@ def test_an_engine_that_was_killed(tmp_path: Path) -> None:
         trace(run, tmp_path / "dead.json")
         drawn = Drawn(tmp_path / "dead.json")
         drawn.check()
-        assert drawn.way("the-last")[: len(WAY)] == list(WAY)
+        assert goes_its_way(drawn.way("the-last")), drawn.way("the-last")
     finally:
         engine.close()
 
