@@ -20,7 +20,8 @@ import orjson
 from rich.console import Console
 
 from engine.errors import OptionError, TokamakError
-from tools.bench.processes import COMMAND, ServerProcess
+from tokamak.launched import COMMAND
+from tools.bench.processes import ServerProcess
 
 KINDS = ("decode", "prefill", "load", "prefix", "picture", "pictures")
 READY, PEAK = "ready s", "peak PSS MiB"

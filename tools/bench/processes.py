@@ -17,10 +17,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import tokamak
 from engine.errors import TokamakError
 
-COMMAND = (sys.executable, str(Path(tokamak.__file__).with_name("__main__.py")))  # `tokamak`, whatever lies where it is started
 _PSS_PERIOD_S = 1.0
 _STOP_TIMEOUT_S = 30.0
 

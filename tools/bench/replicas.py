@@ -30,8 +30,9 @@ from engine.messages import ResetPrefixCache
 from engine.observation.observer import Observer
 from engine.process.control_client import ControlClient
 from engine.process.run_directory import open_run
+from tokamak.launched import COMMAND
 from tools.bench.connection import Client
-from tools.bench.processes import COMMAND, ServerProcess
+from tools.bench.processes import ServerProcess
 from tools.bench.serve import Load
 from tools.target import Target
 

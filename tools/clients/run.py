@@ -20,7 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.bench.processes import COMMAND, ServerProcess
+from tokamak.launched import COMMAND
+from tools.bench.processes import ServerProcess
 from tools.clients.checks import Server
 from tools.demo import MODEL as EMBEDDED
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import orjson
 
-# By path, as `-m` would look into the directory first where that is.
+# The program `tokamak`: by path, as `-m` would look first into the directory where it is started.
 COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 
 QUIET_S = 5.0  # a start that takes longer is worth showing
