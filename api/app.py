@@ -41,7 +41,6 @@ from engine.process.log import printable
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PASSAGE_KEY = "tokamak.passage"
-_OLLAMA_ORDERS = ("pull", "push", "create", "copy")  # what this server does not do with models
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent")
 
@@ -85,7 +84,10 @@ def routes() -> list[BaseRoute]:
         Route("/api/ps", on_first_use("api.ollama.models", "list_running")),
         Route("/api/show", on_first_use("api.ollama.models", "show"), methods=["POST"]),
         Route("/api/version", on_first_use("api.ollama.models", "show_version")),
-        *(Route(f"/api/{order}", on_first_use("api.ollama.models", "refuse"), methods=["POST"]) for order in _OLLAMA_ORDERS),
+        *(
+            Route(f"/api/{order}", on_first_use("api.ollama.models", "refuse"), methods=["POST"])
+            for order in ollama_errors.REFUSED_ORDERS
+        ),
         Route("/api/delete", on_first_use("api.ollama.models", "refuse"), methods=["DELETE"]),
         Route("/api/blobs/{digest}", on_first_use("api.ollama.models", "refuse"), methods=["HEAD", "POST"]),
         Route("/v1/load_lora_adapter", admin.load_adapter, methods=["POST"]),

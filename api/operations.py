@@ -10,6 +10,7 @@ import msgspec
 from api.anthropic import answers as anthropic
 from api.anthropic.requests import CountTokensRequest, MessagesRequest
 from api.ollama import answers as ollama
+from api.ollama.errors import REFUSED_ORDERS
 from api.ollama.requests import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -204,7 +205,7 @@ OPERATIONS = (
     _ollama("tags", "The served models", ollama.OllamaModelList, method="get"),
     _ollama("ps", "The loaded model", ollama.OllamaRunningModels, method="get"),
     _ollama("version", "The version of Ollama that is spoken", ollama.OllamaVersion, method="get"),
-    *(_refused("post", path) for path in ("pull", "push", "create", "copy")),
+    *(_refused("post", path) for path in REFUSED_ORDERS),
     _refused("delete", "delete"),
     _refused("post", "blobs/{digest}", ("digest",)),
     _work(

@@ -1,4 +1,5 @@
-"""Errors in Ollama's shape, for the routes of its API. Imported by every start: it imports none of its structs."""
+"""Errors in Ollama's shape, for the routes of its API, and what is one in any case. Imported by every start: it imports none of
+its structs."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from api.schemas.responses import encoder
 from engine.errors import RequestError
 
 PREFIX = "/api/"
+REFUSED_ORDERS = ("pull", "push", "create", "copy")  # what this server does not do with models
 
 
 def is_spoken(path: str) -> bool:
