@@ -22,7 +22,7 @@ BY_HAND = {  # run by a person who installs what their docstrings name
     "tools/bench/transformers_pictures.py": {"transformers"},
     **{  # tools/test-clients installs them
         f"tools/clients/of_{name}.py": {name, "openai", "pydantic", "langchain-core", "langchain-openai"}
-        for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor")
+        for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor", "vllm")
     },
     "tools/demo/evaluate.py": {"httpx"},
     "tools/demo/vision/agreement.py": {"httpx", "torch", "transformers"},
