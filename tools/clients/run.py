@@ -78,11 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/test-clients", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--environments", type=Path, required=True, metavar="DIR", help="one below it for each section")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--list", action="store_true", help="print which environments the clients need, and end")
     parser.add_argument("--timeout", type=float, default=1200.0, metavar="S", help="for one client; default: %(default)g")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"{', '.join(CLIENTS)}; default: all")
     options = parser.parse_args(argv)
     if unknown := set(options.clients) - CLIENTS.keys():
         parser.error(f"there is no client {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}")
+    if options.list:
+        print(*dict.fromkeys(CLIENTS[name][0] for name in options.clients or CLIENTS))
+        return 0
     end_servers_with_us()
     rows: list[Row] = []
     with ExitStack() as stack:
