@@ -318,8 +318,9 @@ class ModelRunner:
         return self.end(self.begin(step))
 
     def begin(self, step: Step) -> StepRun | StepResult:
-        """Enqueue a step up to its first logits; the result of one that cannot be run. The one before must have ended: what it
-        drew is read. Calling it without weights is the scheduler's bug (AssertionError)."""
+        """Enqueue a step up to its first logits; the result of one that cannot be run. The one before must have ended, since
+        what it drew is read, but where the device has that (`StepRun.is_drawn_there`). Calling it without weights is the
+        scheduler's bug (AssertionError)."""
         plan = self.weights.plan
         assert plan is not None, f"step {step.step_id} came while the weights are cleared"
         begin_ns = time.monotonic_ns()
@@ -343,8 +344,9 @@ class ModelRunner:
             kept_counts = np.where(is_drafting, rows.counts, kept_counts)
         if self.constraints.is_used:
             self.constraints.look_ahead(rows)
-        self._run_rows(plan, rows, kept_counts, self.mode)
-        run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded, self.inputs.num_tokens)
+        run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)
+        self._run_rows(plan, rows, kept_counts, self.mode, self._sampling.flags(run))
+        run.num_tokens = self.inputs.num_tokens
         self._sampling.begin(run)
         if self.ran is not None:
             self.ran.append((self.mode.size or self.inputs.num_tokens, self.mode.size in plan.captured))
@@ -399,9 +401,11 @@ class ModelRunner:
             others = [StepShape(Phase(shapes[rank][0]), shapes[rank][1]) for rank in communicator.members]
         return self._captures.mode(own, others)
 
-    def _run_rows(self, plan: Plan, rows: StepRows, kept_counts: np.ndarray, mode: StepMode) -> None:
+    def _run_rows(
+        self, plan: Plan, rows: StepRows, kept_counts: np.ndarray, mode: StepMode, flags: np.ndarray | None = None
+    ) -> None:
         """Up to the hidden states of what is kept. Padding comes when all inputs of the rows are there."""
-        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots)
+        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots, flags)
         if mode.size:
             self.inputs.pad(mode.size)
         if self.inputs.num_tokens or mode.size or self._experts is not None:

@@ -206,17 +206,29 @@ struct Combine {
 
 // The token of each row, and what is known of it.
 struct Sample {
-    Buffer<float> logits;        // [R, vocab]
-    Buffer<double> settings;     // [R, 3]: temperature, top_p, min_p
-    Buffer<int> top_ks;          // [R]; 0: all
-    Buffer<int> seeds;           // [R, 2]: the low word, the high word
-    Buffer<int> positions;       // [R]: of the token
-    Buffer<int> sample_indexes;  // [R]
-    Buffer<int> places;          // [R, 2]: of its token and of its slot's length; empty: neither is written
-    Buffer<int> slots;           // out, where these are
-    Buffer<int> token_ids;       // out [R]
-    Buffer<float> logprobs;      // out [R]: of the raw logits, as
-    Buffer<int> ranks;           // out [R]
+    Buffer<float> logits;          // [R, vocab]
+    Buffer<int> logit_row_ids;     // [R]: which of the rows that are kept each is
+    Buffer<int> row_ids;           // [kept]: which of the step's rows each of these is
+    Buffer<int> row_slots;         // [rows]
+    Buffer<int> positions;         // [kept]; the token's is the next
+    Buffer<int> sequence_offsets;  // [num_slots + 1], of rows that are kept
+    Buffer<int> sequence_slots;    // [num_slots]
+    Buffer<int> context_lengths;   // [num_slots]
+    Buffer<int> sent;              // as Derive has it
+    Buffer<int> slots;             // as Derive; in: settings; out: the token behind a sequence with the flag DRAWN, its length
+    Buffer<int> drawn;             // out [3, R]: token, bits of its log-probability, of the raw logits, and rank
     int num_rows;
     int vocab;
+    int num_slots;
+    int num_positions;  // of a slot's tokens
+    int num_blocks;     // of a slot's table
+};
+
+// Arithmetic alone: 256 threads of each block make num_steps steps in each of 8 chains. A step is of 4 products of a thread in
+// float32, else of one [16, 16] [16, 8] of a warp.
+struct Peak {
+    int type;
+    Buffer<float> sums;  // out [num_blocks, 256]
+    int num_blocks;
+    int num_steps;
 };

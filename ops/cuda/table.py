@@ -32,7 +32,7 @@ from ops.modules import (
 )
 from ops.paddle import reference
 from ops.paddle.metadata import InPlace
-from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Inputs, OpTable, Routing, StepInputs
+from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import QuantizedWeight, Source, Store, float32
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
@@ -89,6 +89,8 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0) -> OpTab
         integer_kinds=("int8", "int4"),
         cache_view=lambda memory, block_size: memory,
         clear_block=clear_block,
+        drawing=Drawing(rows.draw, is_greedy=False),
+        captured={},
         begin=rows.begin,
         take_features=lambda step, x, number: reference.take_features(cast(Any, step), x, number),
         linear=rows.linear,
@@ -248,6 +250,31 @@ class _Rows:
             kept_tile_rows=memory.kept.tile_rows,
             **numbers,
         )
+
+    def draw(self, inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
+        rows, vocab = logits.shape
+        memory: InPlace = inputs.in_place
+        drawn = paddle.empty([3, rows], "int32")
+        self._run(
+            "Sample",
+            logits=logits,
+            logit_row_ids=inputs.logit_row_ids,
+            row_ids=inputs.kept.row_ids,
+            row_slots=inputs.row_slots,
+            positions=inputs.kept.positions,
+            sequence_offsets=inputs.kept.sequence_offsets,
+            sequence_slots=inputs.sequence_slots,
+            context_lengths=inputs.context_lengths,
+            sent=memory.sent,
+            slots=memory.slots,
+            drawn=drawn,
+            num_rows=rows,
+            vocab=vocab,
+            num_slots=memory.sizes.num_slots,
+            num_positions=memory.sizes.num_positions,
+            num_blocks=memory.sizes.num_blocks,
+        )
+        return drawn
 
     def linear(self, x: paddle.Tensor, module: Linear) -> paddle.Tensor | reference.Cut:
         packed: PackedLinear = module.weight

@@ -30,6 +30,7 @@ from workers.devices.lasting import ON_GPU, ON_HOST, LastingArena
 from workers.parallel.meetings import Meetings
 
 _LOG = logging.getLogger(__name__)
+_LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch, one makes room for all
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # what Paddle says of what it cannot do
 
 
@@ -105,7 +106,8 @@ class PaddleDevice:
             return Fetched(tensor.numpy())
         size = int(tensor.size)
         if key not in self._landings or self._landings[key][1].size < size:
-            self._landings[key] = self._pinned([size], "float32")
+            dtype: Literal["int32", "float32"] = "int32" if tensor.dtype == paddle.int32 else "float32"
+            self._landings[key] = self._pinned([max(size, _LEAST_LANDING)], dtype)
         landing, host = self._landings[key]
         _copy(landing[:size], tensor.flatten())
         if key not in self._arrivals:

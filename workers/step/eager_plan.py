@@ -39,3 +39,7 @@ class EagerPlan:
         inputs = self._inputs
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
         return self._model.logits(self._ops, self._hidden, row_ids)
+
+    def drawn(self, logits: Tensor) -> Tensor:
+        assert self._ops.drawing is not None, "the host draws"
+        return self._ops.drawing.run(self._inputs, logits)

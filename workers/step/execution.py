@@ -48,6 +48,10 @@ class Plan(Protocol):
         """Logits of the kept rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
         m >= inputs.num_logit_rows, valid until the next call of either."""
 
+    def drawn(self, logits: Tensor) -> Tensor:
+        """What rows draw, as `Drawing.run` of the device's ops gives it, of what `logits` gave for this step; once more rows at
+        the end where it was captured with more. Valid until the next call of either."""
+
 
 def make_plan(
     name: str,
