@@ -121,21 +121,26 @@ struct Attention {
     int is_latent;
 };
 
-// y = x W + b. Integers stand for scale * (q - zero) or, with offsets, scale * q - offset.
-struct Linear {
-    int type;
-    Untyped x;                      // [R, num_inputs]
-    Untyped y;                      // out [R, num_outputs]
-    Buffer<unsigned char> weights;  // [num_outputs, padded_inputs] of weight_type; int4: two a byte, the first in the low bits
-    Buffer<float> scales;           // [num_outputs, groups]; empty: not integers
-    Buffer<float> offsets;          // [num_outputs, groups]; empty: none
-    Buffer<float> bias;             // [num_outputs]; empty: none
-    int weight_type;                // `type`, int8 or int4
-    int num_rows;
+// Those of a linear. Integers stand for scale * (q - zero) or, with offsets, scale * q - offset.
+struct Weights {
+    Buffer<unsigned char> values;  // [num_outputs, padded_inputs] of `type`; int4: two a byte, the first in the low bits
+    Buffer<float> scales;          // [num_outputs, groups]; empty: not integers
+    Buffer<float> offsets;         // [num_outputs, groups]; empty: none
+    int type;                      // that of the row, int8 or int4
     int num_inputs;
     int padded_inputs;  // a multiple of 32; what is behind num_inputs is zero
     int num_outputs;
     int group_size;  // inputs of a scale: a multiple of 8, of which padded_inputs is one
+};
+
+// y = x W + b.
+struct Linear {
+    int type;
+    Untyped x;  // [R, num_inputs]
+    Untyped y;  // out [R, num_outputs]
+    Weights weights;
+    Buffer<float> bias;  // [num_outputs]; empty: none
+    int num_rows;
 };
 
 // The best experts of each row, as `RoutingRule` in ops/modules.py says.
@@ -179,16 +184,9 @@ struct ExpertLinear {
     Buffer<int> choices;
     Buffer<int> tile_experts;
     Buffer<int> tile_firsts;
-    Buffer<unsigned char> weights;  // of all experts, as in Linear
-    Buffer<float> scales;
-    Buffer<float> weight_offsets;
-    int weight_type;
+    Weights weights;  // of all experts, one after another; num_outputs are those of one
     int max_tiles;
     int x_divisor;
-    int num_inputs;
-    int padded_inputs;
-    int num_outputs;
-    int group_size;
 };
 
 // The results of a row's choices, each times its weight, added up in their order, and then the shared ones.

@@ -89,7 +89,9 @@ struct Slots {
         lengths_at = tables_at + count * o.num_blocks;
         settings_at = lengths_at + count;
     }
-    DEVICE int setting(int slot, int word) const { return memory[settings_at + static_cast<long long>(slot) * kNumSettings + word]; }
+    DEVICE int setting(int slot, int word) const {
+        return memory[settings_at + static_cast<long long>(slot) * kNumSettings + word];
+    }
     DEVICE double real(int slot, int word) const {
         return double_of(static_cast<uint32_t>(setting(slot, word)), static_cast<uint32_t>(setting(slot, word + 1)));
     }
@@ -171,8 +173,9 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
             cut = {key, max(1, min(count, wanted))};
             total = weight_from(0);
         }
-        double target = total * uniform(static_cast<uint32_t>(slots.setting(slot, 0)), static_cast<uint32_t>(slots.setting(slot, 1)),
-                                        static_cast<uint32_t>(position), static_cast<uint32_t>(slots.setting(slot, 9)));
+        double target =
+            total * uniform(static_cast<uint32_t>(slots.setting(slot, 0)), static_cast<uint32_t>(slots.setting(slot, 1)),
+                            static_cast<uint32_t>(position), static_cast<uint32_t>(slots.setting(slot, 9)));
         int num_equal = 0;
         for (int id = begin; id < end; ++id) num_equal += key_of(logits[id]) == cut.key;
         int left = cut.num_equal - static_cast<int>(block.sum_before(num_equal));

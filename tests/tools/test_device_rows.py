@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cuda.library import ROWS
+from ops.cuda.operands import ROWS
 from tests.native_program import build_program
 from tests.ops.cuda.card import emulated_library
 from tests.paths import REPOSITORY

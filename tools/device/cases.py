@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,22 +19,10 @@ Values = dict[str, Any]
 Outcome = Mapping[str, np.ndarray]
 
 
-class CacheOf(NamedTuple):
-    """As `Cache` in operands.h, its memory in numpy."""
-
-    keys: np.ndarray
-    values: np.ndarray
-    dtype: str
-    block_size: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-
-
 class Case(msgspec.Struct, frozen=True):
     row: str
     text: str
-    values: Values  # operands: arrays, None, numbers, a CacheOf
+    values: Values  # operands, arrays for memory
     compared: Callable[[Outcome], list[np.ndarray]]  # whole numbers are to be the same, others nearly so
     num_bytes: int
     num_operations: int = 0
@@ -89,6 +77,31 @@ def _weights(outputs: int, inputs: int, kind: str) -> tuple[np.ndarray, np.ndarr
     return np.ascontiguousarray(memory), np.abs(_random(outputs, inputs // 64, seed=2)) / 500, 64
 
 
+def _weights_of(memory: np.ndarray, scales: np.ndarray | None, kind: str, inputs: int, outputs: int, group: int) -> Values:
+    return {
+        "values": memory.view(np.uint8),
+        "scales": scales,
+        "offsets": None,
+        "type": TYPES[kind],
+        "num_inputs": inputs,
+        "padded_inputs": inputs,
+        "num_outputs": outputs,
+        "group_size": group,
+    }
+
+
+def _cache_of(keys: np.ndarray, values: np.ndarray, kind: str, block_size: int, kv_heads: int, *dims: int) -> Values:
+    return {
+        "keys": keys,
+        "values": values,
+        "type": TYPES[kind],
+        "block_size": block_size,
+        "kv_heads": kv_heads,
+        "key_dim": dims[0],
+        "value_dim": dims[1],
+    }
+
+
 def _linears(is_large: bool) -> list[Case]:
     inputs, outputs, many = (4096, 14336, 2048) if is_large else (192, 72, 131)
     found = []
@@ -107,16 +120,9 @@ def _linears(is_large: bool) -> list[Case]:
                 "type": TYPES[dtype],
                 "x": x,
                 "y": y,
-                "weights": weights,
-                "scales": scales,
-                "offsets": None,
+                "weights": _weights_of(weights, scales, kind, inputs, outputs, group),
                 "bias": None,
-                "weight_type": TYPES[kind],
                 "num_rows": rows,
-                "num_inputs": inputs,
-                "padded_inputs": inputs,
-                "num_outputs": outputs,
-                "group_size": group,
             }
             text = f"{rows} x {inputs} x {outputs} {dtype}, weights {kind}"
             work = _size(x, y, weights, scales), 2 * rows * inputs * outputs
@@ -157,7 +163,7 @@ def _attend(
         "type": TYPES[dtype],
         "queries": queries,
         "output": output,
-        "cache": CacheOf(keys, kept_values, kv_dtype, block_size, kv_heads, dim, dim),
+        "cache": _cache_of(keys, kept_values, kv_dtype, block_size, kv_heads, dim, dim),
         "block_tables": table,
         "tile_slots": np.zeros(tiles, np.int32) if is_prompt else np.arange(tiles, dtype=np.int32),
         "tile_contexts": (positions[tile_firsts + tile_rows - 1] + 1).astype(np.int32),
@@ -231,16 +237,9 @@ def _experts(is_large: bool) -> list[Case]:
         "x": x,
         "y": y,
         **lists,
-        "weights": matrices.view(np.uint8),
-        "scales": None,
-        "weight_offsets": None,
-        "weight_type": TYPES["float32"],
+        "weights": _weights_of(matrices, None, "float32", hidden, inner, 32),
         "max_tiles": max_tiles,
         "x_divisor": chosen,
-        "num_inputs": hidden,
-        "padded_inputs": hidden,
-        "num_outputs": inner,
-        "group_size": 32,
     }
     num_read = len(np.unique(chosen_ids)) * inner * hidden * 4 + _size(x, y)
     text = f"{num_choices} choices x {hidden} x {inner} float32"
@@ -315,7 +314,7 @@ def _of_steps(is_large: bool) -> list[Case]:
         "type": TYPES["float32"],
         "qkv": qkv,
         "queries": queries,
-        "cache": CacheOf(keys, kept_values, "float32", block_size, kv_heads, dim, dim),
+        "cache": _cache_of(keys, kept_values, "float32", block_size, kv_heads, dim, dim),
         "slot_mapping": mapping,
         **angle_values,
         "norm_weight": _random(2, dim, seed=3),
@@ -331,7 +330,7 @@ def _of_steps(is_large: bool) -> list[Case]:
     plain, rotary, latent = (128, dim, 512) if is_large else (10, dim, 40)
     both, compressed = _random(rows, heads * (plain + rotary)), _random(rows, latent + rotary, seed=2)
     slots = (2 * blocks + 1) * block_size
-    latents = CacheOf(
+    latents = _cache_of(
         np.zeros(4 * slots * rotary, np.uint8), np.zeros(4 * slots * latent, np.uint8), "float32", block_size, 1, rotary, latent
     )
     store = {

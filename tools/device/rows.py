@@ -9,10 +9,9 @@ stay in registers (the row `Peak`).
 from __future__ import annotations
 
 import argparse
-import ctypes
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ops.cuda.library import ROWS, USUAL_NVCC, BuildError, Library, RowError, build, card_command, emulation_command
-from ops.cuda.operands import STRUCTURES, TYPES, memory_of, operands
+from ops.cuda.library import USUAL_NVCC, BuildError, Library, RowError, build, card_command, emulation_command
+from ops.cuda.operands import ROWS, TYPES, operands
 from tools.device.card import Card, CardError
-from tools.device.cases import CacheOf, Case, cases
+from tools.device.cases import Case, cases
 
 _COPIED_BYTES = 256 << 20
 _PEAK_STEPS, _PEAK_BLOCKS = 4096, 2048
@@ -48,7 +47,7 @@ class Placed:
     def __init__(self, card: Card, case: Case) -> None:
         self._card, self._case = card, case
         self._addresses: dict[int, tuple[int, np.ndarray]] = {}  # by the array's identity
-        self.operands = structure(case, self._describe)
+        self.operands = operands(case.row, self._describe, **case.values)
 
     def _describe(self, array: np.ndarray) -> tuple[int, int]:
         if id(array) not in self._addresses:
@@ -68,23 +67,14 @@ class Placed:
 
 
 def arrays_of(values: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Those of a cache by `cache.keys` and `cache.values`."""
+    """Those of a part by names such as `cache.keys`."""
     found: dict[str, np.ndarray] = {}
     for name, value in values.items():
-        if isinstance(value, CacheOf):
-            found |= {f"{name}.keys": value.keys, f"{name}.values": value.values}
+        if isinstance(value, dict):
+            found |= {f"{name}.{part}": array for part, array in arrays_of(value).items()}
         elif isinstance(value, np.ndarray):
             found[name] = value
     return found
-
-
-def structure(case: Case, describe: Callable[[np.ndarray], tuple[int, int]]) -> ctypes.Structure:
-    def cache_of(cache: CacheOf) -> ctypes.Structure:
-        memory = (memory_of(*describe(part), 1) for part in (cache.keys, cache.values))
-        return STRUCTURES["Cache"](*memory, TYPES[cache.dtype], *cache[3:])
-
-    values = {name: cache_of(value) if isinstance(value, CacheOf) else value for name, value in case.values.items()}
-    return operands(case.row, describe, **values)
 
 
 def check(card: Card, rows: Library, emulated: Library, case: Case) -> str:
@@ -95,7 +85,7 @@ def check(card: Card, rows: Library, emulated: Library, case: Case) -> str:
         found = case.compared(placed.outcome())
     finally:
         placed.free()
-    emulated.run(case.row, structure(case, lambda array: (array.ctypes.data, array.nbytes)))
+    emulated.run(case.row, operands(case.row, lambda array: (array.ctypes.data, array.nbytes), **case.values))
     for number, (own, expected) in enumerate(zip(found, case.compared(arrays_of(case.values)), strict=True)):
         if expected.dtype.kind != "f":
             if not np.array_equal(own, expected):

@@ -142,7 +142,8 @@ class PaddleDevice:
             try:
                 tensor = tensor.pin_memory()
             except _UNABLE as error:
-                _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
+                if not self._landings and not self._stagings:  # once
+                    _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
         size = int(np.prod(shape))
         kind: Any = ctypes.c_int32 if dtype == "int32" else ctypes.c_float
         return tensor, np.ctypeslib.as_array((kind * size).from_address(tensor.data_ptr())).reshape(shape)
