@@ -63,7 +63,7 @@ class Device(Protocol):
         """Write `values` at `places` (whole numbers [n]) of an int32 `tensor`; may wait."""
 
     def fetch(self, key: str, tensor: Tensor) -> Fetch:
-        """Enqueue: the values of a float32 `tensor` to memory of the host, which each `key` has of its own."""
+        """Enqueue: the values of a float32 or int32 `tensor` to memory of the host, which each `key` has of its own."""
 
     def capture(self, run: Callable[[], object]) -> Graph:
         """What `run` enqueues, which is run once before. DeviceError: it cannot be captured."""

@@ -30,6 +30,7 @@ from workers.devices.lasting import ON_GPU, ON_HOST, LastingArena
 from workers.parallel.meetings import Meetings
 
 _LOG = logging.getLogger(__name__)
+_LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch, one makes room for all
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # what Paddle says of what it cannot do
 
 
@@ -105,7 +106,8 @@ class PaddleDevice:
             return Fetched(tensor.numpy())
         size = int(tensor.size)
         if key not in self._landings or self._landings[key][1].size < size:
-            self._landings[key] = self._pinned([size], "float32")
+            dtype: Literal["int32", "float32"] = "int32" if tensor.dtype == paddle.int32 else "float32"
+            self._landings[key] = self._pinned([max(size, _LEAST_LANDING)], dtype)
         landing, host = self._landings[key]
         _copy(landing[:size], tensor.flatten())
         if key not in self._arrivals:
@@ -140,7 +142,8 @@ class PaddleDevice:
             try:
                 tensor = tensor.pin_memory()
             except _UNABLE as error:
-                _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
+                if not self._landings and not self._stagings:  # once
+                    _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
         size = int(np.prod(shape))
         kind: Any = ctypes.c_int32 if dtype == "int32" else ctypes.c_float
         return tensor, np.ctypeslib.as_array((kind * size).from_address(tensor.data_ptr())).reshape(shape)

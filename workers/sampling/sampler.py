@@ -44,7 +44,7 @@ class Scores(msgspec.Struct, frozen=True):
             np.zeros((num_rows, num_top), np.float32),
         )
 
-    def put(self, part: slice, scores: Scores) -> None:
+    def put(self, part: slice | np.ndarray, scores: Scores) -> None:
         """Those of some of the rows."""
         self.token_ids[part], self.logprobs[part], self.ranks[part] = scores.token_ids, scores.logprobs, scores.ranks
         num_top = scores.top_token_ids.shape[1]
