@@ -161,12 +161,13 @@ class StepSampling:
             self._slots.append(wanted.slots[stands], wanted.positions[stands], found.token_ids[stands])
         failed = self._constraints.drawn(rows, counts) if self._constraints.is_used else {}
         top_rows = {}
-        place_of = np.cumsum(stands) - 1
-        for index in np.flatnonzero(stands & (num_tops > 0)).tolist():
-            tops = slice(0, num_tops[index])
-            of_token = found.top_token_ids[index, tops].tobytes(), found.top_logprobs[index, tops].tobytes()
-            top_rows[int(place_of[index])] = of_token
-        top_rows |= {int(place_of[index]): of_token for index, of_token in chosen.items() if stands[index]}
+        if chosen or found.top_token_ids.shape[1]:
+            place_of = np.cumsum(stands) - 1
+            for index in np.flatnonzero(stands & (num_tops > 0)).tolist():
+                tops = slice(0, num_tops[index])
+                of_token = found.top_token_ids[index, tops].tobytes(), found.top_logprobs[index, tops].tobytes()
+                top_rows[int(place_of[index])] = of_token
+            top_rows |= {int(place_of[index]): of_token for index, of_token in chosen.items() if stands[index]}
         if self._drafting is not None:
             self._drafting.verified(rows, counts)
         result = StepResult(

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.config import DRAFT_METHODS
 from engine.messages import SlotStart
+from ops import _cpu
 from workers.step.prompt_media import PromptMedia
 from workers.step.sampling_state import SAMPLING, is_plain, record_of
 
@@ -146,11 +147,13 @@ class Slots:
         for slot, unit, row in zip(slots.tolist(), units.tolist(), rows.tolist(), strict=True):
             self.media[slot].rows[unit] = row
 
-    def put_drafts(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        """The first counts[i] drafts of slots[i] behind its tokens, which they do not count among."""
-        rows = slots.repeat(counts)
-        places = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
-        self.token_ids[rows, self.num_tokens[rows] + places] = self.drafts[rows, places]
+    def put_drafts(self, slots: np.ndarray, num_drafts: np.ndarray, counts: np.ndarray, num_sampled: np.ndarray) -> None:
+        """The first num_drafts[i] drafts of slots[i] (int32 [n]) behind its tokens, which they do not count among, and added to
+        the numbers of its row."""
+        num_drafts = np.ascontiguousarray(num_drafts, np.int32)
+        numbers = (_cpu.address(each) for each in (num_drafts, counts, num_sampled, self.num_tokens, self.drafts))
+        tokens = _cpu.address(self.token_ids), self.token_ids.shape[1]
+        _cpu.put_drafts(_cpu.address(slots), len(slots), *numbers, self.drafts.shape[1], *tokens)
 
     def begin(self, slots: np.ndarray, positions: np.ndarray) -> None:
         """A device draws the tokens for `positions` of `slots`, and has them there: -1 until `finish`."""
