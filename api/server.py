@@ -65,8 +65,6 @@ class ApiActor(Actor):
     def on_start(self) -> None:
         config = self.context.config
         record = ModelRecord.of_run(self.context.run.model_path)
-        vision = record.config.vision if self._desk else None
-        kinds = () if vision is None else ("image",) if vision.video_token_id < 0 else ("image", "video")
         if config.otlp_traces_endpoint:
             from api.spans import Spans
 
@@ -79,7 +77,7 @@ class ApiActor(Actor):
             ControlClient(self.context.run),
             BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
             BodyBudget(config.max_body_bytes),
-            MediaRequests(self.context, self._desk, kinds),
+            MediaRequests(self.context, self._desk, model.media_kinds),
             Watch(self.context),
             Renderings(self.context, model),
             ResponseStore(self.context.run.responses_path),

@@ -32,6 +32,7 @@ ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test fil
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
     parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventh of many cases")
 
 
