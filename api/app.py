@@ -161,6 +161,9 @@ class Gate:
             scope[SCOPE_KEY] = passage.exchange = self._exchange(headers)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
+            if headers.get("x-request-id", passage.exchange.request_id) != passage.exchange.request_id:
+                text = "x-request-id: expected 1 to 128 letters, digits and ._:-"
+                raise RequestError(text, code="invalid_value", param="x-request-id")
             self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
             return
@@ -198,15 +201,10 @@ class Gate:
 
     def _exchange(self, headers: Headers) -> Exchange:
         given = headers.get("x-request-id")
-        if given is None:
-            request_id = key = uuid.uuid4().hex
-        elif _REQUEST_ID.fullmatch(given):
-            request_id, key = given, f"{given}~{secrets.token_hex(4)}"  # two clients may choose the same
-        else:
-            raise RequestError(
-                "x-request-id: expected 1 to 128 letters, digits and ._:-", code="invalid_value", param="x-request-id"
-            )
-        return Exchange(self._services, request_id, key)
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}")  # two clients may choose the same
+        made = uuid.uuid4().hex
+        return Exchange(self._services, made, made)
 
 
 class _Passage:

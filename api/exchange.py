@@ -27,6 +27,7 @@ from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
 
 if TYPE_CHECKING:
+    from api.prometheus import Renderings  # which imports this one
     from api.request_log import RequestLog
     from api.span import SpanContext
     from api.spans import Spans
@@ -50,6 +51,7 @@ class Services(msgspec.Struct, frozen=True):
     bodies: BodyBudget
     media: MediaRequests
     watch: Watch
+    renderings: Renderings
     responses: ResponseStore
     request_log: RequestLog | None = None  # where requests are to be logged
     spans: Spans | None = None  # where somebody collects them
