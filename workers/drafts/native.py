@@ -58,4 +58,6 @@ class NativeDrafter:
 def draft_slots(slots: Slots) -> _cpu.DraftSlots:
     """Where native drafters find the slots' tokens."""
     width = slots.token_ids.shape[1]
-    return _cpu.DraftSlots(_cpu.address(slots.token_ids), width, _cpu.address(slots.num_tokens), _cpu.address(slots.draft_states))
+    return _cpu.DraftSlots(
+        _cpu.address(slots.token_ids), width, _cpu.address(slots.num_tokens), _cpu.address(slots.draft_states)
+    )
