@@ -155,6 +155,7 @@ class DeviceInputs(StepInputs):
             places, values = places[:0], values[:0]
         self._staging.reverse()
         staging = self._staging[0]
+        self._device.settle(staging)  # steps that draw nothing are waited for by nobody
         staging[0] = len(places)
         rows = staging[1 : 1 + len(columns) * sizes.num_slots].reshape(len(columns), sizes.num_slots)
         rows[:] = 0

@@ -95,6 +95,15 @@ def answers_ahead(plan: str) -> tuple[Answers, Answers, int]:
     return [sample.answer() for sample in alone], [sample.answer() for sample in batch], num_unknown
 
 
+def answer_of_chunks(plan: str) -> tuple[object, ...]:
+    """To a prompt whose chunks draw nothing, so that nobody waits for them."""
+    serving = Serving(runner_of("qwen3", plan), chunk=8)
+    sample = Sample([5, 9, 3, 30, 22, 8, 17] * 15, SamplingParams(temperature=0.0, num_prompt_logprobs=-1), 3)
+    serving.place(sample, 0)
+    serving.run([sample])
+    return sample.answer()
+
+
 class Growing(Serving):
     """Sends blocks when they are first needed, as the scheduler does."""
 

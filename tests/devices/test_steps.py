@@ -52,6 +52,13 @@ def test_steps_begin_before_what_they_read_is_known(child: Child, plan: str) -> 
     assert num_unknown > 10
 
 
+def test_what_a_slow_device_has_not_read_yet_is_not_overwritten(child: Child) -> None:
+    """Chunks of a prompt, which the host sends faster than the device computes them."""
+    expected = child.call("answer_of_chunks", "cpu")
+    child.board.set(kernel_ns=200_000)
+    assert child.call("answer_of_chunks", "eager") == expected
+
+
 def test_golden(child: Child) -> None:
     cases = json.loads((GOLDEN / "qwen3" / "golden.json").read_text())["cases"]
     assert child.call("golden_tokens", "qwen3") == [case["greedy_token_ids"] for case in cases]

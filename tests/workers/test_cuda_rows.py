@@ -61,17 +61,17 @@ def test_golden_models(name: str) -> None:
 def test_drawn_tokens_stay_on_the_card() -> None:
     """With temperature too; who else is drawn for, by the host, changes no bit of it, nor whether a step has to be known."""
     runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
-    alone, ahead, beside = plain_samples(0.9), plain_samples(0.9), plain_samples(0.9)
+    alone, ahead, beside = plain_samples(0.9, 3), plain_samples(0.9, 3), plain_samples(0.9, 3)
     run_alone(runner, alone)
     assert run_ahead(runner, ahead) > 0
     assert [sample.answer() for sample in ahead] == [sample.answer() for sample in alone]
-    penalized = Sample([5, 9, 3], SamplingParams(temperature=0.9, presence_penalty=0.5, seed=8), 9)
+    penalized = Sample([5, 9, 3], SamplingParams(temperature=0.9, presence_penalty=0.5, seed=8), 5)
     serving = Serving(runner)
     for slot, sample in enumerate([*beside, penalized]):
         serving.place(sample, slot)
     serving.run([*beside, penalized])
     assert [sample.answer() for sample in beside] == [sample.answer() for sample in alone]
-    run_alone(core_of(CpuRunner, "llama"), expected := plain_samples(0.9))
+    run_alone(core_of(CpuRunner, "llama"), expected := plain_samples(0.9, 3))
     assert [sample.outputs for sample in alone] == [sample.outputs for sample in expected]
 
 

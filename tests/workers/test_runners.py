@@ -165,11 +165,13 @@ def test_two_steps_are_under_way_at_most() -> None:
     assert [sample.answer() for sample in batch] == [sample.answer() for sample in plain]
 
 
-def plain_samples(temperature: float = 0.0) -> list[Sample]:
+def plain_samples(temperature: float = 0.0, length: int = 6) -> list[Sample]:
     """That a device can draw by itself, and longer ones among them."""
     words = [5, 9, 3, 30, 22, 8, 17] * 5
     return [
-        Sample(words[first : first + 3 + 6 * first], SamplingParams(temperature=temperature, seed=first, top_p=0.9), 6 + first)
+        Sample(
+            words[first : first + 3 + 6 * first], SamplingParams(temperature=temperature, seed=first, top_p=0.9), length + first
+        )
         for first in range(3)
     ]
 

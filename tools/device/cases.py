@@ -103,7 +103,7 @@ def _cache_of(keys: np.ndarray, values: np.ndarray, kind: str, block_size: int, 
 
 
 def _linears(is_large: bool) -> list[Case]:
-    inputs, outputs, many = (4096, 14336, 2048) if is_large else (192, 72, 131)
+    inputs, outputs, many = (4096, 14336, 2048) if is_large else (128, 40, 70)
     found = []
     for dtype, kind in (
         ("float32", "float32"),

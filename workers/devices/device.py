@@ -57,7 +57,10 @@ class Device(Protocol):
         """int32 of the host that `send` copies from without waiting, where the device can."""
 
     def send(self, staging: np.ndarray, tensor: Tensor, count: int) -> None:
-        """Enqueue: the first `count` values of `staging` to `tensor`. They must stay until that is done."""
+        """Enqueue: the first `count` values of `staging` to `tensor`. They must stay until that is done (`settle`)."""
+
+    def settle(self, staging: np.ndarray) -> None:
+        """Wait until what was sent from it last has left it, where it has not yet."""
 
     def put(self, tensor: Tensor, places: np.ndarray, values: np.ndarray) -> None:
         """Write `values` at `places` (whole numbers [n]) of an int32 `tensor`; may wait."""
@@ -111,6 +114,9 @@ class HostDevice:
 
     def send(self, staging: np.ndarray, tensor: Tensor, count: int) -> None:
         tensor[:count] = staging[:count]
+
+    def settle(self, staging: np.ndarray) -> None:
+        """It has."""
 
     def put(self, tensor: Tensor, places: np.ndarray, values: np.ndarray) -> None:
         tensor[places] = values

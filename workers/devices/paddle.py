@@ -63,6 +63,7 @@ class PaddleDevice:
         self.traffic = Traffic()
         self._card = rank
         self._stagings: dict[int, paddle.Tensor] = {}  # by the address of the memory that it is
+        self._sent: dict[int, Any] = {}  # likewise: the event behind what was sent last
         self._landings: dict[str, tuple[paddle.Tensor, np.ndarray]] = {}  # of fetches, by their keys
         core.set_cublas_switch(False)  # products of float32 in float32, where there are others (TF32)
         self._arrivals: dict[str, Any] = {}  # events, as long as the device: whoever destroys one waits for it
@@ -93,6 +94,15 @@ class PaddleDevice:
     def send(self, staging: np.ndarray, tensor: paddle.Tensor, count: int) -> None:
         self.traffic.num_to_device += 1
         _copy(tensor[:count], self._stagings[staging.ctypes.data][:count])
+        if not self._is_host:
+            self._sent.setdefault(staging.ctypes.data, paddle.device.Event()).record()
+
+    def settle(self, staging: np.ndarray) -> None:
+        sent = self._sent.get(staging.ctypes.data)
+        if sent is not None and not sent.query():
+            begin_ns = time.monotonic_ns()
+            sent.synchronize()
+            self.traffic.waited_ns += time.monotonic_ns() - begin_ns
 
     def put(self, tensor: paddle.Tensor, places: np.ndarray, values: np.ndarray) -> None:
         if len(places):
