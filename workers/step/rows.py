@@ -60,9 +60,8 @@ class StepRows(msgspec.Struct, frozen=True):
 
     def addresses(self) -> tuple[int, int, int, int, int, int]:
         """As native code takes them: slots, starts, counts, num_sampled, num_drafts, and how many rows there are."""
-        numbers = (_cpu.address(each) for each in (self.slots, self.starts, self.counts, self.num_sampled, self.num_drafts))
-        slots, starts, counts, num_sampled, num_drafts = numbers
-        return slots, starts, counts, num_sampled, num_drafts, len(self.slots)
+        numbers = _cpu.address(self.starts), _cpu.address(self.counts), _cpu.address(self.num_sampled)
+        return _cpu.address(self.slots), *numbers, _cpu.address(self.num_drafts), len(self.slots)
 
     @property
     def ends(self) -> np.ndarray:
@@ -96,7 +95,16 @@ class SampledTokens(msgspec.Struct, frozen=True):
         if not rows.num_drafts.any():
             return np.ones(len(token_ids), np.bool_), rows.num_sampled
         stands, counts, ends = np.empty(len(token_ids), np.bool_), np.empty_like(rows.counts), rows.ends
-        of_rows = (_cpu.address(each) for each in (rows.num_sampled, rows.num_drafts, ends, token_ids))
-        of_slots = _cpu.address(slot_token_ids), slot_token_ids.shape[1]
-        _cpu.stand(_cpu.address(rows.slots), len(counts), *of_rows, *of_slots, _cpu.address(stands), _cpu.address(counts))
+        _cpu.stand(
+            _cpu.address(rows.slots),
+            len(counts),
+            _cpu.address(rows.num_sampled),
+            _cpu.address(rows.num_drafts),
+            _cpu.address(ends),
+            _cpu.address(token_ids),
+            _cpu.address(slot_token_ids),
+            slot_token_ids.shape[1],
+            _cpu.address(stands),
+            _cpu.address(counts),
+        )
         return stands, counts

@@ -151,9 +151,18 @@ class Slots:
         """The first num_drafts[i] drafts of slots[i] (int32 [n]) behind its tokens, which they do not count among, and added to
         the numbers of its row."""
         num_drafts = np.ascontiguousarray(num_drafts, np.int32)
-        numbers = (_cpu.address(each) for each in (num_drafts, counts, num_sampled, self.num_tokens, self.drafts))
-        tokens = _cpu.address(self.token_ids), self.token_ids.shape[1]
-        _cpu.put_drafts(_cpu.address(slots), len(slots), *numbers, self.drafts.shape[1], *tokens)
+        _cpu.put_drafts(
+            _cpu.address(slots),
+            len(slots),
+            _cpu.address(num_drafts),
+            _cpu.address(counts),
+            _cpu.address(num_sampled),
+            _cpu.address(self.num_tokens),
+            _cpu.address(self.drafts),
+            self.drafts.shape[1],
+            _cpu.address(self.token_ids),
+            self.token_ids.shape[1],
+        )
 
     def begin(self, slots: np.ndarray, positions: np.ndarray) -> None:
         """A device draws the tokens for `positions` of `slots`, and has them there: -1 until `finish`."""
