@@ -14,8 +14,15 @@ class StartError(TokamakError):
     """The engine cannot start (a busy port, no room in shared memory, an actor that failed): exit code 1."""
 
 
+MAX_QUOTED_CHARACTERS = 8192
+
+
 class CheckpointError(TokamakError):
-    """A checkpoint is missing, unreadable or does not match its config."""
+    """A checkpoint is missing, unreadable or does not match its config. What it says may quote the files of strangers: it is
+    no longer than can be sent, and text that can be (JSON may hold halves of surrogate pairs)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message[:MAX_QUOTED_CHARACTERS].encode(errors="backslashreplace").decode())
 
 
 class ContentsError(CheckpointError):

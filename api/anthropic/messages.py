@@ -107,8 +107,9 @@ class MessageWriter(EventWriter):
         return self._message(sample, is_begun=True)
 
     def _message(self, sample: OpenSample, is_begun: bool) -> AnthropicMessage:
-        message = AnthropicMessage(id=self._id, model=self._model_name, content=self._blocks.blocks, usage=usage_of(sample))
+        message = AnthropicMessage(id=self._id, model=self._model_name, content=[], usage=usage_of(sample))
         if is_begun:
+            message.content = self._blocks.blocks
             message.stop_reason, message.stop_sequence = self._stop_reason(sample), self._stop_sequence(sample)
         else:
             message.usage.output_tokens, message.usage.output_tokens_details = 0, UNSET

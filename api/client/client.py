@@ -315,7 +315,7 @@ class EdgeClient:
         ):  # after a crash all come back at once; that costs nobody his answer
             self._retries.append((time.monotonic_ns() + RETRY_NS, sample, rejected.attempt))
         else:
-            del self._samples[rejected.request_id]
+            self._forget(sample)
             sample.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the samples beside it
             sample.generation.fail(error)
 
@@ -342,6 +342,10 @@ class EdgeClient:
         if sample.generation.is_finished:
             sample.generation.let_go()
             self._measures.on_closed(sample.generation)
+        self._forget(sample)
+
+    def _forget(self, sample: OpenSample) -> None:
+        """Nobody counts it any more."""
         del self._samples[sample.submit.request_id]
         self._adapter_gauge.add(sample.submit.options.adapter, -1)
 

@@ -24,11 +24,14 @@ from tests.waiting import WATCHDOG_S, wait_until
 MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--ops", "reference", "--max-model-len", "300", "--threads", "1", "--restart-limit", "100")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}')
-# Whoever is admitted first fills the memory, and each grows by two blocks: some are preempted, whatever their order.
-CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "14")
+# Prompts of three blocks that grow to six, of which the memory has thirteen: some are preempted, whoever comes first.
+CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "13")
 CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "24,12,6,3")
 HANG = re.compile(r"worker0 hangs in step [1-9]\d*: no heartbeat for 6 s")
-BODIES = mixed_bodies(5, seed=5, max_tokens=16, max_prompt=60)
+BODIES = [
+    body | {"prompt": [3 + (number * 211 + place * place * 17) % 990 for place in range(21)]}
+    for number, body in enumerate(mixed_bodies(5, seed=5, max_tokens=24))
+]
 KILLS = (("tokenizer0", "cache"), ("scheduler",), ("worker0",))
 
 

@@ -194,6 +194,16 @@ def test_there_are_so_many_slots(engine: EngineProcess, files: Path) -> None:
     assert unload(engine, "b7").status_code == 200
 
 
+def test_what_was_refused_keeps_no_adapter(engine: EngineProcess, files: Path) -> None:
+    """A prompt that the tokenizer refuses is nobody's open request, alone and beside others of its request."""
+    assert load(engine, "left", files / "a4").status_code == 200
+    for prompt in ("hello " * 4000, ["hello", "hello " * 4000], [5] * 1300):
+        answer = httpx.post(f"{engine.url}/v1/completions", json={"model": "left", "prompt": prompt}, timeout=WATCHDOG_S)
+        assert answer.status_code == 400, answer.text
+    assert engine.metric("adapter_open_requests") == 0
+    assert unload(engine, "left").status_code == 200
+
+
 def test_adapters_come_and_go_and_processes_die(
     engine: EngineProcess, files: Path, truth: dict[str, list[Answer]], tmp_path: Path
 ) -> None:

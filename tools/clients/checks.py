@@ -29,6 +29,8 @@ class Server:
     model: str
     embedder_url: str  # which makes vectors
     embedder: str
+    larger_url: str  # a model beside whose work a client's is small
+    larger: str
     tokenizer: str  # directory of the model's files
     place: str  # directory for a client's files
     ours: tuple[str, ...]  # the command `tokamak`
@@ -79,5 +81,5 @@ def main() -> None:
             except Exception as error:  # whatever a client raises is its result
                 traceback.print_exc()
                 result = f"NO: {type(error).__name__}: {error}"
-            results.write(json.dumps([feature, " ".join(result.split())[:400]]) + "\n")
+            results.write(json.dumps([feature, " ".join(result.split())[:600]]) + "\n")
             results.flush()

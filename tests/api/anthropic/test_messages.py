@@ -108,6 +108,15 @@ def test_events(thinker: Edge) -> None:
     assert end["usage"]["output_tokens"] == 9
 
 
+def test_an_answer_that_is_whole_with_its_first_tokens_begins_empty(thinker: Edge) -> None:
+    body = {"max_tokens": 1, "messages": MESSAGES, "stream": True}
+    answer = httpx.post(f"{thinker.url}/v1/messages", json=body)
+    datas = [orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    start = next(data["message"] for data in datas if data["type"] == "message_start")
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert [data["delta"]["text"] for data in datas if data["type"] == "content_block_delta"] == [said_text(1)]
+
+
 def test_thinking_is_left_out_where_it_is_not_to_be_shown(thinker: Edge) -> None:
     thinker.peer.script = CALLS[:3]
     try:

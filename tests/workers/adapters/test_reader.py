@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,8 @@ def test_some_layers(tmp_path: Path) -> None:
         ({"r": 4}, f"lora_A.weight has shape [8, {IN}], expected [4, {IN}]"),
         ({"alpha_pattern": {"(a+)+": 3}}, "the pattern '(a+)+' is no regular expression, or too involved"),
         ({"alpha_pattern": {"(a|b)(a|b)(a|b)": 3}}, "too involved"),
+        ({"rank_pattern": {f"(a|b){index}": 8 for index in range(33)}}, "33 regular expressions, 32 are tried at most"),
+        ({"alpha_pattern": {f"{index:0>100}": 8 for index in range(700)}}, "patterns of more than 65536 letters"),
         ({"rank_pattern": {"[": 3}}, "the pattern '[' is no regular expression"),
         ({"rank_pattern": {"q_proj": "8"}}, "rank_pattern.q_proj: '8' should be an integer"),
         ({"layers_to_transform": ["0"]}, "layers_to_transform: ['0'] should be a list of integers"),
@@ -210,6 +214,40 @@ def test_files_that_are_damaged(content: bytes, cause: str, tmp_path: Path) -> N
     (tmp_path / "adapter_model.safetensors").write_bytes(content)
     text = refused(tmp_path)
     assert cause in text, text
+
+
+def test_files_of_strangers_cost_little_and_their_errors_can_be_sent(tmp_path: Path) -> None:
+    """Each of these once held a rank, and all its streams, for minutes, or ended it."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    shape = ",".join(["9" * 4000] * 900)
+    headers = {
+        "characters": json.dumps({"lora_A" * 100_000: entry}),  # a search for a bias behind each of them
+        "is malformed": f'{{"a": {{"dtype": "F32", "shape": [{shape}], "data_offsets": [0, 0]}}}}',
+        "entry of a is malformed": '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 0]}}',
+        "has dtype DDD": json.dumps({"a": {**entry, "dtype": "D" * 100_000}}),
+        "matches no linear": json.dumps({"a\ud800": entry}),
+    }
+    write_adapter(tmp_path, MODEL)
+    for cause, header in headers.items():
+        (tmp_path / "adapter_model.safetensors").write_bytes(file_of(header.encode()))
+        text = refused(tmp_path)
+        assert cause in text
+        assert len(text.encode()) < 1000
+    write_adapter(tmp_path, MODEL, peft_type="\ud800" + "x" * 100_000)
+    assert len(refused(tmp_path).encode()) < 10_000
+
+
+def test_what_was_read_leaves_memory_at_once(tmp_path: Path) -> None:
+    """Without a collection: adapters are large, and a rank collects seldom."""
+    files = AdapterFiles(write_adapter(tmp_path, MODEL), LAYOUT)
+    assert len(list(files.linears())) == len(LAYOUT.modules)
+    whole = weakref.ref(files._file)
+    gc.disable()
+    try:
+        del files
+        assert whole() is None
+    finally:
+        gc.enable()
 
 
 def test_integers_are_no_numbers_of_an_adapter(tmp_path: Path) -> None:
