@@ -94,7 +94,7 @@ def _attentions(dtype: str) -> Iterator[Run]:
 
 
 def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) -> Run:
-    """Of `count` queries of a sequence with so many positions before them. `heads`: of queries, of keys and values, their size."""
+    """Of `count` queries behind so many positions. `heads`: of queries, of keys and values, their size."""
     num_heads, num_kv_heads, head_dim = heads
     num_blocks = -(-(before + count) // BLOCK_SIZE)
     num_floats = num_kv_heads * (head_dim + 1) * num_blocks * BLOCK_SIZE  # an int8 slot has a scale
@@ -108,8 +108,8 @@ def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) 
     operands = (y, queries, keys, values, slots, offsets, starts, table)
     bounds = len(table), address_of(no_bounds), 0, 0
     layout = 0, KV_TYPES.index(dtype), BLOCK_SIZE, 0, num_kv_heads, 0, 1
-    op = _cpu.attention(*map(address_of, operands), *bounds, *heads, *layout)
-    return partial(_run_with, op, (operands, no_bounds))
+    arguments = [*map(address_of, operands), *bounds, *heads, *layout]
+    return partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 
 
 def _run_with(op: _cpu.Op, operands: object) -> None:

@@ -2,8 +2,8 @@
 
 python -m tools.bench.attention [--variant avx512bf16 ...] [--dtype bfloat16 ...] [--rounds 7]
 
-One thread by its own processor time; what a unit gives is measured in turn with the op, and the best of all rounds counts on both
-sides. Keys, values and queries lie in one block of memory each, as a fresh sequence's do.
+One thread by its own processor time; what a unit gives is measured in turn with the op, and the best of all rounds counts on
+both sides. Keys, values and queries lie in one block of memory each, as a fresh sequence's do.
 """
 
 from __future__ import annotations
