@@ -94,8 +94,7 @@ def _attentions(dtype: str) -> Iterator[Run]:
 
 
 def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) -> Run:
-    """Of `count` queries of a sequence with so many positions before them. `heads`: of queries, of keys and values, a head's size.
-    """
+    """Of `count` queries behind so many positions. `heads`: of queries, of keys and values, their size."""
     num_heads, num_kv_heads, head_dim = heads
     num_blocks = -(-(before + count) // BLOCK_SIZE)
     num_floats = num_kv_heads * (head_dim + 1) * num_blocks * BLOCK_SIZE  # an int8 slot has a scale
@@ -110,8 +109,7 @@ def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) 
     bounds = len(table), address_of(no_bounds), 0, 0
     layout = 0, KV_TYPES.index(dtype), BLOCK_SIZE, 0, num_kv_heads, 0, 1
     arguments = [*map(address_of, operands), *bounds, *heads, *layout]
-    op = _cpu.attention(*arguments)
-    return partial(_run_with, op, (operands, no_bounds))
+    return partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 
 
 def _run_with(op: _cpu.Op, operands: object) -> None:

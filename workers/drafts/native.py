@@ -57,12 +57,5 @@ class NativeDrafter:
 
 def draft_slots(slots: Slots) -> _cpu.DraftSlots:
     """Where native drafters find the slots' tokens."""
-<<<<<<< HEAD
-    width = slots.token_ids.shape[1]
-    return _cpu.DraftSlots(
-        _cpu.address(slots.token_ids), width, _cpu.address(slots.num_tokens), _cpu.address(slots.draft_states)
-    )
-=======
     token_ids, num_tokens, states = (_cpu.address(each) for each in (slots.token_ids, slots.num_tokens, slots.draft_states))
     return _cpu.DraftSlots(token_ids, slots.token_ids.shape[1], num_tokens, states)
->>>>>>> drafts
