@@ -60,9 +60,9 @@ START_TIMEOUT_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Clients against Tokamak
 
-Written by `tools/test-clients` on {day}: {processor}, {cores} cores, Python {python}. Each feature is a check in
-`tools/clients/of_NAME.py`, against a server of the embedded model, for embeddings of one of `tests/pooled.py`'s, for benchmarks
-of a larger one. `NO` is a check that failed; `not run` says why.
+Written by `tools/test-clients`, last on {today}. Each feature is a check in `tools/clients/of_NAME.py`, against a server of the
+embedded model, for embeddings of one of `tests/pooled.py`'s, for benchmarks of a larger one. `NO` is a check that failed;
+`not run` says why.
 
 """
 
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/test-clients", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--environments", type=Path, required=True, metavar="DIR", help="one below it for each section")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write the table there too, of some clients their rows")
     parser.add_argument("--list", action="store_true", help="print which environments the clients need, and end")
     parser.add_argument("--timeout", type=float, default=1200.0, metavar="S", help="for one client; default: %(default)g")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"{', '.join(CLIENTS)}; default: all")
@@ -115,9 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = run_client(name, server, options.environments.resolve(), place, options.timeout)
             print("\n".join(" | ".join(row) for row in found), flush=True)
             rows += found
-    table = "".join(lines(rows))
     if options.results is not None:
-        options.results.write_text(head() + table)
+        options.results.write_text(HEAD.format(today=today()) + "".join(lines(merged(options.results, rows))))
     return int(any(row.result.startswith("NO") for row in rows))
 
 
@@ -164,7 +163,7 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
         rows.append(Row(distribution, version, "all of it", end))
     if any(row.result.startswith("NO") for row in rows):
         print(log.read_text(errors="replace")[-8000:], file=sys.stderr)
-    return rows
+    return [Row(*(cell.replace("|", "/") for cell in row)) for row in rows]
 
 
 def pinned(distribution: str) -> str:
@@ -180,22 +179,26 @@ def installed(python: Path, distribution: str) -> str:
     return subprocess.run([python, "-c", code, distribution], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def head() -> str:
-    """What the table says of its making."""
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return HEAD.format(
-        day=datetime.date.today().isoformat(),
-        processor=found[1] if found else platform.machine(),
-        cores=os.cpu_count(),
-        python=platform.python_version(),
-    )
+def merged(file: Path, rows: Sequence[Row]) -> list[Row]:
+    """The rows, and those of a table that is there for clients of which they have none; clients in the order of `CLIENTS`."""
+    kept = re.findall(r"^\| (\S+) \| (\S*) \| (.*) \| (.*) \|$", file.read_text(), re.M) if file.exists() else []
+    found = {row.client for row in rows}
+    everything = [*rows, *(Row(*cells) for cells in kept if cells[0] not in found)]
+    return [row for _, name in CLIENTS.values() for row in everything if row.client == name]
+
+
+def today() -> str:
+    """The day, and what it was run on."""
+    processor = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    name = processor[1] if processor else platform.machine()
+    return f"{datetime.date.today()} ({name}, {os.cpu_count()} cores, Python {platform.python_version()})"
 
 
 def lines(rows: Iterable[Row]) -> Iterable[str]:
     """The table, in Markdown."""
     yield "| client | version | feature | result |\n|---|---|---|---|\n"
     for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
+        yield "| " + " | ".join(row) + " |\n"
 
 
 if __name__ == "__main__":
