@@ -125,7 +125,7 @@ def test_a_stream_that_stops_is_a_hang_of_its_rank(engine: EngineProcess, expect
 def test_two_ranks(plugin: Path, board: Board, engine: EngineProcess, expected: Expected) -> None:
     """They exchange tensors on their streams, in graphs too, all the same ones; where one dies, both begin again, and
     run again what they had begun."""
-    sizes = ("--cudagraph-capture-sizes", "4,2,1")
+    sizes = ("--cudagraph-capture-sizes", "8,4,1")
     options = ("--device", NAME, *OPTIONS, "--plan", "captured", *sizes, "-tp", "2", "--num-kv-blocks", "60")
     with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as pair:
 

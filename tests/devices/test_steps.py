@@ -55,7 +55,7 @@ def test_steps_begin_before_what_they_read_is_known(child: Child, plan: str) -> 
 def test_what_a_slow_device_has_not_read_yet_is_not_overwritten(child: Child) -> None:
     """Chunks of a prompt, which the host sends faster than the device computes them."""
     expected = child.call("answer_of_chunks", "cpu")
-    child.board.set(kernel_ns=200_000)
+    child.board.set(kernel_ns=500_000)
     assert child.call("answer_of_chunks", "eager") == expected
 
 
