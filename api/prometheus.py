@@ -1,5 +1,5 @@
-"""What `GET /metrics` answers: every row of the counters file, the actor table and the rings, as Prometheus's text or as OpenMetrics,
-whichever the client asks for.
+"""What `GET /metrics` answers: every row of the counters file, the actor table and the rings, as Prometheus's text or as
+OpenMetrics, whichever the client asks for.
 
 Runs in the api process, off its event loop; what it needs is imported with the first look. Names and meanings are the rows' own
 (`engine/metrics.py`), printed with the prefix `tokamak:` (`--metrics-prefix`); every sample carries `model_name`, and `actor`
