@@ -33,7 +33,6 @@ from api.ollama import errors as ollama_errors
 from api.openai.chat import create_chat_completion, render_chat_completion
 from api.openai.completions import create_completion
 from api.page_files import page
-from api.prometheus import metrics
 from api.schemas.responses import ModelList
 from api.tokenization import detokenize, tokenize
 from engine.errors import RequestError
@@ -98,7 +97,7 @@ def routes() -> list[BaseRoute]:
         Route("/health/live", health.live),
         Route("/load", health.load),
         Route("/version", health.show_version),
-        Route("/metrics", metrics),
+        Route("/metrics", health.metrics),
         Route("/openapi.json", on_first_use("api.openapi", "openapi")),
         Route("/admin/actors", admin.list_actors),
         Route("/admin/gangs", admin.list_gangs),
@@ -161,6 +160,9 @@ class Gate:
             scope[SCOPE_KEY] = passage.exchange = self._exchange(headers)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
+            if headers.get("x-request-id", passage.exchange.request_id) != passage.exchange.request_id:
+                text = "x-request-id: expected 1 to 128 letters, digits and ._:-"
+                raise RequestError(text, code="invalid_value", param="x-request-id")
             self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
             return
@@ -198,15 +200,10 @@ class Gate:
 
     def _exchange(self, headers: Headers) -> Exchange:
         given = headers.get("x-request-id")
-        if given is None:
-            request_id = key = uuid.uuid4().hex
-        elif _REQUEST_ID.fullmatch(given):
-            request_id, key = given, f"{given}~{secrets.token_hex(4)}"  # two clients may choose the same
-        else:
-            raise RequestError(
-                "x-request-id: expected 1 to 128 letters, digits and ._:-", code="invalid_value", param="x-request-id"
-            )
-        return Exchange(self._services, request_id, key)
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}")  # two clients may choose the same
+        made = uuid.uuid4().hex
+        return Exchange(self._services, made, made)
 
 
 class _Passage:

@@ -19,6 +19,7 @@ from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
 from api.media.request import MediaRequests
 from api.model import ServedModel
+from api.prometheus import Renderings
 from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.watch import Watch
@@ -50,6 +51,7 @@ class Services(msgspec.Struct, frozen=True):
     bodies: BodyBudget
     media: MediaRequests
     watch: Watch
+    renderings: Renderings
     responses: ResponseStore
     request_log: RequestLog | None = None  # where requests are to be logged
     spans: Spans | None = None  # where somebody collects them

@@ -39,12 +39,16 @@ class ServedModel(msgspec.Struct, frozen=True):
     tool_call_parser: str
     reasoning_parser: str
     finds_calls: bool  # where a request leaves it to the model to make one
+    media_kinds: tuple[str, ...]  # that it sees: "image", "video"; none where it is served for text alone
+    modalities: tuple[str, ...]  # that a request may have: without those of which --limit-mm-per-prompt allows none
     pooling: PoolingConfig | None = None  # None: it generates
     adapters: AdapterRegistry | None = None  # None: the engine takes none
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     @staticmethod
     def of(config: EngineConfig, model: ModelRecord, adapters: AdapterRegistry | None = None) -> ServedModel:
+        vision = model.config.vision if config.media_processes else None
+        kinds = () if vision is None else ("image",) if vision.video_token_id < 0 else ("image", "video")
         return ServedModel(
             names=config.served_model_name,
             path=config.model,
@@ -58,6 +62,8 @@ class ServedModel(msgspec.Struct, frozen=True):
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             finds_calls=config.enable_auto_tool_choice,
+            media_kinds=kinds,
+            modalities=("text", *(kind for kind in kinds if config.limit_mm_per_prompt.get(kind))),
             pooling=config.pooling,
             adapters=adapters,
         )
@@ -106,6 +112,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             max_model_len=self.max_model_len,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
+            input_modalities=list(self.modalities),
         )
 
 

@@ -1,5 +1,5 @@
-"""`GET /metrics`: every row of the counters file, the actor table and the rings, as Prometheus's text or as OpenMetrics,
-whichever the client asks for.
+"""What `GET /metrics` answers: every row of the counters file, the actor table and the rings, as Prometheus's text or as
+OpenMetrics, whichever the client asks for.
 
 Runs in the api process, off its event loop; what it needs is imported with the first look. Names and meanings are the rows' own
 (`engine/metrics.py`), printed with the prefix `tokamak:` (`--metrics-prefix`); every sample carries `model_name`, and `actor`
@@ -15,10 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from api.exchange import Exchange
+from api.model import ServedModel
 from engine.config import EngineConfig
 from engine.installation import package_version
 from engine.process.context import ActorContext
@@ -32,23 +29,58 @@ TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_METRICS_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
 FORMER_NAMES = {"request_time_per_output_token_seconds": "time_per_output_token_seconds"}  # until the next release
+SHARE = 0.2  # of a processor
+BURST_S = 0.5  # so much may be asked for at once before anybody waits
+HANDOVER_S = 20e-6
 SPARSE = ("http_request_duration_seconds",)  # rows that nobody has counted in yet are left out
 
 Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 
 
-async def metrics(request: Request) -> Response:
-    """The route."""
-    services = Exchange.of(request).services
-    model = services.model
-    adapters = {} if model.adapters is None else {each.slot: each.name for each in model.adapters.adapters}
-    text, media_type = await asyncio.to_thread(
-        _rendered, services.context, model.names[0], request.headers.get("accept", ""), adapters
-    )
-    return Response(text, headers={"content-type": media_type})
+class Renderings:
+    """Of one api process, off its event loop: one at a time, of which each is begun after all who get it had asked for it.
+
+    One takes milliseconds of a processor, which streams beside it lack, and nobody needs a key to ask. So all who ask while one
+    is made share the next, and in the long run they take `SHARE` of a processor's time: who asks again and again waits.
+    """
+
+    def __init__(self, context: ActorContext, model: ServedModel) -> None:
+        self.context = context
+        self._model = model
+        self._next: dict[bool, asyncio.Task[bytes]] = {}  # by `is_open`; those that have not begun
+        self._turn = asyncio.Lock()
+        self._paid_s = 0.0  # on the clock of the loop: when what was taken is `SHARE` of the time that went by
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there are some who wait for one that has not begun."""
+        return bool(self._next)
+
+    async def text(self, is_open: bool) -> bytes:
+        """As it is now, in Prometheus's text or as OpenMetrics."""
+        task = self._next.get(is_open)
+        if task is None:
+            task = self._next[is_open] = asyncio.create_task(self._made(is_open))
+        return await asyncio.shield(task)  # a client that leaves takes it from nobody
+
+    async def _made(self, is_open: bool) -> bytes:
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(self._paid_s - BURST_S - loop.time())
+            del self._next[is_open]
+            adapters = {} if self._model.adapters is None else {each.slot: each.name for each in self._model.adapters.adapters}
+            text, taken_s = await asyncio.to_thread(rendered, self.context, self._model.names[0], is_open, adapters)
+            self._paid_s = max(self._paid_s, loop.time()) + taken_s / SHARE
+            return text
 
 
-def _rendered(context: ActorContext, model_name: str, accepted: str, adapters: Mapping[int, str]) -> tuple[bytes, str]:
+def rendered(context: ActorContext, model_name: str, is_open: bool, adapters: Mapping[int, str]) -> tuple[bytes, float]:
+    """The text, and the seconds of a processor that it took, what the first one imports left out."""
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.openmetrics.exposition import ALLOWUTF8  # else it writes an underscore for the colon of names
+    from prometheus_client.openmetrics.exposition import generate_latest as as_open_metrics
+
+    begin_s = time.thread_time()
     config = context.config
     look = Look(
         context.counters,
@@ -59,14 +91,8 @@ def _rendered(context: ActorContext, model_name: str, accepted: str, adapters: M
         adapters,
         config.max_loras,
     )
-    if OPEN_METRICS in accepted.lower():
-        from prometheus_client.openmetrics.exposition import ALLOWUTF8  # else it writes an underscore for the colon of names
-        from prometheus_client.openmetrics.exposition import generate_latest as as_open_metrics
-
-        return as_open_metrics(look, ALLOWUTF8), OPEN_METRICS_TYPE  # type: ignore[no-untyped-call]
-    from prometheus_client.exposition import generate_latest
-
-    return generate_latest(look), TEXT_TYPE
+    text = as_open_metrics(look, ALLOWUTF8) if is_open else generate_latest(look)  # type: ignore[no-untyped-call]
+    return text, time.thread_time() - begin_s
 
 
 def information(config: EngineConfig) -> list[Row]:
@@ -124,7 +150,10 @@ class Look:
             self._families.setdefault(row["name"], []).append(row)
 
     def collect(self) -> Iterator[Metric]:
+        """A family at a time. Between them the interpreter is let go for a moment: else the event loop, each time that it has
+        something to do, waits `sys.getswitchinterval()` for it."""
         for name, rows in self._families.items():
+            time.sleep(HANDOVER_S)
             yield self._family(name, rows, rows[0]["help"])
             if former := FORMER_NAMES.get(name):
                 yield self._family(former, rows, f"The former name of {self._prefix}:{name}.")

@@ -28,6 +28,7 @@ from api.json_body import BodyDecoder, DecodingLimits
 from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
 from api.model import ServedModel
+from api.prometheus import Renderings
 from api.responses.store import ResponseStore
 from api.watch import Watch
 from engine.checkpoint.record import ModelRecord
@@ -64,21 +65,21 @@ class ApiActor(Actor):
     def on_start(self) -> None:
         config = self.context.config
         record = ModelRecord.of_run(self.context.run.model_path)
-        vision = record.config.vision if self._desk else None
-        kinds = () if vision is None else ("image",) if vision.video_token_id < 0 else ("image", "video")
         if config.otlp_traces_endpoint:
             from api.spans import Spans
 
             self._spans = Spans(self.context, self.client.adapters)
+        model = ServedModel.of(config, record, self.client.adapters)
         services = Services(
             self.context,
             self.client,
-            ServedModel.of(config, record, self.client.adapters),
+            model,
             ControlClient(self.context.run),
             BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
             BodyBudget(config.max_body_bytes),
-            MediaRequests(self.context, self._desk, kinds),
+            MediaRequests(self.context, self._desk, model.media_kinds),
             Watch(self.context),
+            Renderings(self.context, model),
             ResponseStore(self.context.run.responses_path),
             self._request_log(),
             self._spans,

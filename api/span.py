@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 OPERATIONS = {  # what is asked of the model, by path
     "/v1/chat/completions": "chat",
@@ -25,7 +27,9 @@ OPERATIONS = {  # what is asked of the model, by path
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
 }
-MAX_STATE_CHARACTERS = 512  # of a `tracestate`
+MAX_STATE_CHARACTERS = 512  # of a `tracestate`, whole entries of which are left out to come to that
+MAX_STATE_ENTRIES = 32
+LONG_ENTRY = 128  # characters; longer ones go first
 SAMPLED = 1
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -38,7 +42,7 @@ class SpanContext(msgspec.Struct, frozen=True):
     span_id: int
     parent_id: int = 0  # 0: it is the first of its trace
     flags: int = SAMPLED
-    state: str = ""  # `tracestate`, as it came
+    state: str = ""  # `tracestate`, as it came or as many of its entries as are passed on
     begin_ns: int = 0  # since 1970
 
     @property
@@ -57,7 +61,7 @@ class NotedSpan(msgspec.Struct, frozen=True):
     error: str  # empty: none of ours
 
 
-def context_of(path: str, headers: Mapping[str, str]) -> SpanContext | None:
+def context_of(path: str, headers: Headers) -> SpanContext | None:
     """None: the request gets no span. A `traceparent` that is none begins a new trace, as the specification has it."""
     operation = OPERATIONS.get(path)
     if operation is None:
@@ -66,6 +70,21 @@ def context_of(path: str, headers: Mapping[str, str]) -> SpanContext | None:
     match = _PARENT.fullmatch(headers.get("traceparent", "").strip())
     if match is None or not int(match[2], 16) or not int(match[3], 16) or (match[1] == "00" and match[5]):
         return SpanContext(operation, secrets.randbits(128) or 1, span_id, begin_ns=begin_ns)
-    state = headers.get("tracestate", "")[:MAX_STATE_CHARACTERS]
+    state = _passed_on(",".join(headers.getlist("tracestate")))
     flags = int(match[4], 16) & SAMPLED
     return SpanContext(operation, int(match[2], 16), span_id, int(match[3], 16), flags, state, begin_ns)
+
+
+def _passed_on(state: str) -> str:
+    """A `tracestate`; of one that is too long never a part of an entry: long ones are left out first, then the last ones
+    (https://www.w3.org/TR/trace-context/#tracestate-limits)."""
+    entries = [entry for part in state.split(",") if (entry := part.strip())]
+    num_characters = sum(map(len, entries)) + len(entries) - 1
+    if len(state) <= MAX_STATE_CHARACTERS and len(entries) <= MAX_STATE_ENTRIES:
+        return state
+    for index in reversed(range(len(entries))):
+        if num_characters > MAX_STATE_CHARACTERS and len(entries[index]) > LONG_ENTRY:
+            num_characters -= len(entries.pop(index)) + 1
+    while num_characters > MAX_STATE_CHARACTERS or len(entries) > MAX_STATE_ENTRIES:
+        num_characters -= len(entries.pop()) + 1
+    return ",".join(entries)

@@ -13,14 +13,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from api.client.generation import Generation
 from api.request_log import figures_of
 from api.span import SAMPLED, NotedSpan, SpanContext, context_of
 from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 MAX_WAITING = 2048  # spans
 MAX_BATCH = 512
@@ -51,7 +53,7 @@ class Spans:
         self._thread = threading.Thread(target=self._send_all, name="spans", daemon=True)
         self._thread.start()
 
-    def begin(self, path: str, headers: Mapping[str, str]) -> SpanContext | None:
+    def begin(self, path: str, headers: Headers) -> SpanContext | None:
         """Of a request that came just now; None: it gets no span."""
         return context_of(path, headers)
 

@@ -46,14 +46,15 @@ class Watch:
 
         config = self._context.config
         if self._observer is None or self._history is None:
-            self._observer = Observer(self._context.run.run_id, shares_experts=config.enable_expert_parallel)
+            shown = {"shares_experts": config.enable_expert_parallel, "has_adapters": bool(config.max_loras)}
+            self._observer = Observer(self._context.run, **shown)
             self._history = History()
         now = self._observer.snapshot()
-        shown = ("actors", "rings", "errors", "experts", "placement_version")
+        parts = ("actors", "rings", "errors", "experts", "placement_version", "adapters")
         return {
             "taken_ns": now.taken_ns,
             "figures": msgspec.to_builtins(self._history.add(now)),
-            **{name: msgspec.to_builtins(getattr(now, name)) for name in shown},
+            **{name: msgspec.to_builtins(getattr(now, name)) for name in parts},
             "model": config.served_model_name[0] if config.served_model_name else config.model,
             "device": config.device,
             "kernels": config.kernels_text,

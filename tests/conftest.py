@@ -1,7 +1,7 @@
 """For all tests: what engines keep, for later or while they run, goes to directories of this session, not to the user's. What
 dead engines left in shared memory before is cleared away first, and the session's own signals are not ignored. `--fast` leaves
-out what takes long, and most of a test's many cases. The summary names the variants of the kernels that this machine could not
-test."""
+out what takes long, and most of a test's many cases. The summary names what this machine could not test: variants of the
+kernels, the page, dashboards, and what was skipped, a line for each cause."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test fil
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
     parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventh of many cases")
 
 
@@ -73,12 +74,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name, is_built, is_runnable in _cpu.known_variants():
         cause = "" if is_built else " (not built)" if is_runnable else " (not of this processor)"
         named[is_built and is_runnable].append(name + cause)
+    missing = []
     if not has_browser():
-        terminalreporter.section("page")
-        terminalreporter.write_line("not tested in a browser: chromium or chromedriver is missing (Debian: chromium-driver)")
+        missing.append("the page: chromium or chromedriver is missing (Debian: chromium-driver)")
     if not has_prometheus():
-        terminalreporter.section("grafana")
-        terminalreporter.write_line("not tested: dashboards and alerts; prometheus or promtool is missing (Debian: prometheus)")
+        missing.append("dashboards and alerts: prometheus or promtool is missing (Debian: prometheus)")
+    skipped = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    missing += [f"{count} {'test' if count == 1 else 'tests'}: {cause}" for cause, count in sorted(skipped.items())]
+    if missing:
+        terminalreporter.section("not tested here")
+        terminalreporter.write_line("\n".join(missing))
     terminalreporter.section("kernels")
     terminalreporter.write_line(f"tested: {', '.join(named[True])}; not tested: {', '.join(named[False]) or 'none'}")
 

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_actors(run: Run, options: argparse.Namespace) -> int:
     """A line per actor."""
-    observer = Observer(run.run_id)
+    observer = Observer(run)
     snapshot = observer.snapshot()
     observer.close()
     if options.json:
@@ -105,7 +105,7 @@ def _actor_fields(actor: Actor) -> dict[str, Any]:
 
 def show_counters(run: Run, options: argparse.Namespace) -> int:
     """A line per row of the counters file."""
-    observer = Observer(run.run_id)
+    observer = Observer(run)
     rows = observer.snapshot().rows
     observer.close()
     rows = [row for row in rows if options.pattern in row.name]
@@ -135,7 +135,7 @@ def _value(row: Row) -> tuple[str, str]:
 
 def show_gangs(run: Run, options: argparse.Namespace) -> int:
     """A line per rank: ranks of a replica exchange tensors, once all are in one epoch of their gang."""
-    observer = Observer(run.run_id)
+    observer = Observer(run)
     snapshot = observer.snapshot()
     observer.close()
     size = run.manifest().config.tensor_parallel_size
@@ -160,7 +160,7 @@ def show_experts(run: Run, options: argparse.Namespace) -> int:
     config = run.manifest().config
     if not config.enable_expert_parallel:
         raise ControlError("the ranks of this engine share no experts; start it with --enable-expert-parallel")
-    observer = Observer(run.run_id)
+    observer = Observer(run)
     num_rebalances = sum(row.value for row in observer.snapshot().rows if row.name == "eplb_rebalances_total")
     observer.close()
     table = ExpertTable.attach(run.run_id, is_readonly=True)
@@ -190,7 +190,7 @@ def _print_layers(layers: Sequence[LayerView]) -> None:
 
 def show_errors(run: Run, options: argparse.Namespace) -> int:
     """A line per distinct error, the latest first."""
-    observer = Observer(run.run_id)
+    observer = Observer(run)
     errors = observer.snapshot().errors
     observer.close()
     if options.json:

@@ -146,7 +146,7 @@ def _capabilities(services: Services) -> Iterator[OllamaCapability]:
         yield "tools"
     if model.reasoning_parser != "none":
         yield "thinking"
-    if model.shape.vision is not None and services.context.config.media_processes:
+    if model.media_kinds:
         yield "vision"
 
 

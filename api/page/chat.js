@@ -215,7 +215,7 @@ export async function begin() {
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") running?.abort(); });
   const attach = async (files) => { for (const problem of await attachments.add(files)) fail(problem); };
-  $("attach").addEventListener("click", () => $("file").click());
+  $("attach").addEventListener("click", () => (attachments.refusal() ? fail(attachments.refusal()) : $("file").click()));
   $("file").addEventListener("change", async () => { await attach($("file").files); $("file").value = ""; });
   $("input").addEventListener("paste", (event) => {
     if (!event.clipboardData.files.length) return;

@@ -81,6 +81,9 @@ function draw(found) {
     found.rings.map((ring) => [ring.sender, ring.receiver, share(ring.fill_bytes / ring.capacity_bytes), rate(figures.ring_records_per_s[`${ring.sender}>${ring.receiver}`]), count(ring.num_full_waits)]))];
   if (found.experts.length) parts.push(table("Expert load", ["layer", "rows", "busiest rank to mean", "hottest"],
     found.experts.map((load) => [load.layer, count(load.rows), load.imbalance.toFixed(2), load.hottest.map((hot) => hot.expert).join(", ")])));
+  if (found.adapters.length) parts.push(table("Adapters", ["name", "rank", "running", "waiting", "loaded"],
+    found.adapters.map((one) => [one.name, one.rank, count(one.num_running), count(one.num_waiting),
+      one.is_leaving ? "leaving" : new Date(one.loaded_at * 1000).toLocaleString()])));
   if (figures.drafts) parts.push(table("Drafts", ["tokens per row", "by method", "by position"], [[figures.drafts.tokens_per_row.toFixed(2),
     Object.entries(figures.drafts.methods).map(([name, value]) => `${name} ${share(value)}`).join(", "), figures.drafts.accepted.map(share).join(", ")]]));
   parts.push(found.errors.length ? table("Errors", ["actor", "error", "times", "last"],

@@ -1,5 +1,6 @@
 // The page: begins both views and says how the server is. Read chat.js for the conversation, dashboard.js for the engine.
 
+import * as attachments from "./attachments.js";
 import { begin, fail } from "./chat.js";
 import { look } from "./dashboard.js";
 import { $ } from "./dom.js";
@@ -28,6 +29,7 @@ async function watch() {
 async function load() {
   try {
     await settings.load();
+    attachments.allow(settings.modalitiesTaken(), settings.modelShown());
   } catch (error) {
     if (error.status > 0 && error.status !== 401) fail(error.message);
   }

@@ -11,10 +11,13 @@ const empty = () => ({ model: "", system: "", fields: {}, stop: "", tools: "", c
 const state = { sets: [empty(), empty()], shown: 0, compare: false, logprobs: false };
 let fields = [];
 let models = [];
+let modalities = ["text"];
 let adminKey = "";
 
 export const adminKeyOf = () => adminKey;
 export const isCompared = () => state.compare;
+export const modelShown = () => models[0];
+export const modalitiesTaken = () => modalities;
 export const isLoaded = () => models.length > 0;
 
 // {name, minimum, maximum, isInteger} of every number that a chat request may have.
@@ -124,6 +127,7 @@ export function draw() {
 export async function load() {
   const [list, document] = await Promise.all([get("v1/models"), get("openapi.json")]);
   models = list.data.map(({ id }) => id);
+  modalities = list.data[0].input_modalities;
   fields = numbersOf(document);
   draw();
 }

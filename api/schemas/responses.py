@@ -238,6 +238,7 @@ class Model(msgspec.Struct, kw_only=True):
     max_model_len: int
     tool_call_parser: str
     reasoning_parser: str
+    input_modalities: list[str]  # what a message may have: "text", "image", "video"
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -54,6 +54,8 @@ class Adapter(msgspec.Struct, frozen=True):
     number: int  # of its loading: none is used twice in a run
     slot: int  # of the arena
     contents: str  # what tells its numbers from any others', in hexadecimal
+    rank: int  # the largest of its linears
+    loaded_at: float  # seconds since 1970
     is_leaving: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Takes snapshots of an engine from outside: its counters, its rings, and its processes in /proc.
+"""Takes snapshots of an engine from outside: its counters, its rings, its adapters, and its processes in /proc.
 
 Used by `tokamak top` and the dashboard. Everything is mapped read-only and nobody is asked, so that it works on an engine that
 runs, hangs or is dead. What was mapped stays readable when the run is cleared away.
@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine.observation.snapshot import Actor, ErrorEntry, ExpertLoad, Histogram, Ring, Row, Snapshot
+from engine.errors import TokamakError
+from engine.observation.snapshot import Actor, AdapterLoad, ErrorEntry, ExpertLoad, Histogram, Ring, Row, Snapshot
+from engine.process.run_directory import Run
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot
 from shm.experts import ExpertTable
 from shm.inspection import rings
@@ -23,12 +25,13 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 class Observer:
     """A look at one run. Raises SharedMemoryError where its counters are gone or are none of ours. `shares_experts`: look at
-    where these lie, too."""
+    where these lie, too; `has_adapters`: and at what the supervisor wrote down of these."""
 
-    def __init__(self, run_id: str, *, shares_experts: bool = False) -> None:
-        self._run_id = run_id
-        self._counters = Counters.attach_readonly(run_id)
-        self._experts = ExpertTable.attach(run_id, is_readonly=True) if shares_experts else None
+    def __init__(self, run: Run, *, shares_experts: bool = False, has_adapters: bool = False) -> None:
+        self._run = run
+        self._counters = Counters.attach_readonly(run.run_id)
+        self._experts = ExpertTable.attach(run.run_id, is_readonly=True) if shares_experts else None
+        self._has_adapters = has_adapters
 
     def snapshot(self) -> Snapshot:
         now_ns = time.monotonic_ns()
@@ -41,11 +44,12 @@ class Observer:
             actors=[_actor(actor, now_ns) for actor in self._counters.actors()],
             rings=[
                 Ring(ring.receiver, ring.sender, ring.capacity_bytes, ring.fill_bytes, ring.num_records, ring.num_full_waits)
-                for ring in rings(self._run_id)
+                for ring in rings(self._run.run_id)
             ],
             errors=[_error(error, time.time_ns()) for error in self._counters.errors.entries()],
             placement_version=placement_version,
             experts=experts,
+            adapters=_adapters(self._run, read["metrics"]) if self._has_adapters else [],
         )
 
     def close(self) -> None:
@@ -62,6 +66,25 @@ def _expert_loads(table: ExpertTable, now_ns: int) -> tuple[int, list[ExpertLoad
     recent = view.recent_layers or []
     layers = recent if any(layer.num_rows for layer in recent) else view.layers
     return view.placement_version, [ExpertLoad(layer.layer, layer.num_rows, layer.imbalance, layer.hottest) for layer in layers]
+
+
+def _adapters(run: Run, metrics: list[dict[str, Any]]) -> list[AdapterLoad]:
+    """None where the run's directory is gone."""
+    try:
+        adapters = run.adapters().adapters
+    except TokamakError:
+        return []
+
+    def samples(what: str, slot: int) -> int:
+        name, own = f"adapter_requests_{what}", str(slot)
+        return sum(int(row["value"]) for row in metrics if row["name"] == name and row["labels"]["adapter_slot"] == own)
+
+    return [
+        AdapterLoad(
+            each.name, each.rank, each.loaded_at, each.is_leaving, samples("running", each.slot), samples("waiting", each.slot)
+        )
+        for each in adapters
+    ]
 
 
 def _row(metric: dict[str, Any]) -> Row:

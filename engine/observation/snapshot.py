@@ -98,6 +98,17 @@ class ExpertLoad(msgspec.Struct, frozen=True):
     hottest: list[dict[str, Any]]  # expert, rows, ranks
 
 
+class AdapterLoad(msgspec.Struct, frozen=True):
+    """A LoRA adapter that is served, or leaves."""
+
+    name: str
+    rank: int  # the largest of its linears
+    loaded_at: float  # seconds since 1970
+    is_leaving: bool  # it takes no requests any more
+    num_running: int  # samples of it in the batch
+    num_waiting: int
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """All that shared memory says at one moment."""
 
@@ -109,6 +120,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     errors: list[ErrorEntry]  # the latest first
     placement_version: int = 0  # of shared experts
     experts: list[ExpertLoad] = []  # a layer each; none where ranks share none
+    adapters: list[AdapterLoad] = []  # in the order of their loading
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a counter or gauge over all actors (and labels not given)."""

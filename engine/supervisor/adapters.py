@@ -15,6 +15,7 @@ Adapters of the command line are loaded when all actors are ready, and before th
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -100,7 +101,7 @@ class AdapterOrders:
         if reply.status >= 400:
             self._end_load(command, reply)
         else:
-            self._loaded(command, str(reply.details["contents"]))
+            self._loaded(command, reply.details)
         self._tell_next()
         return True
 
@@ -186,20 +187,21 @@ class AdapterOrders:
     def _is_told(self, command: Command) -> bool:
         return isinstance(command.order, LoadAdapter) and command.order.slot >= 0
 
-    def _loaded(self, command: Command, contents: str) -> None:
-        order = command.order
+    def _loaded(self, command: Command, found: Details) -> None:
+        order, contents, rank = command.order, str(found["contents"]), found["rank"]
         assert isinstance(order, LoadAdapter)
+        assert isinstance(rank, int)
         number = self._record.last_number + 1
         before = self._served(order.name)
         adapters = tuple(replace(each, is_leaving=True) if each is before else each for each in self._record.adapters)
-        added = Adapter(order.name, order.path, number, order.slot, contents)
+        added = Adapter(order.name, order.path, number, order.slot, contents, rank, time.time())
         trouble = self._write(AdaptersRecord(number, (*adapters, added)))
         if trouble:
             self._end_load(command, Reply(command.command_id, 503, trouble))
             return
         if before is not None:
             self._leaving.append(_Leaving(replace(before, is_leaving=True), ""))
-        details: Details = {"name": order.name, "path": order.path, "contents": contents}
+        details: Details = {"name": order.name, "path": order.path, "contents": contents, "rank": rank}
         self._end_load(command, Reply(command.command_id, 200, f"the adapter {order.name!r} is served", details))
 
     def _end_load(self, command: Command, reply: Reply) -> None:

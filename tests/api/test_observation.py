@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 import re
 import threading
@@ -22,14 +23,18 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.routing import Route
 
+from api import prometheus
 from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
+from api.model import ServedModel
 from api.openapi import document
-from api.prometheus import Look, information
+from api.prometheus import Look, Renderings, information
+from engine.checkpoint.record import ModelRecord
 from engine.installation import package_version
 from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
+from engine.process.context import ActorContext
 from shm.counters import State
 from tests.api.edge import OPERATOR, Edge
 from tests.waiting import WATCHDOG_S, wait_until
@@ -340,3 +345,46 @@ SCHEMA = schemathesis.openapi.from_dict(document(("tiny", "alias")))
 )
 def test_the_document_holds(case: Any, edge: Edge) -> None:
     case.call_and_validate(base_url=edge.url, checks=CHECKS, timeout=WATCHDOG_S, headers=OPERATOR)
+
+
+@pytest.fixture
+def renderings(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> Renderings:
+    """Of this process, as the api process has them, none of which is waited for."""
+    monkeypatch.setattr(prometheus, "BURST_S", 3600.0)
+    record = ModelRecord.of_run(edge.run.model_path)
+    return Renderings(ActorContext(edge.run, edge.config, "api0", 1), ServedModel.of(edge.config, record, None))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_all_who_ask_at_once_get_one_rendering(edge: Edge, renderings: Renderings, is_open: bool) -> None:
+    """One that was begun after they had asked: what comes while it is made gets the next."""
+
+    async def ask() -> None:
+        waiting = [asyncio.create_task(renderings.text(is_open)) for _ in range(50)]
+        for is_awaited in (True, False):
+            while renderings.is_awaited != is_awaited:
+                await asyncio.sleep(0)
+        later = [asyncio.create_task(renderings.text(is_open)) for _ in range(50)]
+        waiting[0].cancel()  # who leaves takes it from nobody
+        texts, newer = await asyncio.gather(*waiting[1:]), await asyncio.gather(*later)
+        assert len({id(text) for text in texts}) == len({id(text) for text in newer}) == 1
+        assert texts[0] is not newer[0]
+        assert b"http_requests_total" in newer[0]
+
+    asyncio.run(ask())
+
+
+def test_who_asks_again_and_again_waits(renderings: Renderings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of a processor is all that they get: here hours go by before the second one, and nothing else waits for it."""
+    monkeypatch.setattr(prometheus, "BURST_S", 0.0)
+    monkeypatch.setattr(prometheus, "SHARE", 1e-7)
+
+    async def ask() -> None:
+        first = await renderings.text(False)
+        waiting = [asyncio.create_task(renderings.text(False)) for _ in range(50)]
+        await asyncio.to_thread(prometheus.rendered, renderings.context, "tiny", False, {})
+        assert renderings.is_awaited
+        assert not any(task.done() for task in waiting)
+        assert first
+
+    asyncio.run(ask())

@@ -88,3 +88,13 @@ def test_a_conversation_and_a_refusal(edge: Edge) -> None:
     assert behind["path"] == "/tokenize"
     assert '"probe"' not in edge.run.log_path("api0").read_text()
     assert SECRET not in edge.run.log_path("api0").read_text()
+
+
+def test_an_id_that_is_refused_is_logged_under_another(edge: Edge) -> None:
+    """Which the answer has."""
+    for wrong in ("", f"{SECRET} 2", "x" * 200, f"{SECRET}/"):
+        answer = edge.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+        (refused,) = lines(edge, answer.headers["x-request-id"])
+        assert refused.items() >= {"method": "POST", "path": "/v1/completions", "status": 400}.items()
+    assert SECRET not in edge.run.log_path("api0").read_text()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from starlette.datastructures import Headers
 
 from api.operations import OPERATIONS
 from api.span import OPERATIONS as SPANNED
@@ -141,12 +142,16 @@ def test_a_span_says_what_was_asked_and_what_came(edge: Edge, collector: Collect
 
 
 def test_it_is_part_of_the_clients_trace(edge: Edge, collector: Collector) -> None:
-    headers = {"x-request-id": "child", "traceparent": PARENT, "tracestate": "vendor=1"}
+    headers = {"x-request-id": "child", "traceparent": PARENT, "tracestate": f"vendor=1,{LONG[0]},k=2,{','.join(LONG[1:])}"}
     body = {"messages": [{"role": "user", "content": SECRET}], "stream": True, "max_tokens": 4}
     answer = edge.post("/v1/chat/completions", body, headers=headers)
     span = collector.of("child")
     _, trace_id, parent_id, _ = PARENT.split("-")
-    assert (span.trace_id.hex(), span.parent_span_id.hex(), span.trace_state) == (trace_id, parent_id, "vendor=1")
+    assert (span.trace_id.hex(), span.parent_span_id.hex(), span.trace_state) == (
+        trace_id,
+        parent_id,
+        f"vendor=1,{LONG[0]},k=2,{LONG[1]}",
+    )
     assert answer.headers["traceparent"] == f"00-{trace_id}-{span.span_id.hex()}-01"
     assert span.name == "chat tiny"
 
@@ -224,11 +229,11 @@ def test_a_collector_that_hangs_holds_nobody_up(tmp_path_factory: pytest.TempPat
         f"00-{'0' * 32}-b7ad6b7169203331-01",
         f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01",
         "x" * 10_000,
-        PARENT + "\u0661",
+        PARENT + "\xb2",
     ],
 )
 def test_what_is_no_traceparent_begins_a_trace(given: str) -> None:
-    context = context_of("/v1/completions", {"traceparent": given})
+    context = context_of("/v1/completions", Headers({"traceparent": given}))
     assert context is not None
     assert context.parent_id == 0
     assert context.flags == 1
@@ -236,6 +241,30 @@ def test_what_is_no_traceparent_begins_a_trace(given: str) -> None:
 
 
 def test_a_later_version_is_understood() -> None:
-    context = context_of("/v1/completions", {"traceparent": PARENT.replace("00-", "01-", 1) + "-more"})
+    context = context_of("/v1/completions", Headers({"traceparent": PARENT.replace("00-", "01-", 1) + "-more"}))
     assert context is not None
     assert f"{context.parent_id:016x}" in PARENT
+
+
+LONG, SHORT = [f"{name}={name * 198}" for name in "abc"], [f"v{number}={'x' * 20}" for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        (["a=1, b=2"], "a=1, b=2"),
+        (["a=1", "b=2"], "a=1,b=2"),  # headers of one name are one list
+        ([",".join(LONG[:2])], ",".join(LONG[:2])),  # long entries are none too many while there is room
+        ([",".join([LONG[0], *SHORT[:10], *LONG[1:]])], ",".join([LONG[0], *SHORT[:10]])),
+        ([" , ".join([*SHORT[:3], LONG[0], *SHORT[3:]])], ",".join(SHORT[:20])),  # long ones go first, then the last
+        ([",".join(f"v{number}=" for number in range(40))], ",".join(f"v{number}=" for number in range(32))),
+        (["x" * 10_000], ""),
+        (["," * 10_000], ""),
+    ],
+)
+def test_a_state_that_is_too_long_loses_whole_entries(given: list[str], passed_on: str) -> None:
+    raw = [(b"traceparent", PARENT.encode()), *((b"tracestate", each.encode()) for each in given)]
+    context = context_of("/v1/completions", Headers(raw=raw))
+    assert context is not None
+    assert context.state == passed_on
+    assert len(passed_on) <= 512

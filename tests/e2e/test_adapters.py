@@ -4,7 +4,10 @@ and go and processes are killed."""
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 from tests.adapters import write_adapter
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one
+from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
@@ -110,6 +114,21 @@ def test_each_is_as_alone(engine: EngineProcess, truth: dict[str, list[Answer]])
         assert answers(plain, BODIES) == truth["base"]
         refused = load(plain, "a0", Path("/nowhere"))
         assert (refused.status_code, "start it with --enable-lora" in refused.text) == (400, True)
+
+
+def test_top_shows_them(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
+    """Name, rank, samples and since when; on the screen, in the JSON, and for the page."""
+    command = [sys.executable, "-m", "tools.cli", "top", "--run-dir", str(engine.run.directory), "--interval", "0.1"]
+    shown = {
+        how: subprocess.run([*command, how], cwd=REPOSITORY, capture_output=True, text=True) for how in ("--json", "--once")
+    }
+    found = json.loads(shown["--json"].stdout)["adapters"]
+    assert [(each["name"], each["rank"], each["is_leaving"]) for each in found] == [
+        (f"a{number}", 4 + 3 * number, False) for number in range(4)
+    ]
+    assert all(each["num_running"] == each["num_waiting"] == 0 and each["loaded_at"] > 1e9 for each in found)
+    assert all(f"a{number} rank {4 + 3 * number}  0 running" in shown["--once"].stdout for number in range(4))
+    assert httpx.get(f"{engine.url}/dashboard", timeout=WATCHDOG_S, headers=OPERATOR).json()["adapters"] == found
 
 
 def test_cached_prefixes_are_an_adapters_own(engine: EngineProcess, files: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -15,20 +17,17 @@ from tests.waiting import WATCHDOG_S, wait_until
 
 CHECKS = Path(__file__).with_name("checks.js")
 SWITCHES = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900")
+NUM_COLORS = 64  # of a screenshot
 EXPECTED = ("Password field is not contained in a form", "401 (Unauthorized)")
 
 
 class Browser:
-    def __init__(self, driver: str, chromium: str) -> None:
+    def __init__(self, driver: str, chromium: str, screenshots: Path | None = None) -> None:
+        """`screenshots`: the directory in which those are kept."""
+        self._screenshots = screenshots
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
-        for argument in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--window-size=1280,900",
-        ):
+        for argument in SWITCHES:
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -117,6 +116,13 @@ class Browser:
 
     def until(self, predicate: Any, what: str) -> Any:
         return wait_until(predicate, what=what)
+
+    def shoot(self, name: str) -> None:
+        """Keep how the page looks now, where that is asked for; in so few colours that it is small."""
+        if self._screenshots is not None:
+            self._screenshots.mkdir(parents=True, exist_ok=True)
+            whole = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
+            whole.quantize(NUM_COLORS, dither=Image.Dither.NONE).save(self._screenshots / f"{name}.png", optimize=True)
 
     def complaints(self) -> list[str]:
         """What the browser's console holds that nobody expects."""

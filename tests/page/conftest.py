@@ -20,11 +20,11 @@ def engine() -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="package")
-def chromium() -> Iterator[Browser]:
+def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
     driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
     assert driver is not None
     assert chromium is not None
-    browser = Browser(driver, chromium)
+    browser = Browser(driver, chromium, request.config.getoption("--screenshots"))
     yield browser
     browser.quit()
 

@@ -14,6 +14,8 @@ from selenium.webdriver.common.keys import Keys
 from tests.e2e.engine_process import ADMIN_KEY, DEMO, EngineProcess
 from tests.page.browser import Browser
 from tests.page.hostile import OUTPUTS
+from tests.paths import REPOSITORY
+from tools.demo import VISION_MODEL
 
 NARROW, HIGH = 360, 800
 
@@ -32,6 +34,7 @@ def test_a_chat_with_branches_is_kept_and_found(page: Browser) -> None:
     page.press("article.assistant", "Regenerate")
     page.until(lambda: "2 of 2" in page.texts("article.assistant .actions span"), "a branch of the answer")
     assert page.answered() == ["12 + 345 = 357"]
+    page.shoot("chat")
     page.driver.refresh()
     page.until(lambda: page.texts("#conversations .title"), "the list of conversations")
     page.find("find").send_keys("346")
@@ -64,6 +67,7 @@ def test_two_settings_and_probabilities(page: Browser) -> None:
     page.until(lambda: len(page.all(".compared article.assistant .actions small")) == 2, "two answers")
     left, right = page.answered()
     assert (left, right) == ("2 + 2 = 4", left[: len(right)])
+    page.shoot("compared")
     page.set("compare two settings", "")
     page.set("show probabilities", "")
     page.say("What is 2 + 3?")
@@ -96,17 +100,41 @@ def test_a_form_and_a_tool_with_its_result(page: Browser) -> None:
     page.until(
         lambda: page.text("send") == "Send" and page.texts("article:last-child.assistant .actions small"), "an answer to it"
     )
+    page.shoot("tool")
 
 
-def test_errors_are_shown_in_the_servers_words(page: Browser, tmp_path: Path) -> None:
+def test_errors_are_shown_in_the_servers_words(page: Browser) -> None:
+    page.set("JSON Schema of the answer", json.dumps({"not": {}}))
+    page.say("Which color?")
+    page.until(lambda: page.all(".error"), "an error")
+    assert "not" in page.texts(".error")[0]
+    page.complaints()  # the browser notes the status
+
+
+def test_a_model_of_text_takes_no_picture(page: Browser, tmp_path: Path) -> None:
+    """However it comes: before anything is sent, the page says why."""
     file = tmp_path / "red.png"
     Image.new("RGB", (8, 8), (200, 30, 30)).save(file)
+    page.until(lambda: page.find("attach").get_attribute("aria-disabled") == "true", "the button takes nothing")
+    assert page.find("attach").get_attribute("title") == "Nothing can be attached: tokamak-demo takes text alone"
+    page.click("attach")
     page.find("file").send_keys(str(file))
-    page.until(lambda: page.all("#files img"), "the attached picture")
-    page.say("What is this?")
-    page.until(lambda: page.all(".error"), "an error")
-    assert "image" in page.texts(".error")[0]
-    page.complaints()  # the browser notes the status
+    page.until(lambda: len(page.texts(".error")) == 2, "why")
+    assert page.texts(".error") == ["tokamak-demo takes text alone", "red.png: tokamak-demo takes text alone"]
+    assert not page.all("#files img")
+
+
+def test_a_picture_is_attached_and_seen(chromium: Browser) -> None:
+    with EngineProcess(VISION_MODEL) as engine:
+        chromium.open_anew(engine.url)
+        chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "pictures are taken")
+        chromium.find("file").send_keys(str(REPOSITORY / "tools" / "demo" / "vision" / "shapes.png"))
+        chromium.until(lambda: chromium.all("#files img"), "the attached picture")
+        chromium.say("How many red shapes are there?")
+        assert chromium.answered()[0].endswith(": 3")
+        chromium.shoot("picture")
+        assert chromium.complaints() == []
+        assert chromium.foreign_requests(engine.url) == []
 
 
 def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProcess) -> None:
@@ -114,6 +142,7 @@ def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProc
     page.click("show-engine")
     actors = set(engine.actors())
     page.until(lambda: actors <= set(page.texts("#engine td:first-child")), "a row for each actor")
+    page.shoot("engine")
     page.press("#engine", "log tokenizer0")
     page.until(lambda: page.texts("#engine .log"), "a log")
     epoch = engine.actors()["tokenizer0"]["epoch"]
@@ -149,6 +178,7 @@ def test_a_dead_server_is_told_from_a_slow_one_and_comes_back(chromium: Browser)
         chromium.until(lambda: "does not answer" in chromium.text("status"), "it is seen to be gone")
         chromium.say("What is 1 + 2?")
         chromium.until(lambda: any("does not answer" in text for text in chromium.texts(".error")), "the failure")
+        chromium.shoot("server-gone")
         engine = EngineProcess(DEMO, "--port", str(engine.port))
         engine.start()
         chromium.until(lambda: chromium.text("status") == "all actors well", "it is seen to be back")
@@ -205,6 +235,8 @@ def test_names_for_screen_readers_narrow_screens_and_contrast(page: Browser, sch
             assert page.script("return document.documentElement.scrollWidth") <= NARROW
             assert page.check("nameless") == []
             assert page.check("pale") == []
+            if (scheme, view) == ("dark", "show-chat"):
+                page.shoot("narrow-dark-chat")
     finally:
         page.devtools("Emulation.clearDeviceMetricsOverride")
         page.devtools("Emulation.setEmulatedMedia", features=[])

@@ -27,13 +27,16 @@ PAGES = {path.name: path.read_text() for path in (README, *sorted(MANUAL.glob("*
 EVERYTHING = "\n".join(PAGES.values())
 LINKED = [README, *sorted((REPOSITORY / ".github").rglob("*.md")), *sorted((REPOSITORY / "tools").rglob("*.md"))]
 MAX_README_BYTES = 12 << 10
+MAX_SCREENSHOT_BYTES = 600_000
 OTHERS_FLAGS = {  # of programs that are not ours: docker, kubectl, pip, our scripts, pytest
     "--build",
     "--extra-index-url",
     "--fast",
     "--here",
     "--read-only",
+    "--rows",
     "--sanitize",
+    "--screenshots",
     "--tmpfs",
     "--wheel",
 }
@@ -144,6 +147,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_page_is_found_from_the_readme() -> None:
     linked = {(REPOSITORY / link).resolve() for link in _links(PAGES["README.md"])}
     assert {path for path in [*MANUAL.glob("*.md"), *(REPOSITORY / ".github").glob("*.md")] if path not in linked} == set()
+
+
+def test_screenshots_are_small_and_shown() -> None:
+    pictures = set((REPOSITORY / ".github" / "screenshots").iterdir())
+    assert sum(path.stat().st_size for path in pictures) <= MAX_SCREENSHOT_BYTES
+    assert {(MANUAL / link).resolve() for link in _links(PAGES["page.md"])} >= pictures
 
 
 def test_the_readme_is_read_in_minutes() -> None:

@@ -157,12 +157,13 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, total: int) 
     remaining = (request for index, request in enumerate(requests_in(options.input_file)) if index >= first)
 
     def answer(request: Request) -> Answer:
-        line = ledger.early.get(request.custom_id or "")
+        line = ledger.early.get(request.answer_id)
         if line is None:
             reply = None if request.error else asker.ask("POST", request.url, request.body)
             if reply is not None and reply.status in (401, 403):  # so it would answer all
                 raise LostError(f"{asker.server.url} answers {reply.status}: {error_text(reply.body)}")
             line = answer_line(request, reply)
+        request.body = b""  # many may wait for their turn, and bodies have pictures
         return Answer(request, line)
 
     concurrency = min(options.concurrency or _concurrency(asker), total - first)

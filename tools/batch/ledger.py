@@ -28,7 +28,7 @@ class Ledger:
         """OptionError: the file cannot be had, or another process has it."""
         self.num_answered = 0
         self.num_failed = 0
-        self.early: dict[str, bytes] = {}  # custom_id -> line, of an earlier life
+        self.early: dict[str, bytes] = {}  # `Request.answer_id` -> line, of an earlier life
         self._path = path
         self._part_path = path.with_name(f"{path.name}.part")
         self._part = -1
@@ -95,35 +95,39 @@ class Ledger:
 
     def _is_well(self, number: int, line: bytes, request: Request | None) -> bool:
         try:
-            custom_id, is_well = answered(line)
+            found = answered(line)
         except ValueError as error:
             raise OptionError(f"-o {self._path}: line {number} is no answer of a batch: {error}; give another file") from None
         if request is None:
             raise OptionError(f"-o {self._path} has more answers than there are requests: line {number}; give another file")
-        if custom_id != request.custom_id:
+        if found.custom_id != request.custom_id:
             raise OptionError(
-                f"-o {self._path}: line {number} answers {custom_id!r}, the request there is {request.custom_id!r} (line "
+                f"-o {self._path}: line {number} answers {found.custom_id!r}, the request there is {request.custom_id!r} (line "
                 f"{request.number}): it belongs to other requests; give another file"
             )
-        return is_well
+        if found.answer_id != request.answer_id:
+            raise OptionError(
+                f"-o {self._path}: line {number} answers another request {request.custom_id!r} than line {request.number} has "
+                "now: its url or body was changed; give another file, or remove this one to have all asked again"
+            )
+        return found.is_well
 
     def _read_part(self) -> None:
         with contextlib.suppress(FileNotFoundError), open(self._part_path, "rb") as file:
             for line in file:
                 try:
-                    custom_id, _ = answered(line)
+                    answer_id = answered(line).answer_id
                 except ValueError:
                     break  # torn
                 if not line.endswith(b"\n"):
                     break
                 self._num_part_bytes += len(line)
-                if custom_id is not None:
-                    self.early[custom_id] = line
+                self.early[answer_id] = line
 
     def _append(self, request: Request, line: bytes) -> None:
         _write(self._file, line)
-        self.early.pop(request.custom_id or "", None)
-        self.num_failed += not answered(line)[1]
+        self.early.pop(request.answer_id, None)
+        self.num_failed += not answered(line).is_well
         self.num_answered += 1
 
     def _keep(self, line: bytes) -> None:

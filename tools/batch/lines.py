@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import orjson
@@ -46,6 +46,14 @@ class Request(msgspec.Struct):
     url: str = ""
     body: bytes = b""
     error: Error | None = None
+
+    @property
+    def answer_id(self) -> str:
+        """Of its answer: a hash of all that is asked, so that an answer tells whether it is to this very request."""
+        said = self.error.message if self.error else ""
+        parts = (self.custom_id or "", self.url, said)
+        asked = b"\0".join([*(part.encode(errors="surrogatepass") for part in parts), self.body])
+        return f"batch_req_{hashlib.blake2b(asked, digest_size=12).hexdigest()}"
 
 
 class _Line(msgspec.Struct):
@@ -132,17 +140,24 @@ def answer_line(request: Request, reply: Reply | None) -> bytes:
     response = None
     if reply is not None:
         response = _Response(reply.status, reply.request_id, msgspec.Raw(_in_one_line(reply.body)))
-    name = hashlib.blake2b(f"{request.number} {request.custom_id}".encode(errors="replace"), digest_size=12).hexdigest()
-    return msgspec.json.encode(_Answer(f"batch_req_{name}", request.custom_id, response, request.error)) + b"\n"
+    return msgspec.json.encode(_Answer(request.answer_id, request.custom_id, response, request.error)) + b"\n"
 
 
-def answered(line: bytes) -> tuple[str | None, bool]:
-    """Which `custom_id` a line answers, and whether well. ValueError: it is no answer."""
+class Answered(NamedTuple):
+    """What a line answers, and whether well."""
+
+    answer_id: str  # `Request.answer_id`
+    custom_id: str | None
+    is_well: bool
+
+
+def answered(line: bytes) -> Answered:
+    """ValueError: it is no answer."""
     try:
         answer = _answers.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    return answer.custom_id, answer.response is not None and answer.response.status_code == 200
+    return Answered(answer.id, answer.custom_id, answer.response is not None and answer.response.status_code == 200)
 
 
 def _in_one_line(body: bytes) -> bytes:

@@ -50,7 +50,7 @@ class Engine:
         self.num_bytes = 0
 
     def actors(self) -> list[Actor]:
-        with contextlib.closing(Observer(self._run.run_id)) as observer:
+        with contextlib.closing(Observer(self._run)) as observer:
             return observer.snapshot().actors
 
     async def _until(self, is_so: Callable[[], bool]) -> None:

@@ -109,7 +109,7 @@ class Engine:
         self._server.stop()
 
     def _counters(self) -> dict[tuple[str, str], float]:
-        with contextlib.closing(Observer(self._run.run_id)) as observer:
+        with contextlib.closing(Observer(self._run)) as observer:
             return {(row.name, str(row.labels["actor"])): row.value for row in observer.snapshot().rows}
 
 

@@ -132,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run = choose_run(options.run, options.run_dir)
         manifest = run.manifest()
-        observer = Observer(run.run_id, shares_experts=manifest.config.enable_expert_parallel)
+        config = manifest.config
+        observer = Observer(run, shares_experts=config.enable_expert_parallel, has_adapters=bool(config.max_loras))
     except TokamakError as error:
         print(f"tokamak top: {error}", file=sys.stderr)
         return 1

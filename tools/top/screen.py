@@ -22,6 +22,7 @@ LATE_HEARTBEAT_S = 2.0  # a loop that works beats ten times a second
 RING_COLUMN_WIDTH = 78
 MAX_ERRORS = 6
 MAX_GANGS = 4
+MAX_ADAPTERS = 5
 STATE_STYLES = {
     "RUNNING": "green",
     "READY": "green",
@@ -68,6 +69,7 @@ def render(
         + len(_experts(figures))
         + len(_media(figures))
         + len(_drafts(figures))
+        + len(_adapters(snapshot, now))
         + 6
         + bool(footer)
     )
@@ -82,6 +84,7 @@ def render(
             *_experts(figures),
             *_media(figures),
             *_drafts(figures),
+            *_adapters(snapshot, now),
             *_device(title, figures),
             *_kernels(title),
         ],
@@ -279,6 +282,23 @@ def _drafts(figures: Figures) -> list[Text]:
             (" ".join(f"{100 * standing:.0f}" for standing in drafts.accepted), "% by position"),
         )
     ]
+
+
+def _adapters(snapshot: Snapshot, now: float) -> list[Text]:
+    """A line for each LoRA adapter, as far as there is room: those with the most samples, and of equal ones the newest."""
+    ranked = sorted(snapshot.adapters, key=lambda each: (each.num_running + each.num_waiting, each.loaded_at), reverse=True)
+    first = ranked[: MAX_ADAPTERS - (len(ranked) > MAX_ADAPTERS)]
+    lines: list[Text] = []
+    for each in (each for each in snapshot.adapters if each in first):
+        parts = [
+            (each.name[:32], f"rank {each.rank}"),
+            (f"{each.num_running}", "running"),
+            (f"{each.num_waiting}", "waiting"),
+            (seconds(max(0.0, now - each.loaded_at)), "loaded, leaving" if each.is_leaving else "loaded"),
+        ]
+        lines.append(_line(("" if lines else "adapters", ""), *parts))
+    num_others = len(ranked) - len(first)
+    return [*lines, Text(f"and {num_others} adapters more", style="dim")] if num_others else lines
 
 
 def _device(title: RunTitle, figures: Figures) -> list[Text]:

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = _parser().parse_args(arguments)
     try:
         run = choose_run(asked.run, asked.run_dir)
-        asked.output.open("ab").close()  # rather now than after the trace
+        _check_output(asked.output)
         events, num_lost = record(run, asked.seconds)
         written = document(events, run.run_id, num_lost)
         asked.output.write_bytes(written)
@@ -50,6 +51,18 @@ def main(arguments: Sequence[str]) -> int:
     lost = f", {num_lost} were written over before they were read" if num_lost else ""
     print(f"{asked.output}: {num_events} events of {len(events)} actors{lost}; open it at https://ui.perfetto.dev")
     return 0
+
+
+def _check_output(path: Path) -> None:
+    """OSError now rather than after the trace. What is there stays as it is, and where nothing is, nothing is left."""
+    if path.is_file() or path.is_dir():
+        path.open("ab").close()
+    elif not path.exists():
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
 
 def _parser() -> argparse.ArgumentParser:

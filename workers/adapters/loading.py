@@ -35,4 +35,5 @@ class AdapterLoading:
             _LOG.exception("adapter %s", self._order.path)
             self.reply = Reply(self._command_id, 400, f"{self._order.path} cannot be loaded: {error!r}")
         else:
-            self.reply = Reply(self._command_id, 200, "", {"contents": contents})
+            rank = int(self._arena.ranks[self._order.slot].max())
+            self.reply = Reply(self._command_id, 200, "", {"contents": contents, "rank": rank})

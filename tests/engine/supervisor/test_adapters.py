@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ class Desk:
 
     def loaded(self, contents: str = "ab") -> None:
         """The rank has done what it was told last."""
-        assert self.orders.take(Reply(self.told[-1][0], 200, "", {"contents": contents}))
+        assert self.orders.take(Reply(self.told[-1][0], 200, "", {"contents": contents, "rank": 8}))
 
     def turns(self, count: int = 1) -> None:
         for _ in range(count):
@@ -85,12 +86,15 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_what_is_loaded_is_written_down_and_then_answered(desk: Desk) -> None:
     version = desk.counters.counter("adapters_version", "supervisor")
+    before = time.time()
     desk.load("1", "a")
     assert (desk.told, desk.answers, version.value) == ([("1", "a", 0)], {}, 0)
     desk.load("2", "b")
     assert len(desk.told) == 1, "one after another"
     desk.loaded("aa")
-    assert desk.adapters == (Adapter("a", "/a", 1, 0, "aa"),)
+    (found,) = desk.adapters
+    assert found == Adapter("a", "/a", 1, 0, "aa", 8, found.loaded_at)
+    assert before <= found.loaded_at <= time.time()
     assert (version.value, desk.answers["1"][0], desk.told[1:]) == (1, 200, [("2", "b", 1)])
     assert desk.orders.take(Reply("2", 400, "it is wrong"))
     assert (desk.names, desk.answers["2"]) == (["a"], (400, "it is wrong"))

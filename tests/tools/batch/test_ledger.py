@@ -13,9 +13,10 @@ from engine.errors import OptionError
 from tokamak.connection import Reply
 from tools.batch import ledger as module
 from tools.batch.ledger import Ledger
-from tools.batch.lines import Request, answer_line
+from tools.batch.lines import Error, Request, answer_line
 
 REQUESTS = [Request(number + 1, f"r{number}", "/v1/completions", b"{}") for number in range(40)]
+IDS = [request.answer_id for request in REQUESTS]
 LINES = [answer_line(request, Reply(200 if index % 5 else 400, b'{"n": %d}' % index)) for index, request in enumerate(REQUESTS)]
 
 
@@ -48,8 +49,8 @@ def test_any_order_comes_in_order(path: Path, seed: int) -> None:
         ledger = opened(path)
         done = ledger.num_answered
         assert path.read_bytes() == b"".join(LINES[:done])
-        early = [index for index in range(done, len(LINES)) if ledger.early.get(f"r{index}") == LINES[index]]
-        assert len(early) == len({name for name in ledger.early if int(name[1:]) >= done})
+        early = [index for index in range(done, len(LINES)) if ledger.early.get(IDS[index]) == LINES[index]]
+        assert len(early) == len({name for name in ledger.early if IDS.index(name) >= done})
         take(ledger, *early)
         missing = [index for index in range(ledger.num_answered, len(LINES)) if index not in early]
         rng.shuffle(missing)
@@ -59,7 +60,7 @@ def test_any_order_comes_in_order(path: Path, seed: int) -> None:
         if ledger.num_answered == len(LINES):
             break
         rest = opened(path)
-        held = [index for index in range(len(LINES)) if index < rest.num_answered or f"r{index}" in rest.early]
+        held = [index for index in range(len(LINES)) if index < rest.num_answered or IDS[index] in rest.early]
         rest.close(False)
         assert held == sorted({*range(done), *early, *missing[:count]})
     assert path.read_bytes() == b"".join(LINES)
@@ -78,7 +79,7 @@ def test_a_torn_line_is_cut_off(path: Path, kept: int) -> None:
     part = path.with_name("out.jsonl.part")
     part.write_bytes(LINES[4] + LINES[5][:kept])
     ledger = opened(path)
-    assert (ledger.num_answered, ledger.early) == (2, {"r4": LINES[4]})
+    assert (ledger.num_answered, ledger.early) == (2, {IDS[4]: LINES[4]})
     take(ledger, 6, 2)
     assert part.read_bytes() == LINES[4] + LINES[6]
     take(ledger, 3, 4, 5)
@@ -98,7 +99,7 @@ def test_what_waits_takes_no_more_room_than_it_must(path: Path, monkeypatch: pyt
     assert max(sizes) <= 100 + 5 * max(map(len, LINES))
     ledger.close(False)
     again = opened(path)
-    assert (again.num_answered, again.early["r39"]) == (38, LINES[39])
+    assert (again.num_answered, again.early[IDS[39]]) == (38, LINES[39])
     again.close(False)
 
 
@@ -120,6 +121,42 @@ def test_a_file_of_something_else_stays_as_it_is(path: Path, content: bytes, wha
     with pytest.raises(OptionError, match=what):
         opened(path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Request(2, "r1", "/v1/completions", b'{"prompt": "other"}'),
+        Request(2, "r1", "/v1/chat/completions", b"{}"),
+        Request(2, "r1", error=Error("invalid_url", "line 2: url is 'x'")),
+    ],
+    ids=["body", "url", "malformed"],
+)
+def test_a_request_that_was_changed_is_not_taken_for_answered(path: Path, changed: Request) -> None:
+    """Under the same custom_id: what is answered stays and says so; what was answered early is asked again."""
+    ledger = opened(path)
+    take(ledger, 0, 1, 3)
+    ledger.close(False)
+    again = Ledger(path)
+    with pytest.raises(OptionError, match=r"line 2 answers another request 'r1' than line 2 has now.*; give another file, or"):
+        again.go_on([REQUESTS[0], changed, *REQUESTS[2:]])
+    again.close(False)
+    assert path.read_bytes() == b"".join(LINES[:2])
+    rest = opened(path)
+    assert changed.answer_id not in rest.early
+    assert list(rest.early) == [IDS[3]]
+    rest.close(False)
+
+
+def test_where_lines_stand_does_not_matter(path: Path) -> None:
+    """An empty line more, and more requests behind the others."""
+    ledger = opened(path)
+    take(ledger, 0, 1, 2)
+    ledger.close(False)
+    again = Ledger(path)
+    again.go_on([Request(each.number + 1, each.custom_id, each.url, each.body) for each in REQUESTS])
+    assert again.num_answered == 3
+    again.close(False)
 
 
 def test_one_at_a_time(path: Path) -> None:
@@ -176,7 +213,7 @@ def test_other_requests_do_not_take_early_answers_away(path: Path) -> None:
         ledger.go_on(REQUESTS[:2])
     ledger.close(ledger.num_answered == 2)
     ledger = opened(path)
-    assert (ledger.num_answered, list(ledger.early)) == (3, ["r5"])
+    assert (ledger.num_answered, list(ledger.early)) == (3, [IDS[5]])
     ledger.close(False)
 
 

@@ -33,7 +33,7 @@ ASKED = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "temperatu
 def namespaces() -> None:
     done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"], check=False)
     if done.returncode:
-        pytest.skip("this machine lets nobody make namespaces")
+        pytest.skip("this machine lets nobody make namespaces (an engine as in its image)")
 
 
 class ContainedEngine(EngineProcess):

@@ -132,7 +132,7 @@ def test_every_document_is_yaml() -> None:
     assert all(list(yaml.safe_load_all(path.read_text())) for path in paths)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing (Debian: systemd)")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing (Debian: systemd; the unit)")
 def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "tokamak.service"
     unit.write_text((DEPLOY / "tokamak.service").read_text().replace("/opt/tokamak/bin/tokamak", "/bin/true"))
@@ -141,7 +141,7 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, ours) == (0, [])
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing (the manifests, put together)")
 def test_kubectl_puts_the_manifests_together() -> None:
     done = subprocess.run(["kubectl", "kustomize", KUBERNETES], capture_output=True, text=True, timeout=60, check=True)
     kinds = [each["kind"] for each in yaml.safe_load_all(done.stdout)]

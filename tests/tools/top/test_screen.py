@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from engine.observation.figures import History, figures
-from engine.observation.snapshot import Snapshot
+from engine.observation.snapshot import AdapterLoad, Snapshot
 from tests.tools.engines import ACTORS, RINGS, busy, counter, histogram, snapshot
 from tools import units
 from tools.top.screen import RunTitle, render
@@ -74,6 +74,22 @@ def test_a_dead_engine_says_so() -> None:
     assert "DEAD" in lines[0]
     assert "last state" in lines[0]
     assert sum("gone (RUNNING)" in line for line in lines) == len(ACTORS)
+
+
+@pytest.mark.parametrize(("count", "num_shown"), [(1, 1), (5, 5), (64, 4)])
+def test_adapters_have_a_line_each_as_far_as_there_is_room(count: int, num_shown: int) -> None:
+    """Those with the most samples."""
+    adapters = [AdapterLoad(f"sql-{i}", 8 + i, 1000.0 + i, i == count - 1, 2 * i, i) for i in range(count)]
+    lines = screen(msgspec.structs.replace(busy(5.0), adapters=adapters), 100, 40)
+    assert len(lines) <= 40
+    own = [line for line in lines if "s loaded" in line]
+    assert (len(own), sum("adapters more" in line for line in lines)) == (num_shown, num_shown < count)
+    last = count - 1
+    assert own[-1].split() == [
+        *(["adapters"] if count == 1 else []),
+        *f"sql-{last} rank {8 + last} {2 * last} running {last} waiting".split(),
+        *f"{units.seconds(723.0 - last)} loaded, leaving".split(),
+    ]
 
 
 def test_an_engine_that_did_nothing_yet() -> None:

@@ -185,7 +185,9 @@ def test_bad_options(engine: EngineProcess, tmp_path: Path, arguments: tuple[str
 
 def test_a_place_that_cannot_be_written(engine: EngineProcess, tmp_path: Path) -> None:
     """Said before the trace, not after it."""
-    assert "nowhere" in trace(engine.run, tmp_path / "nowhere" / "trace.json", "--seconds", "600", code=1)
+    for place in (tmp_path / "nowhere" / "trace.json", tmp_path, tmp_path / ("x" * 300)):
+        assert str(place) in trace(engine.run, place, "--seconds", "600", code=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_was_killed(tmp_path: Path) -> None:
@@ -214,9 +216,29 @@ def test_a_dead_engine_without_a_trace(tmp_path: Path) -> None:
         run = engine.run
         os.kill(engine.pid, signal.SIGKILL)
         engine.wait_for_exit()
-        assert "start one with --trace" in trace(run, tmp_path / "dead.json", code=1)
+        kept = tmp_path / "kept.json"
+        kept.write_text("mine")
+        for place in (tmp_path / "dead.json", kept):
+            assert "start one with --trace" in trace(run, place, code=1)
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept.json", "mine")]
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("which", [("--run", "ffff"), ("--run-dir", "nowhere"), ("--run-dir", ".")])
+def test_a_refusal_leaves_nothing(tmp_path: Path, which: tuple[str, str]) -> None:
+    """And what is there as it is."""
+    for name in ("trace.json", "kept.json"):
+        (tmp_path / "kept.json").write_text("mine")
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.cli", "trace", "-o", str(tmp_path / name), *which],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+        )
+        assert (done.returncode, "tokamak trace: error" in done.stderr) == (1, True), done.stderr
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept.json", "mine")]
 
 
 def test_what_is_drawn_of_several_attempts() -> None:

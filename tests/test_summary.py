@@ -1,0 +1,25 @@
+"""The summary of the tests names what a machine could not test: here as where no program is on the path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.paths import REPOSITORY
+
+PLACE = "tests/tools/deploy/test_files.py"
+
+
+def test_what_is_missing_is_named_a_line_each() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLACE, "-k", "systemd_reads or kubectl"]
+    bare = {**os.environ, "PATH": "/nowhere"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=bare, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    section = done.stdout.partition(" not tested here ")[2].partition("\n")[2].partition("\n=")[0].splitlines()
+    assert [line.partition(" is missing")[0] for line in section] == [
+        "the page: chromium or chromedriver",
+        "dashboards and alerts: prometheus or promtool",
+        "1 test: kubectl",
+        "1 test: systemd-analyze",
+    ]
