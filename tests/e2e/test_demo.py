@@ -1,4 +1,4 @@
-"""The embedded models answer truly over HTTP: 99 of 100 held-out sums and differences in five wordings, 97 of 100 others, 80
+"""The embedded models answer truly over HTTP: 99 of 100 held-out sums and differences in five wordings, 97 of 100 others, 95
 of 100 questions with tools; and of what is shown far more than without having seen it.
 
 The bars of the model that sees stand in `tools/demo/vision/examination.py`, and `python -m tools.demo.vision.evaluate` asks for

@@ -14,16 +14,22 @@ from engine.tokenizer.chat.template import ChatTemplate
 from tests.e2e.engine_process import DEMO
 from tests.engine.tokenizer.vocabularies import vocabulary_of
 from tools.demo import calls, data
-from tools.demo.conversations import Conversation, held_out_calls, training_conversations
+from tools.demo.conversations import Conversation, held_out_calls, training_choices, training_conversations
 from tools.demo.evaluate import Manner, body_of
 from tools.demo.template import CHAT_TEMPLATE, prompt_of, rendered
 
+Choice = tuple[tuple[calls.Json, ...], list[tuple[str, str]]]
 WORD = re.compile("[a-z]{2,}")
 
 
 @pytest.fixture(scope="module")
 def trained() -> list[Conversation]:
     return list(islice((one for one in training_conversations(seed=7) if one.tools), 1500))
+
+
+@pytest.fixture(scope="module")
+def choices() -> list[Choice]:
+    return list(islice(training_choices(seed=7), 500))
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +43,11 @@ def words_of(tools: tuple[calls.Json, ...]) -> set[str]:
     return {word for name in names for word in WORD.findall(re.sub("([A-Z])", r" \1", name).lower())}
 
 
-def test_no_examined_tool_argument_or_value_is_trained_with(trained: list[Conversation], asked: list[data.Question]) -> None:
-    seen = {word for conversation in trained for word in words_of(conversation.tools)}
+def test_no_examined_tool_argument_or_value_is_trained_with(
+    trained: list[Conversation], choices: list[Choice], asked: list[data.Question]
+) -> None:
+    shown = [*(conversation.tools for conversation in trained), *(tools for tools, _ in choices)]
+    seen = {word for tools in shown for word in words_of(tools)}
     shared = {*calls.ASKING_VERBS, *calls.ACTING_VERBS, *calls.SUFFIXES}
     for question in asked:
         assert words_of(question.definitions()) & seen <= shared
@@ -52,6 +61,12 @@ def test_no_examined_tool_argument_or_value_is_trained_with(trained: list[Conver
     assert len(texts) > 30
     given = {value for conversation in trained for value in re.findall(r'": "(\w+)"', conversation.answer)}
     assert not texts & given
+
+
+def test_a_choice_is_one_of_several_and_each_is_chosen(choices: list[Choice]) -> None:
+    for tools, questions in choices:
+        assert len(tools) > 1
+        assert {name for _, name in questions} == {tool["function"]["name"] for tool in tools}
 
 
 def test_calls_are_what_their_tools_take(asked: list[data.Question]) -> None:

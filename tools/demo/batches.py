@@ -5,18 +5,20 @@ A batch follows from the seed and its step alone, so that a training run can go 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.demo import data
-from tools.demo.conversations import training_conversations
-from tools.demo.template import rendered
+from tools.demo.conversations import training_choices, training_conversations
+from tools.demo.template import prompt_of, rendered
 from tools.demo.vocabulary import THINK, TURN_END, TURN_START
 
 IGNORED = -100
+NUM_WAITING = 4
+"""Conversations among which a row looks for one that fits."""
 Text = tuple[list[int], list[int]]
 """Tokens, and for each the token wanted after it or `IGNORED`."""
 
@@ -65,32 +67,56 @@ def _equations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
         yield token_ids, [IGNORED] * result + token_ids[result + 1 :] + [IGNORED]
 
 
+def _choices(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
+    """Tools, and behind each question the begin of a call; wanted is the name."""
+    for tools, questions in training_choices(seed):
+        token_ids = tokenizer.encode(prompt_of([{"role": "user", "content": ""}], tools).partition(TURN_END)[0]).ids
+        targets = [IGNORED] * len(token_ids)
+        for text, name in questions:
+            asked, wanted = (tokenizer.encode(part).ids for part in (f'\n{text}\n{{"name": "', f'{name}",'))
+            token_ids += [*asked, *wanted]
+            targets += [IGNORED] * (len(asked) - 1) + wanted + [IGNORED]
+        yield token_ids, targets
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What batches are made of. `chat_share` of a row is conversations, `tools_share` of which have tools."""
+    """What batches are made of. `chat_share` of a row is conversations, `tools_share` of which have tools; up to
+    `choices_share` of it follow choices of tools."""
 
     num_rows: int
     row_tokens: int
     chat_share: float
     tools_share: float
+    choices_share: float
 
 
 def training_batch(tokenizer: Tokenizer, seed: int, step: int, mixture: Mixture) -> Batch:
     """The batch of `step`. In a row, each conversation is a text of its own and the equations are one.
 
-    A row takes conversations until they fill their share of it, and most often more, then equations.
+    A row takes conversations until they fill their share of it, of the next few each time the first that still fits, then
+    choices, then equations.
     """
     row_tokens = mixture.row_tokens
     conversations = _conversations(tokenizer, 1_000_000 * seed + step, mixture.tools_share)
     equations = _equations(tokenizer, 1_000_000 * seed + step)
-    conversation = next(conversations)
+    choices = _choices(tokenizer, 1_000_000 * seed + step)
+    waiting = list(islice(conversations, NUM_WAITING))
     rows = []
     for _ in range(mixture.num_rows):
         row: list[tuple[int, int, int]] = []
         number = 0
-        while len(row) < row_tokens * mixture.chat_share and (not row or len(row) + len(conversation[0]) <= row_tokens):
-            row += zip(*conversation, repeat(number))
-            conversation, number = next(conversations), number + 1
+        while len(row) < row_tokens * mixture.chat_share:
+            num_left = row_tokens - len(row)
+            fitting = (place for place, (token_ids, _) in enumerate(waiting) if not row or len(token_ids) <= num_left)
+            if (place := next(fitting, None)) is None:
+                break
+            row += zip(*waiting.pop(place), repeat(number))
+            waiting.append(next(conversations))
+            number += 1
+        while len(row) < row_tokens * mixture.choices_share:
+            row += zip(*next(choices), repeat(number))
+            number += 1
         while len(row) < row_tokens:
             row += zip(*next(equations), repeat(number))
         rows.append(row[:row_tokens])

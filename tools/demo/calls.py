@@ -12,11 +12,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tools.demo.words import ENGLISH_WORDS, invented_word
+from tools.demo.words import ENGLISH_WORDS, invented_word, scrambled_word
 
 Json = dict[str, Any]
 Draw = Callable[[tuple[str, ...]], str]
 """A word of the split that questions are made for, of these or another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How often lists of tools, and of arguments, have a length: the shares of 0, 1, 2, ..."""
+
+    tools: tuple[float, ...]
+    arguments: tuple[float, ...]
+    described: float
+    """Of the tools with a description that names no argument, those that it alone tells what they are for."""
+
+
+EXAMINED = Shares(tools=(0.0, 0.5, 0.32, 0.18), arguments=(0.12, 0.52, 0.28, 0.08), described=0.1)
+TRAINED = Shares(tools=(0.0, 0.2, 0.35, 0.45), arguments=(0.1, 0.4, 0.3, 0.2), described=0.25)
+"""More of what is hard to learn: to choose among several, and to tell the third argument."""
+CHOSEN_AMONG = Shares(tools=(0.0, 0.0, 0.2, 0.3, 0.3, 0.2), arguments=(0.4, 0.4, 0.15, 0.05), described=0.25)
+"""Where the choice alone is learnt."""
 
 ASKING_VERBS = ("get", "find", "show", "check", "search", "list", "fetch", "read")
 ACTING_VERBS = ("book", "send", "create", "order", "play", "open", "set", "start", "stop", "add", "update", "delete", "make")
@@ -263,6 +280,16 @@ def any_word(source: random.Random, pool: tuple[str, ...]) -> str:
     return source.choice(ENGLISH_WORDS) if kind < 0.75 else invented_word(source, 7)
 
 
+def trained_word(source: random.Random, pool: tuple[str, ...]) -> str:
+    """Likewise; more are invented, and as long as English ones get: words that come again and again are known by heart."""
+    kind = source.random()
+    if kind < 0.3:
+        return source.choice(pool)
+    if kind < 0.45:
+        return source.choice(ENGLISH_WORDS)
+    return invented_word(source, 12) if kind < 0.85 else scrambled_word(source, 10)
+
+
 def _name(source: random.Random, verb: str, noun: str, second: str) -> tuple[str, str]:
     """The name of a tool, and its nouns as a question says them."""
     kind = source.random()
@@ -290,14 +317,19 @@ def _schema(source: random.Random, is_first: bool) -> Json:
     return {"type": "string", "enum": list(source.choice(CHOICES))}
 
 
-def make_tool(source: random.Random, draw: Draw) -> Tool:
+def drawn_length(source: random.Random, shares: tuple[float, ...]) -> int:
+    """The place in `shares` of what is drawn."""
+    return source.choices(range(len(shares)), shares)[0]
+
+
+def make_tool(source: random.Random, draw: Draw, shares: Shares) -> Tool:
     """A tool of drawn words."""
     is_asked = source.random() < 0.65
     verb = source.choice(ASKING_VERBS if is_asked else ACTING_VERBS)
     noun, second = draw(NOUNS), draw(NOUNS)
     name, said = _name(source, verb, noun, second)
     arguments: list[Argument] = []
-    for _ in range(source.choices((0, 1, 2, 3), (0.12, 0.52, 0.28, 0.08))[0]):
+    for _ in range(drawn_length(source, shares.arguments)):
         word = draw(ARGUMENTS)
         if word not in (noun, second, *(argument.name for argument in arguments)):
             is_required = source.random() < (0.6 if arguments else 0.9)
@@ -306,7 +338,7 @@ def make_tool(source: random.Random, draw: Draw) -> Tool:
     if source.random() < 0.6:
         about = arguments[0].name if arguments else "user"
         description = source.choice(DESCRIPTIONS).format(n=said, a=about, V=verb.capitalize())
-        if "{a}" not in description and source.random() < 0.1:
+        if "{a}" not in description and source.random() < shares.described:
             name = f"{verb}_{draw(NOUNS)}"  # what it is for is in its description alone
     return Tool(name, tuple(arguments), description, verb, said)
 

@@ -87,14 +87,3 @@ def load(folder: Path) -> tuple[Qwen3, Tokenizer]:
     tensors = load_file(folder / TRUNK_FILE)
     network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     return network, Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-@torch.no_grad()
-def copy_weights(source: Qwen3, source_tokenizer: Tokenizer, network: Qwen3, tokenizer: Tokenizer) -> None:
-    """Give `network` the weights of `source`. Tokens that `source` does not have keep their initial embedding."""
-    own = network.embed_tokens.weight.clone()
-    known = source_tokenizer.get_vocab()
-    for token, token_id in tokenizer.get_vocab().items():
-        if token in known:
-            own[token_id] = source.embed_tokens.weight[known[token]]
-    network.load_state_dict({**source.state_dict(), "embed_tokens.weight": own})

@@ -26,6 +26,7 @@ from tools.demo.data import (
 
 TOOLS_SHARE = 0.4
 THINKING_SHARE = 1 / 6
+UNSEEN_WORDS = frozenset(word.lower() for words in calls.UNSEEN_WORDS.values() for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +43,31 @@ class Conversation:
 def _draw(source: random.Random, split: Split) -> calls.Draw:
     """Words of tools, arguments and values of `split`."""
 
-    def word(pool: tuple[str, ...]) -> str:
-        unseen = calls.UNSEEN_WORDS[pool] if split == "held_out" else ()
+    def trained(pool: tuple[str, ...]) -> str:
         while True:
-            drawn = calls.any_word(source, unseen or pool)
-            if drawn in unseen or is_held_out("tool", drawn.lower()) == (split == "held_out"):
+            drawn = calls.trained_word(source, pool)
+            if drawn.lower() not in UNSEEN_WORDS and not is_held_out("tool", drawn.lower()):
                 return drawn
 
-    return word
+    def unseen(pool: tuple[str, ...]) -> str:
+        words = calls.UNSEEN_WORDS[pool]
+        while True:
+            drawn = calls.any_word(source, words)
+            if drawn in words or is_held_out("tool", drawn.lower()):
+                return drawn
+
+    return trained if split == "train" else unseen
 
 
-def _tools(source: random.Random, split: Split) -> list[calls.Tool]:
-    """One to three that are told apart by their names and nouns."""
+def _tools(source: random.Random, split: Split, shares: calls.Shares | None = None) -> list[calls.Tool]:
+    """Some that are told apart by their names and nouns."""
     draw = _draw(source, split)
+    shares = shares or (calls.TRAINED if split == "train" else calls.EXAMINED)
     tools: list[calls.Tool] = []
-    count = source.choices((1, 2, 3), (0.5, 0.32, 0.18))[0]
+    count = calls.drawn_length(source, shares.tools)
     while len(tools) < count:
         is_familiar = split == "train" and source.random() < 0.15
-        tool = calls.familiar_tool(source) if is_familiar else calls.make_tool(source, draw)
+        tool = calls.familiar_tool(source) if is_familiar else calls.make_tool(source, draw, shares)
         words = {word for other in tools for word in other.words()}
         if not words & set(tool.words()):
             tools.append(tool)
@@ -146,10 +154,27 @@ def _tool_questions(source: random.Random) -> list[Question]:
     """The questions of a conversation with tools."""
     tools = _tools(source, "train")
     questions: list[Question] = []
-    for _ in range(2 if source.random() < 0.08 else 1):
-        if source.random() < 0.25:
+    for _ in range(source.choices((1, 2, 3), (0.5, 0.3, 0.2))[0]):
+        if source.random() < 0.2:
             questions.append(toolless_question(tools, source, "train"))
             continue
         questions.append(call_question(tools, source, "train"))
-        questions.append(result_question(questions[-1], source, "train"))
-    return questions[:-1] if questions[-1].task == "result" and source.random() < 0.5 else questions
+        if source.random() < 0.3:
+            questions.append(result_question(questions[-1], source, "train"))
+    return questions
+
+
+def training_choices(seed: int) -> Iterator[tuple[tuple[calls.Json, ...], list[tuple[str, str]]]]:
+    """Tools, and questions each with the name of the tool that it is for, without end: much choosing in
+    few tokens."""
+    source = random.Random(f"choices {seed}")
+    draw = _draw(source, "train")
+    while True:
+        tools = _tools(source, "train", calls.CHOSEN_AMONG)
+        questions = []
+        for tool in [*source.sample(tools, k=len(tools)), source.choice(tools)]:
+            text, call = calls.asked(tool, source, draw)
+            if source.random() < 0.4 and tool.noun in text:
+                text = tool.noun
+            questions.append((text, call.name))
+        yield tuple(tool.definition() for tool in tools), questions
