@@ -33,7 +33,6 @@ from api.ollama import errors as ollama_errors
 from api.openai.chat import create_chat_completion, render_chat_completion
 from api.openai.completions import create_completion
 from api.page_files import page
-from api.prometheus import metrics
 from api.schemas.responses import ModelList
 from api.tokenization import detokenize, tokenize
 from engine.errors import RequestError
@@ -98,7 +97,7 @@ def routes() -> list[BaseRoute]:
         Route("/health/live", health.live),
         Route("/load", health.load),
         Route("/version", health.show_version),
-        Route("/metrics", metrics),
+        Route("/metrics", health.metrics),
         Route("/openapi.json", on_first_use("api.openapi", "openapi")),
         Route("/admin/actors", admin.list_actors),
         Route("/admin/gangs", admin.list_gangs),

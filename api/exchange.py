@@ -19,6 +19,7 @@ from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
 from api.media.request import MediaRequests
 from api.model import ServedModel
+from api.prometheus import Renderings
 from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.watch import Watch
@@ -27,7 +28,6 @@ from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
 
 if TYPE_CHECKING:
-    from api.prometheus import Renderings  # which imports this one
     from api.request_log import RequestLog
     from api.span import SpanContext
     from api.spans import Spans

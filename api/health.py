@@ -1,4 +1,4 @@
-"""`GET /health`, `/health/live`, `/load`, `/version`: what the counters file says, without asking any other actor.
+"""`GET /health`, `/health/live`, `/load`, `/metrics`, `/version`: what the counters file says, no other actor is asked.
 
 Runs in the api process. `/health` is 503 with actor and reason whenever an actor is not ready or stuck, and while an operator
 keeps the engine from serving (a balancer should then send what comes elsewhere); during a reload it stays 200.
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange
+from api.prometheus import OPEN_METRICS, OPEN_METRICS_TYPE, TEXT_TYPE
 from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, Version
 from engine.installation import package_version
 from engine.messages import WeightsState
@@ -40,6 +41,13 @@ async def health(request: Request) -> Response:
         return json_response(Health(status="ok"))
     first = found[0]
     return json_response(Health(status="unavailable", actor=first.actor, reason=first.reason, problems=found), 503)
+
+
+async def metrics(request: Request) -> Response:
+    """The route."""
+    is_open = OPEN_METRICS in request.headers.get("accept", "").lower()
+    text = await Exchange.of(request).services.renderings.text(is_open)
+    return Response(text, headers={"content-type": OPEN_METRICS_TYPE if is_open else TEXT_TYPE})
 
 
 def problems(

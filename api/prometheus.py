@@ -1,5 +1,5 @@
-"""`GET /metrics`: every row of the counters file, the actor table and the rings, as Prometheus's text or as OpenMetrics,
-whichever the client asks for.
+"""What `GET /metrics` answers: every row of the counters file, the actor table and the rings, as Prometheus's text or as
+OpenMetrics, whichever the client asks for.
 
 Runs in the api process, off its event loop; what it needs is imported with the first look. Names and meanings are the rows' own
 (`engine/metrics.py`), printed with the prefix `tokamak:` (`--metrics-prefix`); every sample carries `model_name`, and `actor`
@@ -15,10 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from api.exchange import Exchange
 from api.model import ServedModel
 from engine.config import EngineConfig
 from engine.installation import package_version
@@ -39,13 +35,6 @@ HANDOVER_S = 20e-6
 SPARSE = ("http_request_duration_seconds",)  # rows that nobody has counted in yet are left out
 
 Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
-
-
-async def metrics(request: Request) -> Response:
-    """The route."""
-    is_open = OPEN_METRICS in request.headers.get("accept", "").lower()
-    text = await Exchange.of(request).services.renderings.text(is_open)
-    return Response(text, headers={"content-type": OPEN_METRICS_TYPE if is_open else TEXT_TYPE})
 
 
 class Renderings:

@@ -53,6 +53,7 @@ OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
     "rms_norm": ("fused_rms_norm", "reference"),
     "rotary": ("fused_rotary_position_embedding", "reference"),
     "activation": ("swiglu", "reference"),
+    "draw": ("largest", "host"),
 }
 SAMPLES = (1, 2, 5, 10, 20)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)

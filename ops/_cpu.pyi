@@ -2,6 +2,8 @@
 the one caller. The last two arguments of an op are the address of its number of rows (int32, read whenever it runs; 0: none)
 and the number itself where there is no address."""
 
+import numpy as np
+
 PANEL: int  # outputs side by side in packed weights
 FOLDED_GROUPS: tuple[int, ...]  # sizes of groups whose scales can be folded into the integers
 KEY_PANEL: int  # slots side by side in the KV cache
@@ -425,6 +427,87 @@ class Tape:
     @property
     def times_ns(self) -> list[int]: ...
 
+def address(array: np.ndarray | bytes) -> int: ...
+def follow(
+    slots: int,
+    count: int,
+    are_following: int,
+    starts: int,
+    counts: int,
+    num_sampled: int,
+    granted: int,
+    num_tokens: int,
+    max_total_tokens: int,
+) -> None: ...
+def put_drafts(
+    slots: int,
+    count: int,
+    num_drafts: int,
+    counts: int,
+    num_sampled: int,
+    num_tokens: int,
+    drafts: int,
+    k: int,
+    token_ids: int,
+    width: int,
+) -> None: ...
+def stand(
+    slots: int,
+    count: int,
+    num_sampled: int,
+    num_drafts: int,
+    ends: int,
+    drawn: int,
+    token_ids: int,
+    width: int,
+    stands: int,
+    counts: int,
+) -> None: ...
+
+class LayerDrafts:
+    def __init__(
+        self,
+        slots: dict[str, int],
+        width: int,
+        table_width: int,
+        block_size: int,
+        hidden_size: int,
+        standing: dict[str, int],
+        single: dict[str, int],
+        max_logit_rows: int,
+    ) -> None: ...
+    def set_tapes(self, store: Tape, modules: list[tuple[Tape, Tape, int, int, int]]) -> None: ...
+    def clear_tapes(self) -> None: ...
+    def begin(self, slots: int, starts: int, counts: int, num_sampled: int, num_drafts: int, count: int) -> None: ...
+    def choose(
+        self,
+        slots: int,
+        starts: int,
+        counts: int,
+        num_sampled: int,
+        num_drafts: int,
+        count: int,
+        is_wanted: int,
+        is_drafting: int,
+    ) -> None: ...
+    def propose(self, slots: int, count: int, limits: int, counts: int) -> None: ...
+    def enter(self, slots: int, count: int, begins: int, ends: int, first_entries: int) -> None: ...
+    def mark(self, slots: int, count: int, begins: int, ends: int) -> None: ...
+    def draft(self, slots: int, starts: int, counts: int, num_sampled: int, num_drafts: int, count: int) -> None: ...
+    def keep(
+        self,
+        slots: int,
+        starts: int,
+        counts: int,
+        num_sampled: int,
+        num_drafts: int,
+        count: int,
+        num_tokens: int,
+        is_drafting: int,
+        kept_ends: int,
+        hidden: int,
+    ) -> tuple[list[int], list[int], list[int], list[int]]: ...
+
 class DraftSlots:
     def __init__(self, token_ids: int, width: int, num_tokens: int, states: int) -> None: ...
 
@@ -470,6 +553,7 @@ class DraftLengths:
         self,
         priors: list[float],
         first_classes: list[int],
+        are_layers: list[int],
         is_adaptive: bool,
         k: int,
         drafts: int,
@@ -480,11 +564,15 @@ class DraftLengths:
         num_methods: int,
         num_rested: int,
         pauses: int,
+        is_drafted_by_layers: int,
     ) -> None: ...
     def clear(self, slots: int, count: int) -> None: ...
     def offer(self, slots: int, count: int, drafts: int, counts: int, classes: int, first_class: int) -> None: ...
     def choose(self, slots: int, count: int, granted: int, num_rows: int, num_sampled: int, chosen: int) -> None: ...
     def learn(self, slots: int, count: int, num_drafts: int, counts: int) -> None: ...
     def wanted(self, slots: int, count: int, wanted: int) -> None: ...
+    def tell_layers(self, slots: int, count: int) -> None: ...
+    @property
+    def num_verified(self) -> list[int]: ...
     def wanted_by_newcomers(self) -> int: ...
     def took(self, num_rows: int, step_ns: float) -> None: ...

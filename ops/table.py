@@ -60,6 +60,7 @@ class AttentionMetadata(Protocol):
     sequence_slots: Tensor  # int32 [max_num_seqs]: batch slot of each sequence
     sequence_offsets: Tensor  # int32 [max_num_seqs + 1]: first row of each sequence, and the end of the last
     sequence_starts: Tensor  # int32 [max_num_seqs]: position of its first row
+    context_lengths: Tensor  # int32 [max_num_seqs]: the position behind its last row
     first_keys: Tensor  # int32 [max_rows]: the first and the last position that each row sees,
     last_keys: Tensor  # where HAS_BOUNDS is not zero; else all up to its own
     host_counts: np.ndarray  # int32 [5]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS; of fixed address too
@@ -84,6 +85,7 @@ class Inputs(AttentionMetadata, Protocol):
     """What ops read of a step: all its rows."""
 
     in_place: Any  # None: the tensors are there; else `begin` makes them (`ops/paddle/metadata.py`, InPlace)
+    logit_row_ids: Tensor  # int32 [...]: kept rows whose logits are wanted
     token_ids: Tensor  # int32 [max_rows]
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
     slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
@@ -111,6 +113,18 @@ class Routing(msgspec.Struct, frozen=True):
     weights: Tensor  # float32 [R, chosen]
 
 
+class Drawing(msgspec.Struct, frozen=True):
+    """How tokens are drawn where the logits are, of inputs that are made in place (`Inputs.in_place`).
+
+    `run`: the step, logits float32 [m, vocab] of `inputs.logit_row_ids` -> int32 [3, m]: tokens, the bits of their
+    log-probabilities (float32, of the raw logits), ranks; [1, m], tokens alone, where it `is_greedy`: for rows without
+    temperature. Rows that were sent with the flag DRAWN have their slot's next token and its length written for the next step.
+    Each row's token is the native sampler's, whatever is drawn beside it."""
+
+    run: Callable[[StepInputs, Tensor], Tensor]
+    is_greedy: bool
+
+
 class OpTable(msgspec.Struct, frozen=True):
     """The ops of one backend."""
 
@@ -134,6 +148,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # as the table's ops want it
     cache_view: Callable[[np.ndarray, int], np.ndarray]
     clear_block: Callable[[KvCache, int], None]  # zeros in this block of every layer
+    drawing: Drawing | None  # None: logits are the host's to draw from
+    captured: Mapping[str, Callable[..., Any]]  # ops in the place of those of these names in a graph: no host looks at numbers
 
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]

@@ -22,8 +22,9 @@ BY_HAND = {  # run by a person who installs what their docstrings name
     "tools/bench/transformers_pictures.py": {"transformers"},
     **{  # tools/test-clients installs them
         f"tools/clients/of_{name}.py": {name, "openai", "pydantic", "langchain-core", "langchain-openai"}
-        for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor")
+        for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor", "vllm")
     },
+    "tools/clients/run.py": {"tests"},  # of the same checkout: a model that makes vectors
     "tools/demo/evaluate.py": {"httpx"},
     "tools/demo/vision/agreement.py": {"httpx", "torch", "transformers"},
     "tools/demo/vision/evaluate.py": {"httpx"},

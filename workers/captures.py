@@ -32,10 +32,11 @@ class StepShape(msgspec.Struct, frozen=True):
     def of(counts: np.ndarray, num_sampled: np.ndarray) -> StepShape:
         """Of rows (int32 [n]) with so many positions, the last num_sampled[i] of which get a token each. A row that samples at
         every position decodes; a prompt's last token is no different from an answer's."""
-        decodes = counts == num_sampled
-        kinds = {Phase.DECODE if each else Phase.PREFILL for each in np.unique(decodes[counts > 0]).tolist()}
-        phase = Phase.MIXED if len(kinds) > 1 else next(iter(kinds), Phase.NONE)
-        return StepShape(phase, int(counts.sum()))
+        num_tokens, decodes = int(counts.sum()), (counts == num_sampled)[counts > 0]
+        if not num_tokens:
+            return StepShape(Phase.NONE, 0)
+        phase = Phase.DECODE if decodes.all() else Phase.MIXED if decodes.any() else Phase.PREFILL
+        return StepShape(phase, num_tokens)
 
 
 class StepMode(msgspec.Struct, frozen=True):

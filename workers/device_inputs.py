@@ -5,9 +5,10 @@ Used by the runners of such devices as `StepInputs` is by the CPU's, which holds
 
     number of places | slots | starts | counts | kept | flags (a column of max_num_seqs each) | place, value | ...
 
-Places are of the slots' memory on the device: their tokens, block tables and lengths. A slot's prompt and blocks are put there
-when a sequence takes it; afterwards the tokens that a row reads go with the step that reads them, and so does the growth of
-block tables. Masks and media of prompts, which few steps have, are copied by themselves.
+Places are of the slots' memory on the device: their tokens, block tables and lengths, and how their tokens are drawn. What a
+sequence begins with is put there when it takes its slot; afterwards the tokens that a row reads go with the step that reads
+them, where the device has not drawn them itself, and so does the growth of block tables. Masks and media of prompts, which few
+steps have, are copied by themselves.
 """
 
 from __future__ import annotations
@@ -84,12 +85,17 @@ class DeviceInputs(StepInputs):
     # --------------------------------------------------------------------------------------------------------- slots
 
     def start(self, slots: Slots, slot: int) -> None:
+        from ops.paddle.metadata import NUM_SETTINGS, SETTINGS
+
         sizes, count = self.sizes, int(slots.num_tokens[slot])
         self._num_put[slot] = count
         blocks = np.arange(slot * sizes.num_blocks, (slot + 1) * sizes.num_blocks) + sizes.tables_at
         tokens = np.arange(count) + slot * sizes.num_positions
         self._device.put(self.slots, tokens, slots.token_ids[slot, :count])
-        self._device.put(self.slots, np.append(blocks, sizes.lengths_at + slot), np.append(self.host_block_tables[slot], count))
+        settings = sizes.settings_at + slot * NUM_SETTINGS + np.arange(NUM_SETTINGS)
+        places = np.concatenate([blocks, [sizes.lengths_at + slot], settings])
+        words = np.concatenate([np.atleast_1d(slots.sampling[name][slot]).view(np.int32) for name in SETTINGS])
+        self._device.put(self.slots, places, np.concatenate([self.host_block_tables[slot], [count], words]))
 
     def grow(self, slots: np.ndarray, indexes: np.ndarray) -> None:
         if len(slots):
@@ -113,7 +119,7 @@ class DeviceInputs(StepInputs):
         prompts: Slots | None = None,
         flags: np.ndarray | None = None,
     ) -> None:
-        """`flags`: of rows that begin at their slots' last tokens, which lie at `starts` or before."""
+        """`flags`: FOLLOWING of rows that begin at their slots' last tokens, which lie at `starts` or before; DRAWN."""
         assert (slots[1:] > slots[:-1]).all(), f"rows of slots {slots.tolist()} are not in slot order"
         ends = starts + counts
         for rows, of_rows in ((self, counts), (self.kept, kept_counts)):
@@ -131,12 +137,14 @@ class DeviceInputs(StepInputs):
             self._set_prompts(prompts, slots, starts, counts, row_ids)
 
     def _write_tokens(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray) -> None:
-        """Those that these rows read and that were not there when their slots were taken."""
+        """Those that these rows read, were not there when their slots were taken, and are not the device's own (-1)."""
         firsts = np.maximum(starts, self._num_put[slots])
         numbers = np.maximum(starts + counts - firsts, 0)
         rows = slots.repeat(numbers)
         positions = np.arange(len(rows)) + (firsts - np.cumsum(numbers) + numbers).repeat(numbers)
-        self._written.append((rows * self.sizes.num_positions + positions, slot_token_ids[rows, positions]))
+        token_ids = slot_token_ids[rows, positions]
+        is_known = token_ids >= 0
+        self._written.append(((rows * self.sizes.num_positions + positions)[is_known], token_ids[is_known]))
 
     def _send(self, *columns: np.ndarray) -> None:
         sizes = self.sizes
@@ -147,6 +155,7 @@ class DeviceInputs(StepInputs):
             places, values = places[:0], values[:0]
         self._staging.reverse()
         staging = self._staging[0]
+        self._device.settle(staging)  # steps that draw nothing are waited for by nobody
         staging[0] = len(places)
         rows = staging[1 : 1 + len(columns) * sizes.num_slots].reshape(len(columns), sizes.num_slots)
         rows[:] = 0

@@ -7,6 +7,7 @@ that follow drafts begin where the slot ends: those are run once after a SlotSta
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from engine.grammars.matching import Matching
     from workers.adapters.arena import AdapterArena
 
+_LOG = logging.getLogger(__name__)
 _NONE = np.zeros(0, np.int32)
 Standing = tuple[StepRows, np.ndarray, np.ndarray, np.ndarray]  # as `MtpDrafter.keep` takes them
 
@@ -173,7 +175,14 @@ class ModelRunner:
             adapters is not None,
         )
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
-        self._captures = Captures(config.cudagraph_capture_sizes, max_drafts, phase)
+        sizes = config.cudagraph_capture_sizes
+        if self._experts is not None and config.ops != "native" and sizes:
+            _LOG.warning(
+                "steps are run op by op: where rows of shared experts go is told by the host, which no graph waits for"
+            )
+            sizes = ()
+        self._captures = Captures(sizes, max_drafts, phase)
+        self._is_warm = False
         self.mode = StepMode(Phase.NONE, max_drafts)  # of the last step
         self.ran: list[tuple[int, bool]] | None = None  # rows of steps, and whether as captured; None: all are alike
         if config.plan == "captured" or config.ops != "native":
@@ -259,7 +268,8 @@ class ModelRunner:
         plan = self._parts.make_plan(name, loaded.model, self.device, self.inputs, self._cache, self._on_op, self._gang, sizes)
         if self.mtp is not None:
             self.mtp.load(loaded.model, self._on_op, self._gang)
-        if self._gang is None:  # ranks of a gang load at times of their own, and a replay takes all of them
+        self._is_warm = self._communicator is None and self._experts is None
+        if self._is_warm:  # ranks of a gang load at times of their own, and a replay takes all of them
             self._warm_up(plan)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
 
@@ -272,6 +282,18 @@ class ModelRunner:
             self._run_rows(plan, NO_ROWS, _NONE, StepMode(Phase.NONE, self._captures.num_drafts, size))
         if self.mtp is not None:
             self.mtp.warm_up()
+
+    def _warm_up_together(self, plan: Plan) -> None:
+        """In the first step of all ranks that is replayed. What one of them could not capture none replays."""
+        self._is_warm = True
+        if self._gang is not None:  # tapes, which are there
+            return
+        self._warm_up(plan)
+        assert self._communicator is not None
+        sizes = self._captures.sizes
+        own = np.array([size in plan.failed_sizes for size in sizes], np.int64)
+        num_failed: list[int] = self._communicator.all_gather(own).reshape(-1, len(sizes)).sum(axis=0).tolist()
+        plan.leave([size for size, count in zip(sizes, num_failed, strict=True) if count])
 
     def _rehearse(self, plan: Plan) -> None:
         """DeviceError: a step of the most rows does not fit."""
@@ -318,8 +340,9 @@ class ModelRunner:
         return self.end(self.begin(step))
 
     def begin(self, step: Step) -> StepRun | StepResult:
-        """Enqueue a step up to its first logits; the result of one that cannot be run. The one before must have ended: what it
-        drew is read. Calling it without weights is the scheduler's bug (AssertionError)."""
+        """Enqueue a step up to its first logits; the result of one that cannot be run. The one before must have ended, since
+        what it drew is read, but where the device has that (`StepRun.is_drawn_there`). Calling it without weights is the
+        scheduler's bug (AssertionError)."""
         plan = self.weights.plan
         assert plan is not None, f"step {step.step_id} came while the weights are cleared"
         begin_ns = time.monotonic_ns()
@@ -332,6 +355,8 @@ class ModelRunner:
         prompt_rows = self._sampling.prompt_rows(rows)
         kept_counts = self._sampling.kept_counts(rows, prompt_rows)
         self.mode = self._mode(rows)
+        if self.mode.size and not self._is_warm:
+            self._warm_up_together(plan)
         is_drafting: np.ndarray | None = None
         if self.mtp is not None:
             draft_ns = time.monotonic_ns()
@@ -343,8 +368,9 @@ class ModelRunner:
             kept_counts = np.where(is_drafting, rows.counts, kept_counts)
         if self.constraints.is_used:
             self.constraints.look_ahead(rows)
-        self._run_rows(plan, rows, kept_counts, self.mode)
-        run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded, self.inputs.num_tokens)
+        run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)
+        self._run_rows(plan, rows, kept_counts, self.mode, self._sampling.flags(run))
+        run.num_tokens = self.inputs.num_tokens
         self._sampling.begin(run)
         if self.ran is not None:
             self.ran.append((self.mode.size or self.inputs.num_tokens, self.mode.size in plan.captured))
@@ -399,9 +425,11 @@ class ModelRunner:
             others = [StepShape(Phase(shapes[rank][0]), shapes[rank][1]) for rank in communicator.members]
         return self._captures.mode(own, others)
 
-    def _run_rows(self, plan: Plan, rows: StepRows, kept_counts: np.ndarray, mode: StepMode) -> None:
+    def _run_rows(
+        self, plan: Plan, rows: StepRows, kept_counts: np.ndarray, mode: StepMode, flags: np.ndarray | None = None
+    ) -> None:
         """Up to the hidden states of what is kept. Padding comes when all inputs of the rows are there."""
-        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots)
+        self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots, flags)
         if mode.size:
             self.inputs.pad(mode.size)
         if self.inputs.num_tokens or mode.size or self._experts is not None:

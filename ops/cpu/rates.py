@@ -89,36 +89,27 @@ def _linears(format: WeightFormat) -> Iterator[Run]:
 
 
 def _attentions(dtype: str) -> Iterator[Run]:
-    longest = max(before + count for before, count in ATTENTION_CASES)
-    num_floats = KV_HEADS * (HEAD_DIM + 1) * longest  # an int8 slot has a scale
+    for before, count in ATTENTION_CASES:
+        yield attention(dtype, before, count, (HEADS, KV_HEADS, HEAD_DIM))
+
+
+def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) -> Run:
+    """Of `count` queries behind so many positions. `heads`: of queries, of keys and values, their size."""
+    num_heads, num_kv_heads, head_dim = heads
+    num_blocks = -(-(before + count) // BLOCK_SIZE)
+    num_floats = num_kv_heads * (head_dim + 1) * num_blocks * BLOCK_SIZE  # an int8 slot has a scale
     keys, values = empty(num_floats), empty(num_floats)
     keys.view(np.uint8)[:] = values.view(np.uint8)[:] = 0x3C  # 0.01 in any type
-    table = np.arange(longest // BLOCK_SIZE, dtype=np.int32)
-    slots = np.zeros(1, np.int32)
-    for before, count in ATTENTION_CASES:
-        queries, y = (empty(count * HEADS * HEAD_DIM) for _ in range(2))
-        queries[:] = 0.5
-        offsets, starts = np.array([0, count], np.int32), np.array([before], np.int32)
-        operands = (y, queries, keys, values, slots, offsets, starts, table)
-        no_bounds = np.zeros(1, np.int32)
-        sizes = (
-            len(table),
-            address_of(no_bounds),
-            0,
-            0,
-            HEADS,
-            KV_HEADS,
-            HEAD_DIM,
-            0,
-            KV_TYPES.index(dtype),
-            BLOCK_SIZE,
-            0,
-            KV_HEADS,
-            0,
-            1,
-        )
-        arguments = [*map(address_of, operands), *sizes]
-        yield partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
+    table = np.arange(num_blocks, dtype=np.int32)
+    slots, no_bounds = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    queries, y = (empty(count * num_heads * head_dim) for _ in range(2))
+    queries[:] = 0.5
+    offsets, starts = np.array([0, count], np.int32), np.array([before], np.int32)
+    operands = (y, queries, keys, values, slots, offsets, starts, table)
+    bounds = len(table), address_of(no_bounds), 0, 0
+    layout = 0, KV_TYPES.index(dtype), BLOCK_SIZE, 0, num_kv_heads, 0, 1
+    arguments = [*map(address_of, operands), *bounds, *heads, *layout]
+    return partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 
 
 def _run_with(op: _cpu.Op, operands: object) -> None:

@@ -551,6 +551,8 @@ def make_table(executor: Executor) -> OpTable:
         integer_kinds=("int8", "int4"),
         cache_view=cache_view,
         clear_block=clear_block,
+        drawing=None,
+        captured={},
         begin=ops.begin,
         embedding=ops.embedding,
         take_features=ops.take_features,

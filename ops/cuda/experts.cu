@@ -134,13 +134,12 @@ __global__ void __launch_bounds__(kTileThreads, 1) expert_linear(ExpertLinear o)
     int first = o.tile_firsts[tile], end = o.offsets[expert + 1];
     auto choice_of = [&](int row) { return first + row < end ? static_cast<long long>(o.choices[first + row]) : -1; };
     multiply_tile<T, W>(
-        x, Weights{o.weights, o.scales, o.weight_offsets, o.num_inputs, o.padded_inputs, o.num_outputs, o.group_size},
-        static_cast<long long>(expert) * o.num_outputs, blockIdx.x * kTileOutputs,
+        x, o.weights, static_cast<long long>(expert) * o.weights.num_outputs, blockIdx.x * kTileOutputs,
         [&](int row) {
             long long choice = choice_of(row);
             return choice < 0 ? choice : choice / o.x_divisor;
         },
-        [&](int row, int output, float sum) { y[choice_of(row) * o.num_outputs + output] = from_float<T>(sum); });
+        [&](int row, int output, float sum) { y[choice_of(row) * o.weights.num_outputs + output] = from_float<T>(sum); });
 }
 
 template <typename T>
@@ -160,14 +159,14 @@ __global__ void combine(Combine o) {
 
 template <typename T, typename W>
 int run_linear(const ExpertLinear &o, void *stream) {
-    dim3 grid((o.num_outputs + kTileOutputs - 1) / kTileOutputs, o.max_tiles);
+    dim3 grid((o.weights.num_outputs + kTileOutputs - 1) / kTileOutputs, o.max_tiles);
     return launch<expert_linear<T, W>>(o, grid, kTileThreads, 0, stream);
 }
 
 template <typename T>
 int run_linear(const ExpertLinear &o, void *stream) {
-    if (o.weight_type == kInt8) return run_linear<T, Integer<8>>(o, stream);
-    if (o.weight_type == kInt4) return run_linear<T, Integer<4>>(o, stream);
+    if (o.weights.type == kInt8) return run_linear<T, Integer<8>>(o, stream);
+    if (o.weights.type == kInt4) return run_linear<T, Integer<4>>(o, stream);
     return run_linear<T, T>(o, stream);
 }
 

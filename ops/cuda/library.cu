@@ -14,6 +14,7 @@ SIZE_OF(Dispatch)
 SIZE_OF(ExpertLinear)
 SIZE_OF(Combine)
 SIZE_OF(Sample)
+SIZE_OF(Peak)
 
 #ifdef __CUDACC__
 extern "C" const char *tokamak_error(int status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }

@@ -15,10 +15,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ops.cuda.operands import STRUCTURES
+from ops.cuda.operands import ROWS, STRUCTURES
 
 SOURCES = Path(__file__).parent
-ROWS = tuple(name for name in STRUCTURES if name != "Cache")  # which is a part of others
+USUAL_NVCC = "/usr/local/cuda/bin/nvcc"  # where the toolkit puts it, which few have on their PATH
 CARDS = ("80", "90", "100")  # compute capabilities that kernels are compiled for
 # No product and sum becomes one operation but where a kernel says so: a row's bits are the same in all kernels.
 _EMULATION = ("-std=c++17", "-Og", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")

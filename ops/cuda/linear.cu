@@ -11,11 +11,10 @@ __global__ void __launch_bounds__(kTileThreads, 1) linear_of_tiles(Linear o) {
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
     int first_row = blockIdx.y * kTileRows;
     auto row_of = [&](int row) { return first_row + row < o.num_rows ? static_cast<long long>(first_row + row) : -1; };
-    multiply_tile<T, W>(x, Weights{o.weights, o.scales, o.offsets, o.num_inputs, o.padded_inputs, o.num_outputs, o.group_size},
-                        0, blockIdx.x * kTileOutputs, row_of, [&](int row, int output, float sum) {
-                            if (!o.bias.is_empty()) sum += o.bias[output];
-                            y[row_of(row) * o.num_outputs + output] = from_float<T>(sum);
-                        });
+    multiply_tile<T, W>(x, o.weights, 0, blockIdx.x * kTileOutputs, row_of, [&](int row, int output, float sum) {
+        if (!o.bias.is_empty()) sum += o.bias[output];
+        y[row_of(row) * o.weights.num_outputs + output] = from_float<T>(sum);
+    });
 }
 
 constexpr int kLargeRows = 128, kLargeOutputs = 128, kLargeThreads = 256, kStages = 3;
@@ -25,26 +24,27 @@ constexpr int kStride = kStep + 8;  // of a line in shared memory: eight lines b
 template <typename T>
 __global__ void __launch_bounds__(kLargeThreads) large_linear(Linear o) {
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
-    Buffer<T> weights{reinterpret_cast<T *>(o.weights.data), o.weights.count / static_cast<long long>(sizeof(T))};
+    Buffer<T> weights{reinterpret_cast<T *>(o.weights.values.data), o.weights.values.count / static_cast<long long>(sizeof(T))};
     constexpr int kPart = kLargeRows * kStride;
     Buffer<T> shared = dynamic_shared<T>(0, 2 * kStages * kPart);
     int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
     int first_row = blockIdx.y * kLargeRows, first_output = blockIdx.x * kLargeOutputs;
     int row_of_warp = warp / 4 * 64, output_of_warp = warp % 4 * 32;
-    int num_steps = o.padded_inputs / kStep;
+    int num_steps = o.weights.padded_inputs / kStep;
 
     auto fetch = [&](int step) {
         int stage = step % kStages * 2 * kPart;
         for (int piece = thread; piece < kLargeRows * kStep / 8; piece += kLargeThreads) {
             int line = piece / (kStep / 8), first = piece % (kStep / 8) * 8, input = step * kStep + first;
-            bool is_row = first_row + line < o.num_rows && input < o.num_inputs;
-            bool is_output = first_output + line < o.num_outputs;
+            bool is_row = first_row + line < o.num_rows && input < o.weights.num_inputs;
+            bool is_output = first_output + line < o.weights.num_outputs;
             copy_16_bytes(&shared[stage + line * kStride + first],
-                          is_row ? &x[(first_row + line) * static_cast<long long>(o.num_inputs) + input] : x.data, is_row);
-            copy_16_bytes(
-                &shared[stage + kPart + line * kStride + first],
-                is_output ? &weights[(first_output + line) * static_cast<long long>(o.padded_inputs) + input] : weights.data,
-                is_output);
+                          is_row ? &x[(first_row + line) * static_cast<long long>(o.weights.num_inputs) + input] : x.data,
+                          is_row);
+            copy_16_bytes(&shared[stage + kPart + line * kStride + first],
+                          is_output ? &weights[(first_output + line) * static_cast<long long>(o.weights.padded_inputs) + input]
+                                    : weights.data,
+                          is_output);
         }
     };
 
@@ -85,26 +85,26 @@ __global__ void __launch_bounds__(kLargeThreads) large_linear(Linear o) {
     for (int i = 0; i < 64; ++i) {
         int part = i % 4, row = first_row + row_of_warp + 16 * (i / 16) + lane / 4 + part / 2 * 8;
         int output = first_output + output_of_warp + 8 * (i / 4 % 4) + lane % 4 * 2 + part % 2;
-        if (row >= o.num_rows || output >= o.num_outputs) continue;
+        if (row >= o.num_rows || output >= o.weights.num_outputs) continue;
         float value = total[i / 16][i / 4 % 4][part];
         if (!o.bias.is_empty()) value += o.bias[output];
-        y[static_cast<long long>(row) * o.num_outputs + output] = from_float<T>(value);
+        y[static_cast<long long>(row) * o.weights.num_outputs + output] = from_float<T>(value);
     }
 }
 
 template <typename T, typename W>
 int run_tiles(const Linear &o, void *stream) {
-    dim3 grid((o.num_outputs + kTileOutputs - 1) / kTileOutputs, (o.num_rows + kTileRows - 1) / kTileRows);
+    dim3 grid((o.weights.num_outputs + kTileOutputs - 1) / kTileOutputs, (o.num_rows + kTileRows - 1) / kTileRows);
     return launch<linear_of_tiles<T, W>>(o, grid, kTileThreads, 0, stream);
 }
 
 template <typename T>
 int run(const Linear &o, void *stream) {
-    if (o.weight_type == kInt8) return run_tiles<T, Integer<8>>(o, stream);
-    if (o.weight_type == kInt4) return run_tiles<T, Integer<4>>(o, stream);
+    if (o.weights.type == kInt8) return run_tiles<T, Integer<8>>(o, stream);
+    if (o.weights.type == kInt4) return run_tiles<T, Integer<4>>(o, stream);
     if constexpr (sizeof(T) == 2) {
-        if (o.num_rows > 4 * kTileRows && o.num_inputs % 8 == 0) {
-            dim3 grid((o.num_outputs + kLargeOutputs - 1) / kLargeOutputs, (o.num_rows + kLargeRows - 1) / kLargeRows);
+        if (o.num_rows > 4 * kTileRows && o.weights.num_inputs % 8 == 0) {
+            dim3 grid((o.weights.num_outputs + kLargeOutputs - 1) / kLargeOutputs, (o.num_rows + kLargeRows - 1) / kLargeRows);
             return launch<large_linear<T>>(o, grid, kLargeThreads, 2 * kStages * kLargeRows * kStride * sizeof(T), stream);
         }
     }

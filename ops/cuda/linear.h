@@ -20,12 +20,6 @@ constexpr int kIntegerBits = 0;  // 0: weights are numbers of x's type
 template <int kBits>
 constexpr int kIntegerBits<Integer<kBits>> = kBits;
 
-struct Weights {  // as the operands of `Linear`
-    Buffer<unsigned char> values;
-    Buffer<float> scales, offsets;
-    int num_inputs, padded_inputs, num_outputs, group_size;
-};
-
 // The first of `num_segments` that a quarter adds up.
 HOST_AND_DEVICE inline int quarter_begin(int quarter, int num_segments) {
     return static_cast<int>(static_cast<long long>(quarter) * num_segments / kQuarters);

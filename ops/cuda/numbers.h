@@ -48,6 +48,17 @@ DEVICE float float_of(uint32_t bits) {
 #endif
 }
 
+DEVICE double double_of(uint32_t low, uint32_t high) {
+#ifdef __CUDACC__
+    return __hiloint2double(static_cast<int>(high), static_cast<int>(low));
+#else
+    uint64_t bits = uint64_t{high} << 32 | low;
+    double x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(Bfloat16 x) { return float_of(uint32_t{x.bits} << 16); }
 DEVICE float to_float(int8_t x) { return x; }

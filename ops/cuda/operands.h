@@ -121,21 +121,26 @@ struct Attention {
     int is_latent;
 };
 
-// y = x W + b. Integers stand for scale * (q - zero) or, with offsets, scale * q - offset.
-struct Linear {
-    int type;
-    Untyped x;                      // [R, num_inputs]
-    Untyped y;                      // out [R, num_outputs]
-    Buffer<unsigned char> weights;  // [num_outputs, padded_inputs] of weight_type; int4: two a byte, the first in the low bits
-    Buffer<float> scales;           // [num_outputs, groups]; empty: not integers
-    Buffer<float> offsets;          // [num_outputs, groups]; empty: none
-    Buffer<float> bias;             // [num_outputs]; empty: none
-    int weight_type;                // `type`, int8 or int4
-    int num_rows;
+// Those of a linear. Integers stand for scale * (q - zero) or, with offsets, scale * q - offset.
+struct Weights {
+    Buffer<unsigned char> values;  // [num_outputs, padded_inputs] of `type`; int4: two a byte, the first in the low bits
+    Buffer<float> scales;          // [num_outputs, groups]; empty: not integers
+    Buffer<float> offsets;         // [num_outputs, groups]; empty: none
+    int type;                      // that of the row, int8 or int4
     int num_inputs;
     int padded_inputs;  // a multiple of 32; what is behind num_inputs is zero
     int num_outputs;
     int group_size;  // inputs of a scale: a multiple of 8, of which padded_inputs is one
+};
+
+// y = x W + b.
+struct Linear {
+    int type;
+    Untyped x;  // [R, num_inputs]
+    Untyped y;  // out [R, num_outputs]
+    Weights weights;
+    Buffer<float> bias;  // [num_outputs]; empty: none
+    int num_rows;
 };
 
 // The best experts of each row, as `RoutingRule` in ops/modules.py says.
@@ -179,16 +184,9 @@ struct ExpertLinear {
     Buffer<int> choices;
     Buffer<int> tile_experts;
     Buffer<int> tile_firsts;
-    Buffer<unsigned char> weights;  // of all experts, as in Linear
-    Buffer<float> scales;
-    Buffer<float> weight_offsets;
-    int weight_type;
+    Weights weights;  // of all experts, one after another; num_outputs are those of one
     int max_tiles;
     int x_divisor;
-    int num_inputs;
-    int padded_inputs;
-    int num_outputs;
-    int group_size;
 };
 
 // The results of a row's choices, each times its weight, added up in their order, and then the shared ones.
@@ -206,17 +204,29 @@ struct Combine {
 
 // The token of each row, and what is known of it.
 struct Sample {
-    Buffer<float> logits;        // [R, vocab]
-    Buffer<double> settings;     // [R, 3]: temperature, top_p, min_p
-    Buffer<int> top_ks;          // [R]; 0: all
-    Buffer<int> seeds;           // [R, 2]: the low word, the high word
-    Buffer<int> positions;       // [R]: of the token
-    Buffer<int> sample_indexes;  // [R]
-    Buffer<int> places;          // [R, 2]: of its token and of its slot's length; empty: neither is written
-    Buffer<int> slots;           // out, where these are
-    Buffer<int> token_ids;       // out [R]
-    Buffer<float> logprobs;      // out [R]: of the raw logits, as
-    Buffer<int> ranks;           // out [R]
+    Buffer<float> logits;          // [R, vocab]
+    Buffer<int> logit_row_ids;     // [R]: which of the rows that are kept each is
+    Buffer<int> row_ids;           // [kept]: which of the step's rows each of these is
+    Buffer<int> row_slots;         // [rows]
+    Buffer<int> positions;         // [kept]; the token's is the next
+    Buffer<int> sequence_offsets;  // [num_slots + 1], of rows that are kept
+    Buffer<int> sequence_slots;    // [num_slots]
+    Buffer<int> context_lengths;   // [num_slots]
+    Buffer<int> sent;              // as Derive has it
+    Buffer<int> slots;             // as Derive; in: settings; out: the token behind a sequence with the flag DRAWN, its length
+    Buffer<int> drawn;             // out [3, R]: token, bits of its log-probability, of the raw logits, and rank
     int num_rows;
     int vocab;
+    int num_slots;
+    int num_positions;  // of a slot's tokens
+    int num_blocks;     // of a slot's table
+};
+
+// Arithmetic alone: 256 threads of each block make num_steps steps in each of 8 chains. A step is of 4 products of a thread in
+// float32, else of one [16, 16] [16, 8] of a warp.
+struct Peak {
+    int type;
+    Buffer<float> sums;  // out [num_blocks, 256]
+    int num_blocks;
+    int num_steps;
 };

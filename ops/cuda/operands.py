@@ -51,6 +51,8 @@ def _structures(text: str) -> dict[str, type[ctypes.Structure]]:
 
 
 STRUCTURES = _structures(HEADER.read_text())
+_FIELDS: list[Any] = [field[1] for structure in STRUCTURES.values() for field in structure._fields_]
+ROWS = tuple(name for name, structure in STRUCTURES.items() if structure not in _FIELDS)  # the others are parts of these
 
 
 def memory_of(address: int, num_bytes: int, element_bytes: int) -> Memory:
@@ -60,7 +62,7 @@ def memory_of(address: int, num_bytes: int, element_bytes: int) -> Memory:
 
 def operands(row: str, describe: Callable[[Any], tuple[int, int]], **values: Any) -> ctypes.Structure:
     """The structure of a row. `values`: for memory a tensor, or None where there is none; numbers as they are; of a struct
-    within it, the structure. `describe` tells a tensor's address and bytes. AssertionError: one too many or too few."""
+    within it a dict of the same. `describe` tells a tensor's address and bytes. AssertionError: one too many or too few."""
     structure: Any = STRUCTURES[row]
     names = [name for name, _ in structure._fields_]
     assert sorted(names) == sorted(values), f"{row} takes {names}, given are {sorted(values)}"
@@ -72,5 +74,7 @@ def operands(row: str, describe: Callable[[Any], tuple[int, int]], **values: Any
                 size for type_name, size in TYPE_BYTES.items() if TYPES[type_name] == values["type"]
             )
             value = Memory(None, 0) if value is None else memory_of(*describe(value), element)
+        elif kind in STRUCTURES.values():
+            value = operands(kind.__name__, describe, **value)
         setattr(filled, name, value)
     return filled

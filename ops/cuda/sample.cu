@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kHeader = 1, kDrawn = 2, kNumSettings = 10;  // as in ops/paddle/metadata.py
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Philox4x32-10 (Salmon et al. 2011), as ops/cpu/native/philox.cpp: in [0, 1), with 53 bits.
@@ -77,6 +78,25 @@ struct Block {
     }
 };
 
+// Where all lies in the slots' memory.
+struct Slots {
+    Buffer<int> memory;
+    long long tables_at, lengths_at, settings_at;
+
+    DEVICE explicit Slots(const Sample &o) : memory(o.slots) {
+        long long count = o.num_slots + 1;
+        tables_at = count * o.num_positions;
+        lengths_at = tables_at + count * o.num_blocks;
+        settings_at = lengths_at + count;
+    }
+    DEVICE int setting(int slot, int word) const {
+        return memory[settings_at + static_cast<long long>(slot) * kNumSettings + word];
+    }
+    DEVICE double real(int slot, int word) const {
+        return double_of(static_cast<uint32_t>(setting(slot, word)), static_cast<uint32_t>(setting(slot, word + 1)));
+    }
+};
+
 __global__ void __launch_bounds__(kThreads) sample(Sample o) {
     SHARED Shared<double, kThreads> parts;
     SHARED Shared<double, 1> all;
@@ -84,6 +104,8 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
     int row = blockIdx.x, vocab = o.vocab, run = (vocab + kThreads - 1) / kThreads;
     int begin = min(static_cast<int>(threadIdx.x) * run, vocab), end = min(begin + run, vocab);
     Buffer<float> logits{o.logits.data + static_cast<long long>(row) * vocab, vocab};
+    int kept = o.logit_row_ids[row], slot = o.row_slots[o.row_ids[kept]], position = o.positions[kept] + 1;
+    Slots slots(o);
 
     // The largest, and the first token that has it; the first NaN, where there is one.
     float largest = -kInfinity;
@@ -102,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
         if (has_nan ? logits[id] != logits[id] : logits[id] == largest) first = id;
     int token = block.least(first);
 
-    double temperature = o.settings[3 * row], top_p = o.settings[3 * row + 1], min_p = o.settings[3 * row + 2];
+    double temperature = slots.real(slot, 2), top_p = slots.real(slot, 4), min_p = slots.real(slot, 6);
     bool is_finite = !has_nan && largest - largest == 0.0f;
     if (temperature > 0 && is_finite) {
         float scale = static_cast<float>(1.0 / fmax(temperature, 1e-30));
@@ -114,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
             for (int id = begin; id < end; ++id) count += key_of(logits[id]) >= least;
             return block.sum(count);
         };
-        int top_k = o.top_ks[row];
+        int top_k = slots.setting(slot, 8);
         if (top_k > 0 && top_k < vocab) {
             uint32_t key = 0;
             for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1)
@@ -151,8 +173,9 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
             cut = {key, max(1, min(count, wanted))};
             total = weight_from(0);
         }
-        double target = total * uniform(static_cast<uint32_t>(o.seeds[2 * row]), static_cast<uint32_t>(o.seeds[2 * row + 1]),
-                                        static_cast<uint32_t>(o.positions[row]), static_cast<uint32_t>(o.sample_indexes[row]));
+        double target =
+            total * uniform(static_cast<uint32_t>(slots.setting(slot, 0)), static_cast<uint32_t>(slots.setting(slot, 1)),
+                            static_cast<uint32_t>(position), static_cast<uint32_t>(slots.setting(slot, 9)));
         int num_equal = 0;
         for (int id = begin; id < end; ++id) num_equal += key_of(logits[id]) == cut.key;
         int left = cut.num_equal - static_cast<int>(block.sum_before(num_equal));
@@ -191,13 +214,19 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
     }
     normalizer = block.sum(normalizer);
     int rank = 1 + static_cast<int>(block.sum(above));
+    for (int sequence = threadIdx.x; sequence < o.num_slots; sequence += kThreads) {
+        int end = o.sequence_offsets[sequence + 1];
+        bool is_last = end == kept + 1 && end > o.sequence_offsets[sequence];
+        if (!is_last || o.sent[kHeader + 4 * o.num_slots + sequence] != kDrawn) continue;
+        long long of = o.sequence_slots[sequence];
+        o.slots[of * o.num_positions + o.context_lengths[sequence]] = token;
+        o.slots[slots.lengths_at + of] = o.context_lengths[sequence] + 1;
+    }
     if (threadIdx.x != 0) return;
-    o.token_ids[row] = token;
-    o.logprobs[row] = is_finite ? static_cast<float>(logits[token] - (largest + log(normalizer))) : float_of(0x7fc00000u);
-    o.ranks[row] = rank;
-    if (o.places.is_empty()) return;
-    o.slots[o.places[2 * row]] = token;
-    o.slots[o.places[2 * row + 1]] = o.positions[row] + 1;
+    float logprob = is_finite ? static_cast<float>(logits[token] - (largest + log(normalizer))) : float_of(0x7fc00000u);
+    o.drawn[row] = token;
+    o.drawn[o.num_rows + row] = static_cast<int>(bits_of(logprob));
+    o.drawn[2 * o.num_rows + row] = rank;
 }
 
 }  // namespace

@@ -6,7 +6,6 @@ int4, keys and values of any type that `operands.h` knows.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
@@ -16,7 +15,7 @@ import numpy as np
 import paddle
 
 from ops.cuda.library import Library
-from ops.cuda.operands import STRUCTURES, TYPE_BYTES, TYPES, memory_of, operands
+from ops.cuda.operands import TYPE_BYTES, TYPES, operands
 from ops.modules import (
     AttentionShape,
     Columns,
@@ -32,7 +31,7 @@ from ops.modules import (
 )
 from ops.paddle import reference
 from ops.paddle.metadata import InPlace
-from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Inputs, OpTable, Routing, StepInputs
+from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import QuantizedWeight, Source, Store, float32
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
@@ -43,15 +42,20 @@ _MAX_PART_NUMBERS = 1 << 24  # of scratch memory for parts of attention; where t
 
 
 class PackedLinear(NamedTuple):
-    """The weights of outputs of a rank, as `Linear` in operands.h has them."""
+    """The weights of outputs of a rank."""
 
-    weights: paddle.Tensor
+    values: paddle.Tensor
     scales: paddle.Tensor | None
     offsets: paddle.Tensor | None
     type: str
-    group_size: int
-    num_outputs: int
+    num_inputs: int
     padded_inputs: int
+    num_outputs: int
+    group_size: int
+
+    def operands(self) -> dict[str, Any]:
+        """As `Weights` in operands.h."""
+        return {**self._asdict(), "type": TYPES[self.type]}
 
 
 class PackedExperts(NamedTuple):
@@ -89,6 +93,8 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0) -> OpTab
         integer_kinds=("int8", "int4"),
         cache_view=lambda memory, block_size: memory,
         clear_block=clear_block,
+        drawing=Drawing(rows.draw, is_greedy=False),
+        captured={},
         begin=rows.begin,
         take_features=lambda step, x, number: reference.take_features(cast(Any, step), x, number),
         linear=rows.linear,
@@ -138,7 +144,7 @@ def _stacked(linears: list[PackedLinear]) -> PackedLinear:
         return None if tensors[0] is None else paddle.concat(tensors)
 
     return linears[0]._replace(
-        weights=paddle.concat([linear.weights for linear in linears]), scales=joined("scales"), offsets=joined("offsets")
+        values=paddle.concat([linear.values for linear in linears]), scales=joined("scales"), offsets=joined("offsets")
     )
 
 
@@ -166,10 +172,11 @@ def _packed(values: np.ndarray | QuantizedWeight, columns: Columns) -> PackedLin
             memory = (padded[:, ::2] | padded[:, 1::2] << 4).astype(np.uint8)
         else:
             memory = padded.astype(np.int8).view(np.uint8)
-        return PackedLinear(paddle.to_tensor(memory), scales, offsets, kind, group, len(padded), padded.shape[1])
+        return PackedLinear(paddle.to_tensor(memory), scales, offsets, kind, num_inputs, padded.shape[1], len(padded), group)
     own = _own(float32(values), columns)
     padded = np.ascontiguousarray(np.pad(own, ((0, 0), (0, -own.shape[1] % _STEP))))
-    return PackedLinear(paddle.to_tensor(padded.view(np.uint8)), None, None, "float32", _STEP, len(own), padded.shape[1])
+    memory = paddle.to_tensor(padded.view(np.uint8))
+    return PackedLinear(memory, None, None, "float32", own.shape[1], padded.shape[1], len(own), _STEP)
 
 
 def clear_block(cache: KvCache, block: int) -> None:
@@ -198,15 +205,22 @@ def _describe(tensor: paddle.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 
 
-def _cache(cache: LayerCache, kv_heads: int) -> ctypes.Structure:
-    """Of the keys' bytes follow their numbers: a block has block_size * kv_heads of them."""
+def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
+    """As `Cache` in operands.h. Of the keys' bytes follow their numbers: a block has block_size * kv_heads of them."""
     scale_bytes = 4 if cache.dtype == "int8" else 0
-    dims = (
+    key_dim, value_dim = (
         (part.shape[1] // (cache.block_size * kv_heads) - scale_bytes) // TYPE_BYTES[cache.dtype]
         for part in (cache.keys, cache.values)
     )
-    keys, values = (memory_of(*_describe(part), 1) for part in (cache.keys, cache.values))
-    return STRUCTURES["Cache"](keys, values, TYPES[cache.dtype], cache.block_size, kv_heads, *dims)
+    return {
+        "keys": cache.keys,
+        "values": cache.values,
+        "type": TYPES[cache.dtype],
+        "block_size": cache.block_size,
+        "kv_heads": kv_heads,
+        "key_dim": key_dim,
+        "value_dim": value_dim,
+    }
 
 
 class _Rows:
@@ -249,6 +263,31 @@ class _Rows:
             **numbers,
         )
 
+    def draw(self, inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
+        rows, vocab = logits.shape
+        memory: InPlace = inputs.in_place
+        drawn = paddle.empty([3, rows], "int32")
+        self._run(
+            "Sample",
+            logits=logits,
+            logit_row_ids=inputs.logit_row_ids,
+            row_ids=inputs.kept.row_ids,
+            row_slots=inputs.row_slots,
+            positions=inputs.kept.positions,
+            sequence_offsets=inputs.kept.sequence_offsets,
+            sequence_slots=inputs.sequence_slots,
+            context_lengths=inputs.context_lengths,
+            sent=memory.sent,
+            slots=memory.slots,
+            drawn=drawn,
+            num_rows=rows,
+            vocab=vocab,
+            num_slots=memory.sizes.num_slots,
+            num_positions=memory.sizes.num_positions,
+            num_blocks=memory.sizes.num_blocks,
+        )
+        return drawn
+
     def linear(self, x: paddle.Tensor, module: Linear) -> paddle.Tensor | reference.Cut:
         packed: PackedLinear = module.weight
         x = reference.own_columns(x)
@@ -258,16 +297,9 @@ class _Rows:
             type=TYPES["float32"],
             x=x,
             y=y,
-            weights=packed.weights,
-            scales=packed.scales,
-            offsets=packed.offsets,
+            weights=packed.operands(),
             bias=module.bias,
-            weight_type=TYPES[packed.type],
             num_rows=x.shape[0],
-            num_inputs=x.shape[1],
-            padded_inputs=packed.padded_inputs,
-            num_outputs=packed.num_outputs,
-            group_size=packed.group_size,
         )
         return reference.Cut(y, module.columns[0][0], module.width) if module.columns else y
 
@@ -335,16 +367,9 @@ class _Rows:
             x=x,
             y=y,
             **lists,
-            weights=packed.weights,
-            scales=packed.scales,
-            weight_offsets=packed.offsets,
-            weight_type=TYPES[packed.type],
+            weights=packed.operands(),
             max_tiles=len(lists["tile_experts"]),
             x_divisor=x_divisor,
-            num_inputs=x.shape[1],
-            padded_inputs=packed.padded_inputs,
-            num_outputs=packed.num_outputs,
-            group_size=packed.group_size,
         )
         return y
 

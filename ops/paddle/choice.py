@@ -26,6 +26,7 @@ from ops.weight_format import Memory
 _NUM_ROWS = 640
 _TOLERANCE = 2e-5  # of the largest number, in float32; products in fewer bits (TF32) are off by 1e-3
 _MAX_COMPARED = 256  # columns that are computed a second time
+_MAX_LOGITS = 8192
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError, NotImplementedError)  # what Paddle says of what it cannot do
 
 RowOp = Callable[[paddle.Tensor], paddle.Tensor]
@@ -194,6 +195,30 @@ def activation_case(activation: str, width: int) -> Case:
         return np.arange(width), gate / (1 + np.exp(-gate)) * up
 
     return Case("activation", f"{activation} of width {width}", 2 * width, prepare, expected)
+
+
+def draw_case(vocab_size: int) -> Case:
+    """Greedy tokens, where many logits are equal. Of a large vocabulary a part."""
+    width = min(vocab_size, _MAX_LOGITS)
+
+    def parted(tokens: np.ndarray) -> np.ndarray:
+        """Numbers that a tolerance keeps apart."""
+        return np.stack([tokens // 128, tokens % 128], axis=1)
+
+    def prepare(table: OpTable) -> tuple[RowOp, RowOp]:
+        def op(x: paddle.Tensor) -> paddle.Tensor:
+            logits = (x * 2).astype("int32").astype("float32")
+            inputs: Any = SimpleNamespace(in_place=None)
+            drawing = table.drawing
+            tokens = logits.numpy().argmax(axis=1) if drawing is None else drawing.run(inputs, logits).numpy()[0]
+            return paddle.to_tensor(parted(tokens).astype(np.float32))
+
+        return op, op
+
+    def expected(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(2), parted((rows * 2).astype(np.int32).argmax(axis=1))
+
+    return Case("draw", f"{width} logits", width, prepare, expected)
 
 
 def rotary_case(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners: np.ndarray) -> Case:

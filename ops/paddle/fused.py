@@ -147,10 +147,11 @@ def _with_activation(table: OpTable) -> OpTable:
 
 REFERENCE = Candidate("reference", lambda table: table)
 
-# By the name of what is checked; the last one is always the table's own.
+# By the name of what is checked; the last one is always the table's own, or the host.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "linear": (Candidate("tiles_of_512", tiled_linear(512)), Candidate("tiles_of_128", tiled_linear()), REFERENCE),
     "rms_norm": (Candidate("fused_rms_norm", _with_norm), REFERENCE),
     "rotary": (Candidate("fused_rotary_position_embedding", _with_rotary), REFERENCE),
     "activation": (Candidate("swiglu", _with_activation), REFERENCE),
+    "draw": (Candidate("largest", lambda table: table), Candidate("host", lambda table: replace(table, drawing=None))),
 }

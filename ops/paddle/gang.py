@@ -42,7 +42,10 @@ class GangOps:
         self._rows: AttentionMetadata | None = None  # that the model goes through now
 
     def table(self) -> OpTable:
-        return replace(reference.TABLE, begin=self.begin, keep_rows=self.keep_rows, gather=self.gather, experts=self.experts)
+        """Of experts that replicas share the host tells where rows go: no graph has that."""
+        captured = {} if self._sharing is not None else {"experts": self.all_experts}
+        ops = {"begin": self.begin, "keep_rows": self.keep_rows, "gather": self.gather, "experts": self.experts}
+        return replace(reference.TABLE, **ops, captured=captured)
 
     def begin(self, inputs: Inputs, cache: KvCache) -> AttentionStep:
         self._rows = inputs
@@ -83,6 +86,25 @@ class GangOps:
         activated = self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
         results = reference.expert_products(activated, choices, ids, module.weight.down)
         return Cut(reference.add_choices(results, routing, others), begin, module.num_inputs)
+
+    def all_experts(
+        self,
+        x: paddle.Tensor,
+        routing: Routing,
+        module: Experts,
+        activation: str,
+        shared: paddle.Tensor | Cut | None = None,
+    ) -> paddle.Tensor | Cut:
+        """As `reference.all_experts`."""
+        others = None if shared is None else own_columns(shared)
+        if not module.is_cut:
+            return reference.all_experts(x, routing, module, activation, others)
+        count, ((begin, _),) = module.num_experts, module.down[0].columns
+        gate_up = reference.products_of_all([x] * count, module.weight.gate_up)
+        first = module.gate_up[0].columns[0][0]
+        activated = self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
+        results = reference.products_of_all(paddle.split(activated, count), module.weight.down)
+        return Cut(reference.add_choices(reference.chosen_of_all(results, routing), routing, others), begin, module.num_inputs)
 
     def _shared_results(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
         """Of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have the same rows: each

@@ -15,12 +15,15 @@ import msgspec
 import paddle
 
 from ops.modules import Tensor
-from ops.table import ROW_TILE
+from ops.table import ROW_TILE, StepInputs
 
 HEADER = 1  # how many places of the slots' memory are written: (place, value) each, behind the rows
 NUM_COLUMNS = 5  # of the rows: slot, first position, positions, the last of them that are kept, flags
 MAX_DIVIDED = 1 << 22  # by `quotient`
-FOLLOWING = 1  # a flag: the row begins at its slot's last token, wherever that is
+FOLLOWING = 1  # flags: the row begins at its slot's last token, wherever that is;
+DRAWN = 2  # what is drawn behind the row's last position is its slot's next token
+SETTINGS = ("seed", "temperature", "top_p", "min_p", "top_k", "sample_index")  # of a slot, as words, in this order
+NUM_SETTINGS = 10  # words: the first four have two each, the low one first
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -47,8 +50,13 @@ class Sizes(msgspec.Struct, frozen=True):
         return self.tables_at + (self.num_slots + 1) * self.num_blocks
 
     @property
-    def num_values(self) -> int:
+    def settings_at(self) -> int:
+        """Of how tokens are drawn."""
         return self.lengths_at + self.num_slots + 1
+
+    @property
+    def num_values(self) -> int:
+        return self.settings_at + (self.num_slots + 1) * NUM_SETTINGS
 
     @property
     def of_sequences(self) -> dict[str, int]:
@@ -87,7 +95,7 @@ class InPlace(Protocol):
 
     sizes: Sizes
     sent: Tensor  # [num_sent]
-    slots: Tensor  # [num_values]: tokens [slots + 1, positions] | block tables [slots + 1, blocks] | lengths [slots + 1]
+    slots: Tensor  # [num_values]: tokens [slots + 1, positions] | tables [slots + 1, blocks] | lengths [slots + 1] | settings
     derived: Tensor  # the fields of_rows, those of_kept
     numbers: Tensor  # 0, 1, 2, ...: as many as the longest field has
     rows: Counts
@@ -132,14 +140,33 @@ def _take(memory: InPlace) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor,
     written_at = HEADER + NUM_COLUMNS * sizes.num_slots
     is_written = (memory.numbers[: sizes.max_written] < sent[:1]).astype("int32")
     written = sent[written_at:].reshape([sizes.max_written, 2])
-    unused = sizes.num_values - 1  # the dummy slot's length, which stays 0
-    places = (written[:, 0] - unused) * is_written + unused
-    paddle.scatter_(memory.slots, places, written[:, 1] * is_written)
+    _write(memory, written[:, 0], written[:, 1], is_written)
     columns = sent[HEADER:written_at].reshape([NUM_COLUMNS, sizes.num_slots])
     slots, starts, counts, kept, flags = (columns[number] for number in range(NUM_COLUMNS))
     last = paddle.gather(memory.slots, slots + sizes.lengths_at) - 1
     starts = paddle.where(flags == FOLLOWING, last, starts)
     return slots, starts, counts, kept
+
+
+def _write(memory: InPlace, places: Tensor, values: Tensor, is_written: Tensor) -> None:
+    """To the slots' memory, where that is 1; elsewhere it is 0."""
+    unused = memory.sizes.lengths_at + memory.sizes.num_slots  # the dummy slot's length, which stays 0
+    paddle.scatter_(memory.slots, (places - unused) * is_written + unused, values * is_written)
+
+
+def keep_drawn(inputs: StepInputs, tokens: Tensor) -> None:
+    """Write the `tokens` (int32 [m]) drawn for `inputs.logit_row_ids`, neighbours, to slots whose rows have the flag DRAWN."""
+    memory: InPlace = inputs.in_place
+    sizes, count = memory.sizes, memory.sizes.num_slots
+    flags = memory.sent[HEADER + (NUM_COLUMNS - 1) * count : HEADER + NUM_COLUMNS * count]
+    # which of the tokens is that of a sequence's last row
+    index = inputs.kept.sequence_offsets[1 : 1 + count] - 1 - inputs.logit_row_ids[:1]
+    of_row = paddle.clip(index, min=0, max=tokens.shape[0] - 1)
+    is_drawn = (flags == DRAWN).astype("int32") * (index == of_row).astype("int32")
+    slots, lengths = inputs.sequence_slots[:count], inputs.context_lengths[:count]
+    places = paddle.concat([slots * sizes.num_positions + lengths, slots + sizes.lengths_at])
+    values = paddle.concat([paddle.gather(tokens, of_row), lengths + 1])
+    _write(memory, places, values, paddle.concat([is_drawn, is_drawn]))
 
 
 class _Sequences:

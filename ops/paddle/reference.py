@@ -52,8 +52,8 @@ from ops.modules import (
     RoutingRule,
     TypedPositions,
 )
-from ops.paddle.metadata import derive, quotient
-from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing, StepInputs
+from ops.paddle.metadata import derive, keep_drawn, quotient
+from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -599,10 +599,29 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
     return paddle.where(is_kept, grouped, paddle.full_like(grouped, -math.inf)).reshape(scores.shape)
 
 
+def draw_largest(inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
+    """As `Drawing.run`: of those that are no numbers the first, where there are such, as the native sampler does; else the
+    first of the largest."""
+    width = logits.shape[1]
+    is_number = logits == logits
+    numbers = paddle.where(is_number, logits, paddle.full_like(logits, -math.inf))
+    is_largest = numbers == _expand(paddle.max(numbers, axis=-1, keepdim=True), logits.shape)
+    from_last = _from_last(logits.shape)
+    ranked = paddle.where(is_number, paddle.where(is_largest, from_last, paddle.zeros_like(from_last)), from_last + width)
+    tokens = (width - 1) - paddle.max(ranked, axis=-1, keepdim=True) % width
+    if inputs.in_place is not None:
+        keep_drawn(inputs, tokens.flatten())
+    return tokens.reshape([1, -1])
+
+
+def _from_last(shape: list[int]) -> paddle.Tensor:
+    """int32 [R, n]: n - 1, n - 2, ..., 0 in each row."""
+    return _expand((shape[1] - 1) - paddle.arange(shape[1], dtype="int32"), shape)
+
+
 def _largest(values: paddle.Tensor, count: int) -> paddle.Tensor:
     """int32 [R, count]: where the largest of [R, n] are, the largest first; of equal ones the first."""
-    last = values.shape[1] - 1
-    from_last = _expand(last - paddle.arange(values.shape[1], dtype="int32"), values.shape)
+    last, from_last = values.shape[1] - 1, _from_last(values.shape)
     found = []
     for _ in range(count):
         is_largest = values == _expand(paddle.max(values, axis=-1, keepdim=True), values.shape)
@@ -635,6 +654,28 @@ def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts
     return results
 
 
+def all_experts(
+    x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """As `experts`, without looking which experts rows have: each computes all rows, and a row takes the results of its own.
+    The same bits, since a row's product is one by itself; for batches whose rows have most of the experts among them anyway."""
+    activated = own_columns(activate_and_multiply(products_of_all([x] * module.num_experts, module.weight.gate_up), activation))
+    results = products_of_all(paddle.split(activated, module.num_experts), module.weight.down)
+    return add_choices(chosen_of_all(results, routing), routing, shared)
+
+
+def products_of_all(x: Sequence[paddle.Tensor], experts: Sequence[Chunks]) -> paddle.Tensor:
+    """[experts * R, out]: of each expert's own x [R, in], one after another."""
+    return paddle.concat([_product(of_one, expert) for of_one, expert in zip(x, experts, strict=True)])
+
+
+def chosen_of_all(results: paddle.Tensor, routing: Routing) -> paddle.Tensor:
+    """[R * chosen, out], of results [experts * R, out]; any where a row has none, which weighs nothing."""
+    rows, num_chosen = routing.ids.shape
+    own = _expand(paddle.arange(rows, dtype="int32").unsqueeze(1), [rows, num_chosen])
+    return paddle.gather(results, (paddle.clip(routing.ids, min=0) * rows + own).flatten())
+
+
 def add_choices(results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
     """Results of each row's choices [R * chosen, n], weighed, added up in their order, and then the shared ones: [R, n]."""
     rows, num_chosen = routing.weights.shape
@@ -663,6 +704,8 @@ TABLE = OpTable(
     integer_kinds=(),
     cache_view=cache_view,
     clear_block=clear_block,
+    drawing=Drawing(draw_largest, is_greedy=True),
+    captured={"experts": all_experts},
     begin=begin,
     embedding=embedding,
     take_features=take_features,

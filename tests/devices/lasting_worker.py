@@ -9,12 +9,12 @@ from typing import Any
 from engine.messages import SamplingParams
 from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, make_runner
-from workers.runners.gpu import GpuRunner
+from workers.runners.gpu import gpu_runner
 
 
 def serve(library: str, descriptor: int, num_bytes: int, has_blocks: bool) -> dict[str, Any]:
     """The answer to a prompt of 40 tokens; `has_blocks`: without computing the first two blocks."""
-    kind = functools.partial(GpuRunner, device_arena=descriptor)
+    kind = functools.partial(gpu_runner, device_arena=descriptor)
     arena = memoryview(bytearray(num_bytes))
     options = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference"}
     runner = make_runner(GOLDEN / "qwen3", kind=kind, arena=arena, device_arena_library=library, **options)

@@ -1,12 +1,15 @@
-// The driver's calls for virtual memory over files in memory: what `shm/device_memory.py` asks of a card, without one. Its
-// addresses are the host's. A card has 1 GiB.
+// The driver's calls for virtual memory over files in memory, and for memory, copies and events: what `shm/device_memory.py` and
+// `tools/device/card.py` ask of a card, without one. Its addresses are the host's. A card has 1 GiB.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 using Handle = unsigned long long;  // a descriptor
 
@@ -31,6 +34,10 @@ int cuInit(unsigned) { return 0; }
 int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
     return ordinal < 2 ? 0 : NO_DEVICE;
+}
+int cuDeviceGetName(char *name, int size, int) {
+    snprintf(name, size, "no card at all");
+    return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int) {
     static char one;
@@ -91,6 +98,41 @@ int cuMemRelease(Handle handle) { return close(static_cast<int>(handle)) == 0 ? 
 
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
     memset(reinterpret_cast<void *>(address), value, size);
+    return 0;
+}
+
+// Memory that a process has for itself. LIBCUDA_WRONG: what is fetched is not what was there.
+int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    if (size > ROOM) return OUT_OF_MEMORY;
+    *address = reinterpret_cast<uint64_t>(aligned_alloc(256, (size + 255) / 256 * 256));
+    return 0;
+}
+int cuMemFree_v2(uint64_t address) {
+    free(reinterpret_cast<void *>(address));
+    return 0;
+}
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+    memcpy(reinterpret_cast<void *>(to), from, size);
+    return 0;
+}
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+    memcpy(to, reinterpret_cast<void *>(from), size);
+    if (getenv("LIBCUDA_WRONG") && size >= 4) static_cast<unsigned char *>(to)[size - 1] ^= 0x40;
+    return 0;
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *) {
+    return cuMemcpyHtoD_v2(to, reinterpret_cast<void *>(from), size);
+}
+
+int cuEventCreate(void **event, unsigned) {
+    *event = new timespec{};
+    return 0;
+}
+int cuEventRecord(void *event, void *) { return clock_gettime(CLOCK_MONOTONIC, static_cast<timespec *>(event)); }
+int cuEventSynchronize(void *) { return 0; }
+int cuEventElapsedTime(float *milliseconds, const void *first, const void *last) {
+    const auto &a = *static_cast<const timespec *>(first), &b = *static_cast<const timespec *>(last);
+    *milliseconds = static_cast<float>((b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6);
     return 0;
 }
 }

@@ -15,10 +15,10 @@ from tests.devices.build import NAME
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, golden_samples, make_runner
-from tests.workers.test_runners import SIZES, answers, captured
+from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
 from workers.runner import ModelRunner
 from workers.runners.cpu import CpuRunner
-from workers.runners.xpu import XpuRunner
+from workers.runners.xpu import xpu_runner
 
 Answers = list[tuple[object, ...]]
 
@@ -36,7 +36,7 @@ def runner_of(model: str, plan: str, method: str = "", **options: Any) -> ModelR
         return make_runner(GOLDEN / model, kind=CpuRunner, **given)
     if plan == "captured":
         given = {**captured(1 + given["speculative_config"].max_drafts), **given}
-    return make_runner(GOLDEN / model, kind=XpuRunner, device=NAME, **given)
+    return make_runner(GOLDEN / model, kind=xpu_runner, device=NAME, **given)
 
 
 def answers_of(model: str, plan: str, method: str = "", **options: Any) -> tuple[Answers, list[int], list[str]]:
@@ -84,6 +84,24 @@ def answers_to(bodies: list[Body], options: dict[str, Any]) -> list[tuple[list[i
         serving.run([sample])
         found.append((sample.outputs, sample.logprobs))
     return found
+
+
+def answers_ahead(plan: str) -> tuple[Answers, Answers, int]:
+    """Those of the CPU place, each alone, and of the device, where a step begins before the tokens that it reads are known; and
+    how many of these there were."""
+    batch, alone = plain_samples(), plain_samples()
+    num_unknown = run_ahead(runner_of("qwen3", plan), batch)
+    run_alone(runner_of("qwen3", "cpu"), alone)
+    return [sample.answer() for sample in alone], [sample.answer() for sample in batch], num_unknown
+
+
+def answer_of_chunks(plan: str) -> tuple[object, ...]:
+    """To a prompt whose chunks draw nothing, so that nobody waits for them."""
+    serving = Serving(runner_of("qwen3", plan), chunk=8)
+    sample = Sample([5, 9, 3, 30, 22, 8, 17] * 15, SamplingParams(temperature=0.0, num_prompt_logprobs=-1), 3)
+    serving.place(sample, 0)
+    serving.run([sample])
+    return sample.answer()
 
 
 class Growing(Serving):

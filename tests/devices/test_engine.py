@@ -123,8 +123,10 @@ def test_a_stream_that_stops_is_a_hang_of_its_rank(engine: EngineProcess, expect
 
 
 def test_two_ranks(plugin: Path, board: Board, engine: EngineProcess, expected: Expected) -> None:
-    """They exchange tensors on their streams; where one dies, both begin again, and run again what they had begun."""
-    options = ("--device", NAME, *OPTIONS, "--plan", "eager", "-tp", "2", "--num-kv-blocks", "60")
+    """They exchange tensors on their streams, in graphs too, all the same ones; where one dies, both begin again, and
+    run again what they had begun."""
+    sizes = ("--cudagraph-capture-sizes", "8,4,1")
+    options = ("--device", NAME, *OPTIONS, "--plan", "captured", *sizes, "-tp", "2", "--num-kv-blocks", "60")
     with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as pair:
 
         async def disturbed_run() -> list[Answer]:
@@ -137,7 +139,30 @@ def test_two_ranks(plugin: Path, board: Board, engine: EngineProcess, expected: 
             return await streams
 
         assert said(asyncio.run(disturbed_run())) == expected
-    assert board.counts(device=1)["collectives"] > 100
+    found = board.counts(device=1)
+    assert (found["collectives"] > 100, found["replays"] > 10) == (True, True)
+
+
+def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> None:
+    """Without drafts the next step begins before the tokens that it reads are known here; a worker that dies between them
+    changes nothing. What the host must draw is waited for."""
+    plain = [{"prompt": body["prompt"], "max_tokens": 16, "ignore_eos": True, "temperature": 0} for body in BODIES]
+    bodies = [{**body, "return_token_ids": True} for body in (*plain, BODIES[1])]
+    options = ("--device", NAME, *OPTIONS, *CUT, "--plan", "eager")
+    with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as alone:
+
+        async def disturbed_run() -> list[Answer]:
+            flowing = asyncio.Event()
+            streams = asyncio.create_task(stream_all(alone.url, bodies, 8, flowing.set))
+            await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
+            epoch = await asyncio.to_thread(alone.kill, "worker0")
+            await asyncio.to_thread(alone.wait_for_restart, "worker0", epoch)
+            return await streams
+
+        found = answers_together(alone, bodies), asyncio.run(disturbed_run())
+    expected = said(answers(engine, bodies))
+    assert all(len(token_ids) == 16 for token_ids, _ in expected)
+    assert [said(each) for each in found] == [expected] * 2
 
 
 def test_a_plugin_that_does_not_load_is_a_device_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ops.modules import Linear, Norm, Rotary
 from ops.paddle import choice, fused
 from ops.paddle.fused import CANDIDATES, Candidate
 from ops.paddle.reference import TABLE
-from ops.table import OpTable
+from ops.table import Drawing, OpTable
 from workers.devices.paddle import PaddleDevice
 
 LINEAR = Linear(("w",), 64, (96,), has_bias=True)
@@ -56,6 +56,7 @@ def test_what_this_place_takes() -> None:
         choice.norm_case(Norm("n", 64, 1e-6)),
         choice.activation_case("silu", 40),
         choice.rotary_case(Rotary(16), *tables, np.arange(16) ^ 1),
+        choice.draw_case(300),
     ]
     found = choice.choose(TABLE, cases)
     left = {(each.op, each.candidate): each.reason for each in found.fallbacks}
@@ -87,6 +88,19 @@ def test_where_none_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(monkeypatch, WRONG, VARIANT, allows_variant=True).taken == {"linear": "variant"}
     with pytest.raises(choice.NoCandidateError, match="it has no kernel"):
         choose(monkeypatch, WRONG, FAILING, allows_variant=True)
+
+
+def test_a_device_that_draws_wrongly_leaves_it_to_the_host() -> None:
+    """Of equal logits one takes the last."""
+
+    def last(inputs: Any, logits: paddle.Tensor) -> paddle.Tensor:
+        assert TABLE.drawing is not None
+        return logits.shape[1] - 1 - TABLE.drawing.run(inputs, paddle.flip(logits, [1]))
+
+    table = replace(TABLE, drawing=Drawing(last, is_greedy=True))
+    found = choice.choose(table, [choice.draw_case(300)])
+    assert (found.taken, found.ops.drawing) == ({"draw": "host"}, None)
+    assert choice.choose(TABLE, [choice.draw_case(300)]).ops.drawing is TABLE.drawing
 
 
 def test_columns_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ OTHERS_FLAGS = {  # of programs that are not ours: docker, kubectl, pip, our scr
     "--fast",
     "--here",
     "--read-only",
+    "--rows",
     "--sanitize",
     "--screenshots",
     "--tmpfs",

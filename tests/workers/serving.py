@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from workers.features import Features
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
 from workers.runner import ModelRunner, Peers
+from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner
 
@@ -249,6 +251,50 @@ class Serving:
             sample.prompt_logprobs[part.start + index] = float(values[index])
             sample.prompt_ranks[part.start + index] = int(ranks[index])
             sample.prompt_tops[part.start + index] = tops[index].tolist()
+
+
+class ServingAhead(Serving):
+    """Has each step begun before the result of the one before it is known, as workers of devices do. Prompts are not cut."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self._ahead = Ahead(runner)
+        self._pending: deque[list[tuple[Sample, int]]] = deque()
+        self.num_unknown = 0  # tokens that a step read while nobody here knew them
+
+    def run(self, samples: list[Sample]) -> None:
+        assert self._ahead.depth == 2, "it has to know each token before the next step"
+        while any(not sample.is_done for sample in samples):
+            going = [each for each in samples if len(each.outputs) + self._num_begun(each) < each.num_outputs]
+            if going:
+                self.begin(going)
+            if len(self._pending) == self._ahead.depth or not going:
+                self.finish()
+
+    def begin(self, samples: list[Sample]) -> None:
+        """A step of each of these."""
+        rows = []
+        for sample in sorted(samples, key=lambda sample: sample.slot):
+            num_begun, outputs = self._num_begun(sample), sample.outputs
+            num_computed = sample.num_computed if not num_begun else len(sample.tokens) + num_begun - 1
+            rows.append((replace(sample, outputs=[*outputs, *[0] * num_begun], num_computed=num_computed), sample, num_begun))
+        message = self._message([(guess, len(guess.tokens) - guess.num_computed) for guess, _, _ in rows])
+        message.is_following = bytes(num_begun > 0 for _, _, num_begun in rows)
+        for _, sample, num_begun in rows:
+            sample.is_started = True
+            is_known = self.runner.slots.token_ids[sample.slot, len(sample.tokens) + num_begun - 1] >= 0
+            self.num_unknown += num_begun > 0 and not is_known
+        self._pending.append([(sample, len(guess.tokens) - guess.num_computed) for guess, sample, _ in rows])
+        self._ahead.start(message)
+
+    def finish(self) -> StepResult:
+        """The step that was begun first."""
+        result = self._ahead.finish()
+        self._apply(self._pending.popleft(), result)
+        return result
+
+    def _num_begun(self, sample: Sample) -> int:
+        return sum(own is sample for rows in self._pending for own, _ in rows)
 
 
 def _samples(sample: Sample, count: int) -> bool:

@@ -13,7 +13,7 @@ from engine.messages import SamplingParams
 from ops.cuda import table as cuda
 from tests.ops.tables import emulated_card
 from tests.workers.serving import Sample, Serving
-from tests.workers.test_runners import GraphDevice, captured, core_of
+from tests.workers.test_runners import GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
 from workers.device_inputs import DeviceInputs
 from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
@@ -22,7 +22,7 @@ from workers.step.execution import make_plan
 
 
 class OnEmulatedCard:
-    """As `GpuRunner` with `--ops cuda`."""
+    """As `gpu_runner` with `--ops cuda`."""
 
     def __init__(
         self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
@@ -56,6 +56,23 @@ def test_golden_models(name: str) -> None:
     assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(CpuRunner, name))]
     emulated_card().seed(7)
     assert answers(runner, is_alone=True, chunk=8) == found
+
+
+def test_drawn_tokens_stay_on_the_card() -> None:
+    """With temperature too; who else is drawn for, by the host, changes no bit of it, nor whether a step has to be known."""
+    runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
+    alone, ahead, beside = plain_samples(0.9, 3), plain_samples(0.9, 3), plain_samples(0.9, 3)
+    run_alone(runner, alone)
+    assert run_ahead(runner, ahead) > 0
+    assert [sample.answer() for sample in ahead] == [sample.answer() for sample in alone]
+    penalized = Sample([5, 9, 3], SamplingParams(temperature=0.9, presence_penalty=0.5, seed=8), 5)
+    serving = Serving(runner)
+    for slot, sample in enumerate([*beside, penalized]):
+        serving.place(sample, slot)
+    serving.run([*beside, penalized])
+    assert [sample.answer() for sample in beside] == [sample.answer() for sample in alone]
+    run_alone(core_of(CpuRunner, "llama"), expected := plain_samples(0.9, 3))
+    assert [sample.outputs for sample in alone] == [sample.outputs for sample in expected]
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])

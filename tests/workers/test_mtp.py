@@ -81,6 +81,31 @@ def test_guesses_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
     assert 3 in serving.num_tokens_of_rows
 
 
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3, two in turn"])
+def test_a_chain_is_the_guesses_one_after_another(name: str, tmp_path: Path) -> None:
+    """Of rows that want different numbers of them: tapes with nothing of Python between, and a replay for each."""
+    write_with_layers(tmp_path, *SHAPES[name])
+    runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
+    assert runner.mtp is not None
+    batch = [Sample(PROMPT[: 20 + slot], SamplingParams(temperature=0.0), 16) for slot in range(4)]
+    serving = Serving(runner)
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    serving.step(batch)
+    slots, num_drafts = np.arange(4, dtype=np.int32), np.array([2, 0, 3, 1], np.int32)
+    rows = StepRows(slots, runner.slots.num_tokens[:4] - 1, 1 + num_drafts, 1 + num_drafts, num_drafts)
+    runner.slots.is_drafted_by_layers[:] = True
+    found: list[list[list[int]]] = []
+    for guess in (likeliest, lambda logits: likeliest(logits)):
+        for slot, last in enumerate(rows.starts):
+            runner.slots.token_ids[slot, last + 1 :] = -1
+        runner.mtp.draft(rows, runner.mode, guess)
+        behind = (runner.slots.token_ids[slot, last + 1 :] for slot, last in enumerate(rows.starts))
+        found.append([tokens[tokens >= 0].tolist() for tokens in behind])
+    assert found[0] == found[1]
+    assert [len(tokens) for tokens in found[0]] == num_drafts.tolist()
+
+
 def answers(path: Path, chunk: int = 512, **options: Any) -> tuple[list[object], int]:
     """What samples of all kinds come to in one batch, and how many guesses were verified for it."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)

@@ -16,7 +16,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, SpeculativeConfig
 from engine.messages import SamplingParams
 from tests.paths import GOLDEN, REPOSITORY
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import Sample, Serving, ServingAhead, make_runner
 from workers.device_inputs import DeviceInputs
 from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
@@ -25,9 +25,9 @@ from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
 from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
-from workers.runners.gpu import GpuRunner
+from workers.runners.gpu import gpu_runner
 from workers.runners.runner import Runner
-from workers.runners.xpu import XpuRunner
+from workers.runners.xpu import xpu_runner
 from workers.step.execution import make_plan
 from workers.step.graph_plan import GraphPlan
 
@@ -55,7 +55,7 @@ class GraphDevice(PaddleDevice):
 
 
 class WithGraphs:
-    """As `XpuRunner`, on that device."""
+    """As `xpu_runner`, on that device."""
 
     def __init__(
         self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
@@ -97,7 +97,7 @@ def core_of(kind: Callable[..., Runner], name: str = "qwen3", **options: Any) ->
 def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeConfig) -> None:
     options = {"speculative_config": config}
     expected = answers(core_of(CpuRunner, name, **options))
-    assert answers(core_of(XpuRunner, name, **options)) == expected
+    assert answers(core_of(xpu_runner, name, **options)) == expected
     runner = core_of(WithGraphs, name, **options, **captured(1 + config.max_drafts))
     plan = runner.weights.plan
     assert isinstance(plan, GraphPlan)
@@ -115,7 +115,7 @@ def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeC
 
 def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture) -> None:
     """The CPU place has no graphs, and says so: the same answers, a line for each size, and which they are."""
-    runner = core_of(GpuRunner, **captured(1))
+    runner = core_of(gpu_runner, **captured(1))
     plan = runner.weights.plan
     assert plan is not None
     assert sorted(plan.failed_sizes) == [1, 2, 4]
@@ -142,10 +142,10 @@ def test_a_replay_that_would_read_elsewhere_is_an_error() -> None:
 
 def test_two_steps_are_under_way_at_most() -> None:
     """The next one reads what the one before it drew, though nobody has taken its result."""
-    core = core_of(GpuRunner)
+    core = core_of(gpu_runner)
     ahead, serving, batch = Ahead(core), Serving(core), samples()[:2]
     assert ahead.depth == 2
-    assert Ahead(core_of(XpuRunner, speculative_config=NGRAM)).depth == 1, "whoever drafts must know the last tokens"
+    assert Ahead(core_of(xpu_runner, speculative_config=NGRAM)).depth == 1, "whoever drafts must know the last tokens"
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
     pending: list[list[tuple[Sample, int]]] = []
@@ -163,6 +163,67 @@ def test_two_steps_are_under_way_at_most() -> None:
         first.step([plain[index % 2]])
     serving._apply(pending.pop(0), ahead.finish())
     assert [sample.answer() for sample in batch] == [sample.answer() for sample in plain]
+
+
+def plain_samples(temperature: float = 0.0, length: int = 6) -> list[Sample]:
+    """That a device can draw by itself, and longer ones among them."""
+    words = [5, 9, 3, 30, 22, 8, 17] * 5
+    return [
+        Sample(
+            words[first : first + 3 + 6 * first], SamplingParams(temperature=temperature, seed=first, top_p=0.9), length + first
+        )
+        for first in range(3)
+    ]
+
+
+def run_ahead(runner: ModelRunner, batch: list[Sample]) -> int:
+    """How many tokens a step has read that the host did not know yet."""
+    serving = ServingAhead(runner)
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    serving.run(batch)
+    return serving.num_unknown
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_step_begins_before_the_tokens_that_it_reads_are_known(is_captured: bool) -> None:
+    """The device has drawn them where it reads them; a sample that the host must draw for is waited for."""
+    expected, batch = plain_samples(), plain_samples()
+    run_alone(core_of(CpuRunner), expected)
+    core = core_of(WithGraphs, **captured(1)) if is_captured else core_of(xpu_runner)
+    num_unknown = run_ahead(core, batch)
+    assert [sample.answer() for sample in batch] == [sample.answer() for sample in expected]
+    assert num_unknown > sum(sample.num_outputs for sample in batch) / 2
+    run_alone(core_of(CpuRunner), mixed := [*samples()[:2], *plain_samples()[:1]])
+    run_ahead(core, others := [*samples()[:2], *plain_samples()[:1]])
+    assert [sample.answer() for sample in others] == [sample.answer() for sample in mixed]
+
+
+def run_alone(runner: ModelRunner, batch: list[Sample]) -> None:
+    for sample in batch:
+        serving = Serving(runner)
+        serving.place(sample, 0)
+        serving.run([sample])
+
+
+def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
+    """The token of the one that had it goes to nobody, and what the next one is given is its own."""
+    core, (left, stays, comes) = core_of(xpu_runner), plain_samples()
+    serving = ServingAhead(core)
+    for slot, sample in enumerate((left, stays)):
+        serving.place(sample, slot)
+    serving.begin([left, stays])
+    serving.begin([left, stays])
+    serving.finish()
+    serving.place(comes, 0)
+    serving.begin([stays, comes])
+    before = core.slots.token_ids[0].copy()
+    serving.finish()
+    np.testing.assert_array_equal(core.slots.token_ids[0], before)
+    serving.run([stays, comes])
+    assert len(left.outputs) == 2
+    run_alone(core_of(CpuRunner), expected := plain_samples())
+    assert [stays.answer(), comes.answer()] == [sample.answer() for sample in expected[1:]]
 
 
 def test_what_a_device_can_is_asked_of_it() -> None:

@@ -28,11 +28,11 @@ configure_blas(1)
 from engine.messages import SamplingParams
 from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, make_runner
-from workers.runners.xpu import XpuRunner
+from workers.runners.xpu import xpu_runner
 sizes = {"max_model_len": 64, "num_kv_blocks": 16, "max_num_seqs": 2, "max_num_batched_tokens": 32}
 for case in sys.argv[1:]:
     name, ops = case.split(":")
-    serving = Serving(make_runner(GOLDEN / name, kind=XpuRunner, ops=ops, **sizes), chunk=12)
+    serving = Serving(make_runner(GOLDEN / name, kind=xpu_runner, ops=ops, **sizes), chunk=12)
     sample = Sample([5, 9, 3, 7] * 5, SamplingParams(temperature=0.0), 2)
     serving.place(sample, 1)
     print("steps of", case, file=sys.stderr, flush=True)

@@ -163,6 +163,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, total: int) 
             if reply is not None and reply.status in (401, 403):  # so it would answer all
                 raise LostError(f"{asker.server.url} answers {reply.status}: {error_text(reply.body)}")
             line = answer_line(request, reply)
+        request.body = b""  # many may wait for their turn, and bodies have pictures
         return Answer(request, line)
 
     concurrency = min(options.concurrency or _concurrency(asker), total - first)

@@ -4,16 +4,14 @@
         'off=tokamak serve --model MODEL --port {port}' \
         'ngram=tokamak serve --model MODEL --speculative-config {"method":"ngram"} --port {port}'
 
-All servers are up from the start to the end; each round asks one after another, beginning with another one. Prompts are token
-ids, and every answer is checked: it is the walk. Medians of the rounds, as multiples of the first server's.
+Rounds are those of rounds.py. Prompts are token ids, and a first answer of each server is checked: it is the walk. In the load
+`again` every prompt was answered once before it is measured, and nothing of the answer is in it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import statistics
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,15 @@ import uvloop
 from rich.console import Console
 
 from engine.errors import TokamakError
-from tools.bench.compare import server_argument
+from tools.bench import rounds
 from tools.bench.connection import Client
 from tools.bench.copying_model import WALK
 from tools.bench.processes import ServerProcess
-from tools.bench.report import summarize
-from tools.bench.serve import Load
 from tools.target import Target
 
-LOADS = ("edit", "quote", "trap", "random")
+LOADS = ("edit", "quote", "trap", "random", "again")
 PATH = "/v1/completions"
 EDIT_EVERY, QUOTED = 16, 32  # tokens; a run that is quoted, and one that is not
-_FIGURES = {"decode tok/s": "decode_tokens_per_s", "out tok/s": "output_tokens_per_s", "TTFT ms": "ttft_ms"}
 
 
 def prompt_of(kind: str, walk: np.ndarray, length: int, rng: np.random.Generator) -> list[int]:
@@ -51,7 +46,7 @@ def prompt_of(kind: str, walk: np.ndarray, length: int, rng: np.random.Generator
     elif kind == "trap":
         pairs = np.stack([ahead[: length // 3], ahead[1 : length // 3 + 1]], 1)
         tokens = np.concatenate([pairs, rng.choice(walk, (len(pairs), 1))], 1)[rng.permutation(len(pairs))].ravel()
-    elif kind == "random":
+    elif kind in ("random", "again"):
         tokens = rng.choice(walk, length)
     return [*tokens.tolist(), int(ahead[0])]
 
@@ -61,22 +56,9 @@ def _request(prompt: list[int], output_len: int) -> bytes:
     return orjson.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
 
 
-async def _measure(url: str, prompts: Sequence[list[int]], output_len: int, concurrency: int) -> dict[str, Any]:
-    client = Client(Target.parse(url), 600.0)
-    try:
-        load = Load(client, PATH, [_request(prompt, output_len) for prompt in prompts], lambda: None)
-        await load.in_waves(concurrency)
-    finally:
-        client.close()
-    result = summarize(load.timelines, load.wall_s, load.cpu_s)
-    if result["num_failed"]:
-        raise TokamakError(f"{result['errors']}")
-    return result
-
-
 async def _check(url: str, prompt: list[int], walk: np.ndarray, output_len: int) -> None:
     """That what is measured is what is meant. Asked of servers that give back token ids."""
-    client = Client(Target.parse(url), 600.0)
+    client = Client(Target.parse(url), rounds.TIMEOUT_S)
     body = {"model": "model", "prompt": prompt, "max_tokens": output_len, "temperature": 0.0, "ignore_eos": True}
     try:
         status, reply = await client.post(PATH, orjson.dumps(body | {"return_token_ids": True}))
@@ -90,39 +72,26 @@ async def _check(url: str, prompt: list[int], walk: np.ndarray, output_len: int)
         raise TokamakError(f"{url} does not copy: {found[:8]} for {np.roll(walk, -first)[:8].tolist()}")
 
 
-def _figure(result: dict[str, Any], key: str) -> float:
-    value = result[key]
-    return float(value["p50"] if isinstance(value, dict) else value)
+def _ask(requests: list[bytes], count: int, num_times: int, server: ServerProcess, number: int) -> dict[str, Any]:
+    """The last time counts."""
+    of_round = requests[number * count : (number + 1) * count]
+    return [rounds.measure(server.url, PATH, of_round, count) for _ in range(num_times)][-1]
 
 
-def _run(options: argparse.Namespace, servers: list[ServerProcess], console: Console) -> list[str]:
-    """The rows of the table."""
+def _rows(options: argparse.Namespace, servers: list[ServerProcess], console: Console) -> list[str]:
     walk = np.load(options.model / WALK)
     rng = np.random.default_rng(options.seed)
-    lines = []
     for server in servers:
         uvloop.run(_check(server.url, prompt_of("edit", walk, 64, rng), walk, 32))
+    lines = []
     for kind in options.load:
         for concurrency in options.concurrency:
-            found: dict[tuple[str, str], list[float]] = {}
-            for number in range(options.rounds):
-                prompts = [prompt_of(kind, walk, options.input_len, rng) for _ in range(concurrency)]
-                first = number % len(servers)
-                for server in (*servers[first:], *servers[:first]):
-                    result = uvloop.run(_measure(server.url, prompts, options.output_len, concurrency))
-                    for figure, key in _FIGURES.items():
-                        found.setdefault((figure, server.name), []).append(_figure(result, key))
-            for figure in _FIGURES:
-                medians = [statistics.median(found[figure, server.name]) for server in servers]
-                ratios = [f"{median / medians[0]:.2f}" for median in medians[1:]]
-                cells = [f"{kind} c={concurrency} {figure}", *(f"{median:.4g}" for median in medians), *ratios]
-                lines.append(f"| {' | '.join(cells)} |")
-                console.print(lines[-1])
+            num_prompts = concurrency * options.rounds
+            prompts = [prompt_of(kind, walk, options.input_len, rng) for _ in range(num_prompts)]
+            requests = [_request(prompt, options.output_len) for prompt in prompts]
+            ask = partial(_ask, requests, concurrency, 1 + (kind == "again"))
+            lines += rounds.compare(servers, f"{kind} c={concurrency}", options.rounds, ask, console)
     return lines
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _loads(text: str) -> list[str]:
@@ -134,24 +103,12 @@ def _loads(text: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.copying", description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("servers", nargs="+", type=server_argument, metavar="NAME=COMMAND", help="{port} is filled in")
+    rounds.add_options(parser)
     parser.add_argument("--load", type=_loads, default=list(LOADS), metavar="NAMES", help=", ".join(LOADS))
-    parser.add_argument("--concurrency", type=_numbers, default=[1, 4], metavar="N,...", help="default: 1,4")
     parser.add_argument("--input-len", type=int, default=256, metavar="N", help="default: %(default)s")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    parser.add_argument("--logs", type=Path, default=Path("."), metavar="DIRECTORY", help="of the servers' logs; default: here")
     options = parser.parse_args()
-    with contextlib.ExitStack() as running:
-        servers = []
-        for name, command in options.servers:
-            servers.append(ServerProcess(name, command, options.logs / f"{name}.log", 600.0))
-            running.callback(servers[-1].stop)
-        lines = _run(options, servers, Console(stderr=True, soft_wrap=True, highlight=False))
-    names = [server.name for server in servers]
-    print(f"| median of rounds | {' | '.join([*names, *(f'{name} / {names[0]}' for name in names[1:])])} |")
-    print("\n".join([f"|{'---|' * (2 * len(names))}", *lines]))
+    rounds.run(options, lambda servers, console: _rows(options, servers, console))
 
 
 if __name__ == "__main__":

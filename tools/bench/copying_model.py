@@ -16,32 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from tools.bench.dense_shape import CHAT_TEMPLATE, CONFIG, NUM_LAYERS
 from tools.bench.shape import Change, write
 from workers.weights.formats.floats import bfloat16_bits
 
-_CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "bos_token_id": None,
-    "dtype": "bfloat16",
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 2,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 40960,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151_936,
-}
-_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 _OUTPUTS = ("o_proj.weight", "down_proj.weight")  # of a layer: what is added to the residual
 _SHARE = 1 / 1000
 WALK = "walk.npy"
@@ -78,18 +56,18 @@ def write_copying_model(directory: Path, config: dict[str, Any], seed: int) -> N
         walks.append(walk_of(can_be_answered, seed))
         return copying(walks[0])
 
-    write(directory, config, _CHAT_TEMPLATE, seed, make_change=make_change)
+    write(directory, config, CHAT_TEMPLATE, seed, make_change=make_change)
     np.save(directory / WALK, walks[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.copying_model", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--num-layers", type=int, default=28, metavar="N", help="default: %(default)s")
+    parser.add_argument("--num-layers", type=int, default=NUM_LAYERS, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     options = parser.parse_args()
-    layers = {"num_hidden_layers": options.num_layers, "max_window_layers": options.num_layers}
-    write_copying_model(options.directory, _CONFIG | layers, options.seed)
+    changed = {"tie_word_embeddings": False, "num_hidden_layers": options.num_layers, "max_window_layers": options.num_layers}
+    write_copying_model(options.directory, CONFIG | changed, options.seed)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _request(
     return orjson.dumps(body | options.extra)
 
 
-async def _first_model(client: Client) -> str:
+async def first_model(client: Client) -> str:
     status, body = await client.get("/v1/models")
     try:
         return msgspec.json.decode(body, type=ModelList).data[0].id
@@ -149,7 +149,7 @@ async def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     client = Client(options.target, options.timeout)
     path = PATHS[options.endpoint]
     try:
-        options.model = options.model or await _first_model(client)
+        options.model = options.model or await first_model(client)
         maker = await prepare(client, options.model, options.endpoint, options.prompts)
         count = options.num_prompts + options.warmup
         prompts = maker.prompts(count, options.input_len, options.shared_prefix_len, options.seed)

@@ -27,8 +27,9 @@ filter_list:
 metric_list: [{metric: exact_match}]
 """
 CHOSEN = """
-doc_to_choice: ["{{wrong}}", "{{right}}"]
+doc_to_choice: choices
 doc_to_target: 1
+target_delimiter: ""
 metric_list: [{metric: acc}]
 """
 
@@ -42,8 +43,7 @@ def evaluate(server: Server, name: str, kind: str, rest: str) -> dict[str, Any]:
         {
             "question": before.format(a, b),
             "answer": str(a + b),
-            "right": f"{a} + {b} = {a + b}",
-            "wrong": f"{a} + {b} = {a + b + 11}",
+            "choices": [f"{a} + {b} = {found}" for found in (a + b + 11, a + b)],
         }
         for a, b in SUMS
     ]

@@ -8,8 +8,10 @@ Exit codes: 0 nothing failed, 1 a check failed; what could not be installed or r
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -22,8 +24,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.pooled import write_checkpoint
 from tokamak.launched import COMMAND
-from tools.bench.processes import ServerProcess
+from tools.bench.processes import ServerProcess, end_servers_with_us
 from tools.clients.checks import Server
 from tools.demo import MODEL as EMBEDDED
 
@@ -57,8 +60,9 @@ START_TIMEOUT_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Clients against Tokamak
 
-Of `tools/test-clients`: each feature is a check in `tools/clients/of_NAME.py`, against a server of the embedded model,
-and for embeddings one of `tests/pooled.py`'s. `NO` is a check that failed; `not run` says why.
+Written by `tools/test-clients`, last on {today}. Each feature is a check in `tools/clients/of_NAME.py`, against a server of the
+embedded model, for embeddings of one of `tests/pooled.py`'s, for benchmarks of a larger one. `NO` is a check that failed;
+`not run` says why.
 
 """
 
@@ -73,13 +77,17 @@ class Row(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/test-clients", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--environments", type=Path, required=True, metavar="DIR", help="one below it for each section")
-    parser.add_argument("--embedder", type=Path, required=True, metavar="DIR", help="model that makes vectors")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write the table there too, of some clients their rows")
+    parser.add_argument("--list", action="store_true", help="print which environments the clients need, and end")
     parser.add_argument("--timeout", type=float, default=1200.0, metavar="S", help="for one client; default: %(default)g")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"{', '.join(CLIENTS)}; default: all")
     options = parser.parse_args(argv)
     if unknown := set(options.clients) - CLIENTS.keys():
         parser.error(f"there is no client {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}")
+    if options.list:
+        print(*dict.fromkeys(CLIENTS[name][0] for name in options.clients or CLIENTS))
+        return 0
+    end_servers_with_us()
     rows: list[Row] = []
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokamak-clients-")))
@@ -93,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server = Server(
             url=start(MODEL, "--model", str(EMBEDDED), "--tool-call-parser", "hermes"),
             model=MODEL,
-            embedder_url=start(EMBEDDER, "--model", str(options.embedder)),
+            embedder_url=start(EMBEDDER, "--model", str(write_checkpoint("qwen3 mean", place / "embedder"))),
             embedder=EMBEDDER,
             larger_url=start(
                 LARGER, "--model", str(write_larger(place / "larger")), "--load-format", "dummy", "--no-weight-cache"
@@ -107,9 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = run_client(name, server, options.environments.resolve(), place, options.timeout)
             print("\n".join(" | ".join(row) for row in found), flush=True)
             rows += found
-    table = "".join(lines(rows))
     if options.results is not None:
-        options.results.write_text(HEAD + table)
+        options.results.write_text(HEAD.format(today=today()) + "".join(lines(merged(options.results, rows))))
     return int(any(row.result.startswith("NO") for row in rows))
 
 
@@ -156,7 +163,7 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
         rows.append(Row(distribution, version, "all of it", end))
     if any(row.result.startswith("NO") for row in rows):
         print(log.read_text(errors="replace")[-8000:], file=sys.stderr)
-    return rows
+    return [Row(*(cell.replace("|", "/") for cell in row)) for row in rows]
 
 
 def pinned(distribution: str) -> str:
@@ -172,11 +179,26 @@ def installed(python: Path, distribution: str) -> str:
     return subprocess.run([python, "-c", code, distribution], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def merged(file: Path, rows: Sequence[Row]) -> list[Row]:
+    """The rows, and those of a table that is there for clients of which they have none; clients in the order of `CLIENTS`."""
+    kept = re.findall(r"^\| (\S+) \| (\S*) \| (.*) \| (.*) \|$", file.read_text(), re.M) if file.exists() else []
+    found = {row.client for row in rows}
+    everything = [*rows, *(Row(*cells) for cells in kept if cells[0] not in found)]
+    return [row for _, name in CLIENTS.values() for row in everything if row.client == name]
+
+
+def today() -> str:
+    """The day, and what it was run on."""
+    processor = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    name = processor[1] if processor else platform.machine()
+    return f"{datetime.date.today()} ({name}, {os.cpu_count()} cores, Python {platform.python_version()})"
+
+
 def lines(rows: Iterable[Row]) -> Iterable[str]:
     """The table, in Markdown."""
     yield "| client | version | feature | result |\n|---|---|---|---|\n"
     for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
+        yield "| " + " | ".join(row) + " |\n"
 
 
 if __name__ == "__main__":

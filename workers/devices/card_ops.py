@@ -13,17 +13,18 @@ from engine.checkpoint.files import user_cache
 from ops.table import OpTable
 
 _LOG = logging.getLogger(__name__)
-_USUAL = "/usr/local/cuda/bin/nvcc"  # where the toolkit puts it, which few have on their PATH
 
 
 def card_ops(others: OpTable) -> OpTable:
     """The rows' table; without a compiler for them `others`, which is said."""
-    from ops.cuda.library import BuildError, Library, build, card_command  # with Paddle's table, as the device has imported
+    from ops.cuda.library import USUAL_NVCC, BuildError, Library, build, card_command  # with Paddle's table
     from ops.cuda.table import make_table
 
-    nvcc = shutil.which("nvcc") or shutil.which(_USUAL)
+    nvcc = shutil.which("nvcc") or shutil.which(USUAL_NVCC)
     if nvcc is None:
-        _LOG.warning("--ops cuda: there is no nvcc (on PATH or %s), which builds these kernels; fused ops are taken", _USUAL)
+        _LOG.warning(
+            "--ops cuda: there is no nvcc (on PATH or %s), which builds these kernels; fused ops are taken", USUAL_NVCC
+        )
         return others
     try:
         library = Library(build(card_command(nvcc), user_cache() / "cuda"))

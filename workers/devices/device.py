@@ -57,13 +57,16 @@ class Device(Protocol):
         """int32 of the host that `send` copies from without waiting, where the device can."""
 
     def send(self, staging: np.ndarray, tensor: Tensor, count: int) -> None:
-        """Enqueue: the first `count` values of `staging` to `tensor`. They must stay until that is done."""
+        """Enqueue: the first `count` values of `staging` to `tensor`. They must stay until that is done (`settle`)."""
+
+    def settle(self, staging: np.ndarray) -> None:
+        """Wait until what was sent from it last has left it, where it has not yet."""
 
     def put(self, tensor: Tensor, places: np.ndarray, values: np.ndarray) -> None:
         """Write `values` at `places` (whole numbers [n]) of an int32 `tensor`; may wait."""
 
     def fetch(self, key: str, tensor: Tensor) -> Fetch:
-        """Enqueue: the values of a float32 `tensor` to memory of the host, which each `key` has of its own."""
+        """Enqueue: the values of a float32 or int32 `tensor` to memory of the host, which each `key` has of its own."""
 
     def capture(self, run: Callable[[], object]) -> Graph:
         """What `run` enqueues, which is run once before. DeviceError: it cannot be captured."""
@@ -111,6 +114,9 @@ class HostDevice:
 
     def send(self, staging: np.ndarray, tensor: Tensor, count: int) -> None:
         tensor[:count] = staging[:count]
+
+    def settle(self, staging: np.ndarray) -> None:
+        """It has."""
 
     def put(self, tensor: Tensor, places: np.ndarray, values: np.ndarray) -> None:
         tensor[places] = values

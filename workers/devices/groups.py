@@ -30,7 +30,9 @@ class PaddleGroup:
         self.place, self.count = meeting.communicator.place, meeting.communicator.count
         os.environ["PADDLE_TRAINER_ID"] = str(meeting.communicator.rank)  # Paddle reads both from there
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        self._group = _process_group(_BACKENDS.get(device, "xccl"), meeting.port, meeting.life, self.place, self.count)
+        backend = _BACKENDS.get(device, "xccl")
+        self._group = _process_group(backend, meeting.port, meeting.life, self.place, self.count)
+        self._has_stream = backend != "gloo"
 
     def tell(self, values: np.ndarray) -> np.ndarray:
         return self._communicator.all_gather(values)
@@ -40,7 +42,10 @@ class PaddleGroup:
         y = paddle.empty([self.count * x.shape[0], x.shape[1]])
         self._communicator.barrier()
         try:
-            self._group.all_gather_into_tensor(y, x.contiguous(), True).wait()
+            if self._has_stream:  # that of all other work: in a graph too it comes behind what it sends
+                self._group.all_gather_into_tensor_on_calc_stream(y, x.contiguous())
+            else:
+                self._group.all_gather_into_tensor(y, x.contiguous(), True).wait()
         except RuntimeError:
             self._communicator.barrier()  # breaks as soon as the supervisor says who is gone
             raise

@@ -52,6 +52,8 @@ def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *
             distinct[rotary.head_dim, rope] = choice.rotary_case(rotary, *rotary_tables(rope, rotary.head_dim, _NUM_POSITIONS))
     if config.activation == "silu":
         distinct["silu"] = choice.activation_case("silu", config.intermediate_size)
+    if ops.drawing is not None:
+        distinct["draw"] = choice.draw_case(config.vocab_size)
     try:
         chosen = choice.choose(ops, distinct.values(), allows_variant=allows_variant)
     except choice.NoCandidateError as error:

@@ -30,6 +30,7 @@ from workers.devices.lasting import ON_GPU, ON_HOST, LastingArena
 from workers.parallel.meetings import Meetings
 
 _LOG = logging.getLogger(__name__)
+_LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch, one makes room for all
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # what Paddle says of what it cannot do
 
 
@@ -62,6 +63,7 @@ class PaddleDevice:
         self.traffic = Traffic()
         self._card = rank
         self._stagings: dict[int, paddle.Tensor] = {}  # by the address of the memory that it is
+        self._sent: dict[int, Any] = {}  # likewise: the event behind what was sent last
         self._landings: dict[str, tuple[paddle.Tensor, np.ndarray]] = {}  # of fetches, by their keys
         core.set_cublas_switch(False)  # products of float32 in float32, where there are others (TF32)
         self._arrivals: dict[str, Any] = {}  # events, as long as the device: whoever destroys one waits for it
@@ -92,6 +94,15 @@ class PaddleDevice:
     def send(self, staging: np.ndarray, tensor: paddle.Tensor, count: int) -> None:
         self.traffic.num_to_device += 1
         _copy(tensor[:count], self._stagings[staging.ctypes.data][:count])
+        if not self._is_host:
+            self._sent.setdefault(staging.ctypes.data, paddle.device.Event()).record()
+
+    def settle(self, staging: np.ndarray) -> None:
+        sent = self._sent.get(staging.ctypes.data)
+        if sent is not None and not sent.query():
+            begin_ns = time.monotonic_ns()
+            sent.synchronize()
+            self.traffic.waited_ns += time.monotonic_ns() - begin_ns
 
     def put(self, tensor: paddle.Tensor, places: np.ndarray, values: np.ndarray) -> None:
         if len(places):
@@ -105,7 +116,8 @@ class PaddleDevice:
             return Fetched(tensor.numpy())
         size = int(tensor.size)
         if key not in self._landings or self._landings[key][1].size < size:
-            self._landings[key] = self._pinned([size], "float32")
+            dtype: Literal["int32", "float32"] = "int32" if tensor.dtype == paddle.int32 else "float32"
+            self._landings[key] = self._pinned([max(size, _LEAST_LANDING)], dtype)
         landing, host = self._landings[key]
         _copy(landing[:size], tensor.flatten())
         if key not in self._arrivals:
@@ -140,7 +152,8 @@ class PaddleDevice:
             try:
                 tensor = tensor.pin_memory()
             except _UNABLE as error:
-                _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
+                if not self._landings and not self._stagings:  # once
+                    _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
         size = int(np.prod(shape))
         kind: Any = ctypes.c_int32 if dtype == "int32" else ctypes.c_float
         return tensor, np.ctypeslib.as_array((kind * size).from_address(tensor.data_ptr())).reshape(shape)

@@ -48,16 +48,15 @@ class Drafting:
         self._communicator = communicator
         self._max_drafts = slots.drafts.shape[1]
         priors = [drafter.priors for drafter in drafters.values()]
-        self._needs_hidden = np.array([drafter.needs_hidden for drafter in drafters.values()])
-        self._first_classes = np.cumsum([0, *map(len, priors)])
-        first_classes = self._first_classes[:-1].tolist()
-        self._lengths = Lengths(slots, np.concatenate(priors), first_classes, is_adaptive=is_adaptive)
+        are_layers = [drafter.needs_hidden for drafter in drafters.values()]
+        self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
+        self._lengths = Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
+        self._limits = np.full(slots.num_slots, self._max_drafts, np.int32)
         self._rows: StepRows | None = None  # of the step that was run last, and how many tokens each got
         self._counts = _NONE
         self._generation = 0  # of the prefix cache
         self._num_steps = 0
         self._is_resting = False  # nobody wants drafts
-        self._num_verified = np.zeros((2, len(drafters)), np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -94,7 +93,7 @@ class Drafting:
             chosen[:, 1:] = np.concatenate([self._slots.drafts[slots], self._slots.draft_classes[slots]], axis=1)
         chosen = self._communicator.broadcast(chosen)
         self._slots.drafts[slots], self._slots.draft_classes[slots] = np.split(chosen[:, 1:], 2, axis=1)
-        self._tell_layers(slots)
+        self._lengths.tell_layers(slots)
         counts: np.ndarray = chosen[:, 0].copy()
         return counts
 
@@ -102,10 +101,6 @@ class Drafting:
         """What came of the guesses in a step: so many tokens of each row (int32 [n])."""
         self._rows, self._counts = rows, counts
         self._lengths.learn(rows.slots, rows.num_drafts, counts)
-        if rows.num_drafts.any():
-            methods = self._methods_of(rows.slots)
-            for figures, more in zip(self._num_verified, (rows.num_drafts, np.maximum(counts - 1, 0)), strict=True):
-                figures += np.bincount(methods, more, len(self.methods)).astype(np.int64)
 
     def wanted(self, slots: np.ndarray) -> np.ndarray:
         """How many drafts would pay in the next step, int32 [n]: of a step that was run."""
@@ -124,12 +119,10 @@ class Drafting:
             return
         slots = self._rows.slots[self._counts > 0]
         self._lengths.clear(slots)
-        limits = np.full(len(slots), self._max_drafts, np.int32)
         for index, (drafter, is_used) in enumerate(self._drafters):
             if is_used:
                 drafter.known(self._rows.slots, self._counts)
-                self._lengths.offer(slots, drafter.propose(slots, limits), int(self._first_classes[index]))
-        self._tell_layers(slots)
+                self._lengths.offer(slots, drafter.propose(slots, self._limits), self._first_classes[index])
 
     def took(self, num_rows: int, step_ns: int) -> None:
         """The step that was run last had so many rows, and took so long with the guesses behind it."""
@@ -137,22 +130,11 @@ class Drafting:
 
     def take_figures(self) -> list[tuple[str, int, int]]:
         """Of each method how many drafts were verified since the last call, and how many of these stood."""
-        figures = [(method, int(num), int(stood)) for method, num, stood in zip(self.methods, *self._num_verified, strict=True)]
-        self._num_verified[:] = 0
-        return figures
+        num_verified = self._lengths.take_verified()
+        return [(method, int(num), int(stood)) for method, num, stood in zip(self.methods, *num_verified, strict=True)]
 
     def forget(self) -> None:
         """Other weights come, or the prefix cache is emptied."""
         for drafter, is_used in self._drafters:
             if is_used:
                 drafter.forget()
-
-    def _tell_layers(self, slots: np.ndarray) -> None:
-        """Layers that draft make their guesses when the step begins."""
-        if self._needs_hidden.any():
-            self._slots.is_drafted_by_layers[slots] = self._needs_hidden[self._methods_of(slots)]
-
-    def _methods_of(self, slots: np.ndarray) -> np.ndarray:
-        """Which drafter made the guesses of `slots`, int [n]; all of a slot are of one."""
-        methods: np.ndarray = np.searchsorted(self._first_classes, self._slots.draft_classes[slots, 0], side="right") - 1
-        return methods

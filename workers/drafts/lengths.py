@@ -21,38 +21,54 @@ LONGEST_PAUSE = 256  # tokens without drafts, then one is tried
 
 class Lengths:
     """Over `slots`, whose drafts are of classes with these `priors` (float64): chances of standing before anything is known.
-    `first_classes`: of each method."""
+    `first_classes`: of each method, `are_layers`: whether its drafts are made when the step begins."""
 
-    def __init__(self, slots: Slots, priors: np.ndarray, first_classes: list[int], *, is_adaptive: bool) -> None:
+    def __init__(
+        self, slots: Slots, priors: np.ndarray, first_classes: list[int], are_layers: list[bool], *, is_adaptive: bool
+    ) -> None:
         arrays = slots.drafts, slots.draft_classes, slots.draft_chances, slots.num_drafts, slots.draft_trusts
-        drafts, classes, chances, num_drafts, trusts = (array.ctypes.data for array in arrays)
+        drafts, classes, chances, num_drafts, trusts = (_cpu.address(array) for array in arrays)
         self._native = _cpu.DraftLengths(
-            *(priors.tolist(), first_classes, is_adaptive, slots.drafts.shape[1], drafts, classes, chances, num_drafts),
-            *(trusts, slots.draft_trusts.shape[1], slots.num_rested.ctypes.data, slots.draft_pauses.ctypes.data),
+            *(priors.tolist(), first_classes, list(map(int, are_layers)), is_adaptive, slots.drafts.shape[1]),
+            *(drafts, classes, chances, num_drafts),
+            *(trusts, slots.draft_trusts.shape[1], _cpu.address(slots.num_rested), _cpu.address(slots.draft_pauses)),
+            _cpu.address(slots.is_drafted_by_layers),
         )
+        self._told = np.zeros((2, len(first_classes)), np.int64)
 
     def clear(self, slots: np.ndarray) -> None:
         """`slots` (int32 [n]) have no drafts any more."""
-        self._native.clear(slots.ctypes.data, len(slots))
+        self._native.clear(_cpu.address(slots), len(slots))
 
     def offer(self, slots: np.ndarray, found: Drafts, first_class: int = 0) -> None:
         """These are the drafts of `slots` (int32 [n]) where they promise more tokens than what these have; their classes count
         from `first_class`."""
-        places = found.token_ids.ctypes.data, found.counts.ctypes.data, found.classes.ctypes.data
-        self._native.offer(slots.ctypes.data, len(slots), *places, first_class)
+        places = _cpu.address(found.token_ids), _cpu.address(found.counts), _cpu.address(found.classes)
+        self._native.offer(_cpu.address(slots), len(slots), *places, first_class)
 
     def choose(self, slots: np.ndarray, granted: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
         """How many of the drafts of `slots` (int32 [n]) are to be verified, `granted[i]` (int32 [n]) at most, in a step that
         has `num_rows` rows besides, of which `num_sampled` give a token; int32 [n]."""
         chosen, granted = np.empty(len(slots), np.int32), np.ascontiguousarray(granted, np.int32)
         rows = num_rows, num_sampled
-        self._native.choose(slots.ctypes.data, len(slots), granted.ctypes.data, *rows, chosen.ctypes.data)
+        self._native.choose(_cpu.address(slots), len(slots), _cpu.address(granted), *rows, _cpu.address(chosen))
         return chosen
 
     def learn(self, slots: np.ndarray, num_drafts: np.ndarray, counts: np.ndarray) -> None:
         """Of the rows of a step (int32 [n] each): how many drafts were verified, and how many tokens came of them."""
         num_drafts, counts = np.ascontiguousarray(num_drafts, np.int32), np.ascontiguousarray(counts, np.int32)
-        self._native.learn(slots.ctypes.data, len(slots), num_drafts.ctypes.data, counts.ctypes.data)
+        self._native.learn(_cpu.address(slots), len(slots), _cpu.address(num_drafts), _cpu.address(counts))
+
+    def take_verified(self) -> np.ndarray:
+        """Of each method how many drafts were verified since the last call, and how many of these stood: int64 [2, methods]."""
+        told = np.array(self._native.num_verified, np.int64).reshape(2, -1)
+        verified: np.ndarray = told - self._told
+        self._told = told
+        return verified
+
+    def tell_layers(self, slots: np.ndarray) -> None:
+        """Drafts of `slots` (int32 [n]) came from another rank."""
+        self._native.tell_layers(_cpu.address(slots), len(slots))
 
     def took(self, num_rows: int, step_ns: int) -> None:
         """A step of so many rows took so long, with the guesses for the next."""
@@ -61,7 +77,7 @@ class Lengths:
     def wanted(self, slots: np.ndarray) -> np.ndarray:
         """How many drafts would pay in the next step, int32 [n]."""
         wanted = np.empty(len(slots), np.int32)
-        self._native.wanted(slots.ctypes.data, len(slots), wanted.ctypes.data)
+        self._native.wanted(_cpu.address(slots), len(slots), _cpu.address(wanted))
         return wanted
 
     def wanted_by_newcomers(self) -> int:

@@ -14,7 +14,8 @@ Used by the runner, twice a step, on every rank alike:
     entry made of       ...       h(p - 1)  h'(p)     h'(p + 1)   by `draft`
                                             h(p)      h(p + 1)    by `keep`, as far as the drafts stand
 
-A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one.
+A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one. Which entries
+there are is native (ops/cpu/native/layer_drafts.h), and so are whole chains of guesses where the plan is a tape.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from engine.checkpoint.comm_spec import max_rows
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
+from ops import _cpu
 from ops.cpu.gang import Gang
 from ops.modules import KvCache
 from workers.captures import StepMode
@@ -33,12 +35,10 @@ from workers.devices.device import Device
 from workers.drafts.drafter import Drafts
 from workers.models import Model
 from workers.step.draft_inputs import DraftInputs
-from workers.step.draft_plan import DraftPlan, make_draft_plan
+from workers.step.draft_plan import DraftPlan, TapeDraftPlan, make_draft_plan
 from workers.step.inputs import Room, StepInputs
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
-
-_NOWHERE = -1
 
 
 def likeliest(logits: np.ndarray) -> np.ndarray:
@@ -84,7 +84,27 @@ class MtpDrafter:
         self._single = DraftInputs(device, single, *shared)
         num_drafts = config.speculative_config.max_drafts
         self.priors = 0.7 * 0.9 ** np.arange(num_drafts)  # a class for each place behind the last token
+        self._found = Drafts.empty(seats, num_drafts)
+        self._found.classes[:] = np.arange(num_drafts)
         self._marks = marks
+        self._layers = self._make_native(model.hidden_size)
+
+    def _make_native(self, hidden_size: int) -> _cpu.LayerDrafts:
+        slots = self._slots
+        names = (
+            "token_ids",
+            "num_tokens",
+            "max_total_tokens",
+            "num_prompt_tokens",
+            "block_tables",
+            "hidden",
+            "hidden_positions",
+        )
+        arrays = {name: getattr(slots, name) for name in (*names, "first_entries", "entry_ends", "is_drafted_by_layers")}
+        places = {name: _cpu.address(array) for name, array in (arrays | {"marks": self._marks}).items()}
+        widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, hidden_size
+        inputs = self._standing.host_addresses(), self._single.host_addresses()
+        return _cpu.LayerDrafts(places, *widths, *inputs, self._single.max_logit_rows)
 
     @property
     def num_bytes(self) -> int:
@@ -96,9 +116,12 @@ class MtpDrafter:
         self._plan = make_draft_plan(
             self._config.plan, model.drafts, self._ops, self._standing, self._single, self._cache, on_op, gang, self._sizes
         )
+        if isinstance(self._plan, TapeDraftPlan):
+            self._layers.set_tapes(*self._plan.tapes())
 
     def clear(self) -> None:
         """Let go of the weights."""
+        self._layers.clear_tapes()
         self._plan = None
 
     # ------------------------------------------------------------------------------------------------------- guesses
@@ -114,11 +137,9 @@ class MtpDrafter:
 
     def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
         """As many as are allowed wherever the hidden state before the last token is at hand."""
-        drafts = Drafts.empty(len(slots), len(self.priors))
-        positions = self._slots.hidden_positions[slots]
-        drafts.counts[:] = np.where((positions >= 0) & (positions == self._slots.num_tokens[slots] - 2), limits, 0)
-        drafts.classes[:] = np.arange(len(self.priors))
-        return drafts
+        found, count = self._found, len(slots)
+        self._layers.propose(_cpu.address(slots), count, _cpu.address(limits), _cpu.address(found.counts))
+        return Drafts(found.token_ids[:count], found.counts[:count], found.classes[:count])
 
     def forget(self) -> None:
         """The blocks of sequences that are gone are found no more."""
@@ -148,44 +169,39 @@ class MtpDrafter:
         if not is_drafting.any():
             return
         assert self._plan is not None, "a plan comes with the weights"
+        if isinstance(self._plan, TapeDraftPlan) and not mode.size and guess is likeliest:
+            self._plan.chain(self._layers, rows)
+            return
         slots, starts, counts = rows.slots[is_drafting], rows.starts[is_drafting], rows.num_drafts[is_drafting]
         token_ids = self._slots.token_ids
         hidden = self._slots.hidden[slots]
         first_keys = self._enter(slots, starts, starts + 1)
-        guessed: np.ndarray | None = None  # of the rows that are set
         for number in range(int(counts.max())):
             still = counts > number
             if not still.all():
                 slots, starts, counts, first_keys = slots[still], starts[still], counts[still], first_keys[still]
-                hidden, guessed = hidden[still], None
+                hidden = hidden[still]
             positions = starts + number
             self._single.host_hidden[: len(slots)] = hidden
-            is_next = guessed is not None and len(guessed) == len(slots) and not mode.size and self._ops.row_tile == 1
-            if guessed is not None and is_next:
-                self._single.set_next(guessed)
-            else:
-                self._single.set_rows(slots, positions, np.ones_like(slots), token_ids, first_keys)
+            self._single.set_rows(slots, positions, np.ones_like(slots), token_ids, first_keys)
             module = number % self._plan.num_modules
             self._forward(module, mode)
             if number == 0:
-                self._mark(slots, starts, starts + 1, is_there=True)
+                self._mark(slots, starts, starts + 1)
             hidden = self._plan.fed(module)[: len(slots)].copy()
             for begin in range(0, len(slots), self._single.max_logit_rows):
                 part = slice(begin, min(begin + self._single.max_logit_rows, len(slots)))
-                if not is_next:
-                    self._single.set_logit_rows(np.arange(part.start, part.stop))
-                guessed = guess(self._plan.logits(module)[: part.stop - begin])
-                token_ids[slots[part], positions[part] + 1] = guessed
+                self._single.set_logit_rows(np.arange(part.start, part.stop))
+                token_ids[slots[part], positions[part] + 1] = guess(self._plan.logits(module)[: part.stop - begin])
 
     # ------------------------------------------------------------------------------------------------ tokens that stand
 
     def are_drafting(self, rows: StepRows, wants_drafts: bytes) -> np.ndarray:
         """Which rows' tokens get entries, bool [n]: those that verify guesses, or would with more room in the step, or may when
         their prompt is computed. `wants_drafts`: that of the Step."""
-        slots = self._slots
-        room = slots.max_total_tokens[rows.slots] - np.maximum(slots.num_prompt_tokens[rows.slots], rows.ends)
-        is_wanted = np.frombuffer(wants_drafts or bytes(len(room)), np.bool_)
-        are_drafting: np.ndarray = (rows.num_drafts > 0) | (is_wanted & (room > 1))
+        are_drafting = np.empty(len(rows.slots), np.bool_)
+        is_wanted = _cpu.address(wants_drafts) if wants_drafts else 0
+        self._layers.choose(*rows.addresses(), is_wanted, _cpu.address(are_drafting))
         return are_drafting
 
     def keep(
@@ -194,52 +210,16 @@ class MtpDrafter:
         """Of the tokens that stand after a step, counts[i] of row i: entries where `is_drafting`, and the last hidden state.
         `hidden`: of the step's kept rows, [m, hidden]; of row i those before kept_ends[i]: all of its positions where it is
         drafting, else those that sample."""
-        slots, starts = rows.slots, rows.starts
-        ends = rows.ends - rows.num_drafts + np.maximum(counts - 1, 0)
-        is_run = ends > starts
-        is_drafting = is_drafting & is_run
-        # the entry of a row's first token: made by `draft`, or now, where the hidden state before it is at hand
-        is_made = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[slots]
-        has_first = ~is_made & (self._slots.hidden_positions[slots] == starts - 1) & (starts > 0)
-        self._store(rows, is_drafting, starts + ~has_first, ends, has_first, hidden, kept_ends)
-        # row i's position p is kept row kept_ends[i] - rows.ends[i] + p
-        num_kept = np.where(is_drafting, rows.counts, rows.num_sampled)
-        last = ends - 1
-        is_known = is_run & (last >= rows.ends - num_kept)
-        self._slots.hidden_positions[slots[is_run]] = _NOWHERE
-        known = slots[is_known]
-        self._slots.hidden[known] = hidden[(kept_ends - rows.ends + last)[is_known]]
-        self._slots.hidden_positions[known] = last[is_known]
-
-    def _store(
-        self,
-        rows: StepRows,
-        is_drafting: np.ndarray,
-        firsts: np.ndarray,
-        ends: np.ndarray,
-        has_first: np.ndarray,
-        hidden: np.ndarray,
-        kept_ends: np.ndarray,
-    ) -> None:
-        """Entries [firsts[i], ends[i]) of the drafting rows."""
-        is_drafting = is_drafting & (ends > firsts)
-        if not is_drafting.any():
-            return
-        assert self._plan is not None, "a plan comes with the weights"
-        slots, firsts, ends, has_first = rows.slots[is_drafting], firsts[is_drafting], ends[is_drafting], has_first[is_drafting]
-        counts = ends - firsts
-        begins = np.cumsum(counts) - counts
-        # kept row of the state before each entry; before a row's first token it is the slot's
-        before = (kept_ends[is_drafting] - rows.ends[is_drafting] + firsts - 1 - begins).repeat(counts) + np.arange(
-            counts.sum()
-        )
-        host = self._standing.host_hidden
-        np.take(hidden, before, axis=0, out=host[: len(before)], mode="clip")
-        host[begins[has_first]] = self._slots.hidden[slots[has_first]]
-        first_keys = self._enter(slots, firsts, ends)
-        self._standing.set_rows(slots, firsts, counts, self._slots.token_ids, first_keys)
-        self._plan.store()
-        self._mark(slots, firsts, ends, is_there=True)
+        hidden = np.ascontiguousarray(hidden)
+        kept_ends = np.ascontiguousarray(kept_ends, np.int64)
+        told = _cpu.address(counts), _cpu.address(is_drafting), _cpu.address(kept_ends), _cpu.address(hidden)
+        left = self._layers.keep(*rows.addresses(), *told)
+        if left[0]:  # the plan is no tape
+            assert self._plan is not None, "a plan comes with the weights"
+            slots, firsts, num_entries, first_keys = (np.array(each, np.int32) for each in left)
+            self._standing.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
+            self._plan.store()
+            self._mark(slots, firsts, firsts + num_entries)
 
     # ------------------------------------------------------------------------------------------------- what there is
 
@@ -247,31 +227,18 @@ class MtpDrafter:
         """Before anything of a step: no entry is there any more where its rows write, until one is made. In slots whose first
         row it is they are there from the last hole on of the prefix that was found, if any. Position 0 has none: no hidden
         state is before it."""
-        slots, starts = rows.slots, rows.starts
-        is_new = (self._slots.entry_ends[slots] == _NOWHERE) & (rows.counts > 0)
-        for slot, start in zip(slots[is_new].tolist(), starts[is_new].tolist(), strict=True):
-            places = np.arange(1, start + 1)
-            holes = np.flatnonzero(~self._marks[self._places(slot, places)])
-            self._slots.first_entries[slot] = places[holes[-1]] + 1 if len(holes) else 1
-            self._slots.entry_ends[slot] = start + 1
-        self._mark(slots, np.maximum(starts, self._slots.entry_ends[slots]), rows.ends, is_there=False)
+        self._layers.begin(*rows.addresses())
 
     def _enter(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Entries [begins[i], ends[i]) will be there; the first that there is then of each slot."""
-        is_behind_hole = begins > self._slots.entry_ends[slots]
-        first_entries: np.ndarray = np.where(is_behind_hole, begins, self._slots.first_entries[slots])
-        self._slots.first_entries[slots], self._slots.entry_ends[slots] = first_entries, ends
+        first_entries = np.empty_like(begins)
+        self._layers.enter(*_places(slots, begins, ends), _cpu.address(first_entries))
         return first_entries
 
-    def _mark(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray, *, is_there: bool) -> None:
-        """Positions [begins[i], ends[i]) of the slots."""
-        counts = np.maximum(ends - begins, 0)
-        if (counts != 1).any():
-            slots, begins = slots.repeat(counts), (begins - np.cumsum(counts) + counts).repeat(counts)
-            begins += np.arange(len(begins), dtype=begins.dtype)
-        self._marks[self._places(slots, begins)] = is_there
+    def _mark(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        """The entries [begins[i], ends[i]) are there."""
+        self._layers.mark(*_places(slots, begins, ends))
 
-    def _places(self, slots: np.ndarray | int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where among the marks."""
-        size = self._config.block_size
-        return self._slots.block_tables[slots, positions // size], positions % size
+
+def _places(slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int, int, int]:
+    return _cpu.address(slots), len(slots), _cpu.address(begins), _cpu.address(ends)

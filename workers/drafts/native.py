@@ -33,7 +33,7 @@ class NativeDrafter:
         self._drafts = drafts
         self._found = Drafts.empty(slots.num_slots, slots.drafts.shape[1])  # in memory that stays where it is
         found = self._found
-        self._places = found.token_ids.ctypes.data, found.counts.ctypes.data, found.classes.ctypes.data
+        self._places = _cpu.address(found.token_ids), _cpu.address(found.counts), _cpu.address(found.classes)
 
     def stop(self, slot: int, token_ids: np.ndarray) -> None:
         pass
@@ -44,11 +44,11 @@ class NativeDrafter:
         return self._drafts.num_bytes
 
     def known(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        self._drafts.known(slots.ctypes.data, len(slots))
+        self._drafts.known(_cpu.address(slots), len(slots))
 
     def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
         found, num_slots = self._found, len(slots)
-        self._drafts.propose(slots.ctypes.data, num_slots, limits.ctypes.data, found.token_ids.shape[1], *self._places)
+        self._drafts.propose(_cpu.address(slots), num_slots, _cpu.address(limits), found.token_ids.shape[1], *self._places)
         return Drafts(found.token_ids[:num_slots], found.counts[:num_slots], found.classes[:num_slots])
 
     def forget(self) -> None:
@@ -57,5 +57,5 @@ class NativeDrafter:
 
 def draft_slots(slots: Slots) -> _cpu.DraftSlots:
     """Where native drafters find the slots' tokens."""
-    width = slots.token_ids.shape[1]
-    return _cpu.DraftSlots(slots.token_ids.ctypes.data, width, slots.num_tokens.ctypes.data, slots.draft_states.ctypes.data)
+    token_ids, num_tokens, states = (_cpu.address(each) for each in (slots.token_ids, slots.num_tokens, slots.draft_states))
+    return _cpu.DraftSlots(token_ids, slots.token_ids.shape[1], num_tokens, states)

@@ -25,4 +25,4 @@ class NgramDrafter(NativeDrafter):
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
         state = int(self._slots.draft_states[slot])
-        self._index.start(state, num_prompt_tokens, prediction.ctypes.data, len(prediction))
+        self._index.start(state, num_prompt_tokens, _cpu.address(prediction), len(prediction))

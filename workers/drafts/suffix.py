@@ -42,7 +42,7 @@ class SuffixDrafter(NativeDrafter):
         self._trees.start(int(self._slots.draft_states[slot]), num_prompt_tokens)
 
     def stop(self, slot: int, token_ids: np.ndarray) -> None:
-        self._trees.stop(int(self._slots.draft_states[slot]), token_ids.ctypes.data, len(token_ids))
+        self._trees.stop(int(self._slots.draft_states[slot]), _cpu.address(token_ids), len(token_ids))
 
     def forget(self) -> None:
         self._trees.forget()

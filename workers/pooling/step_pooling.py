@@ -40,6 +40,9 @@ class StepPooling:
         """How many positions of each row, the last ones, have hidden states that are wanted."""
         return rows.counts if self._pooling.needs_all_tokens else self._is_last(rows).astype(np.int32)
 
+    def flags(self, run: StepRun) -> None:
+        """As `StepSampling`: no tokens are drawn."""
+
     def begin(self, run: StepRun) -> None:
         """Take what the model has computed, before the next step is run."""
         rows, is_last = run.rows, self._is_last(run.rows)

@@ -1,8 +1,10 @@
-"""Steps on a device one ahead: the next is enqueued before the result of the last is taken. Used by `gpu.py` and `xpu.py`.
+"""The runner of every device that works while the host does something else. Put together by `gpu.py` and `xpu.py`.
 
-start n      enqueue n
-start n + 1  wait for n and draw its tokens, which n + 1 reads; enqueue n + 1
-finish       the result of n, at once; it is sent while the device works on n + 1
+             tokens that the device draws                 tokens that the host draws
+start n      enqueue n                                    enqueue n
+start n + 1  enqueue n + 1, which reads what n will draw  wait for n and draw its tokens, which n + 1 reads; enqueue n + 1
+finish       wait for n                                   the result of n, at once
+             The result of n is sent while the device works on n + 1.
 """
 
 from __future__ import annotations
@@ -12,30 +14,42 @@ from collections import deque
 from engine.messages import Step, StepResult
 from workers.runner import ModelRunner
 from workers.sampling.step_sampling import StepRun
+from workers.weights.loader import Progress
 
 
 class Ahead:
-    """Order of the steps of `core`."""
+    """A `Runner` whose steps are one ahead: the next is enqueued before the result of the last is taken."""
 
     def __init__(self, core: ModelRunner) -> None:
-        self._core = core
-        self._begun: StepRun | StepResult | None = None
+        self.core = core
+        self._begun: deque[StepRun | StepResult] = deque()
         self._results: deque[StepResult] = deque()
 
     @property
     def depth(self) -> int:
-        return 2 if self._core.can_run_ahead else 1
+        return 2 if self.core.can_run_ahead else 1
 
     def start(self, step: Step) -> None:
-        self._end()
-        self._begun = self._core.begin(step)
+        assert len(self._begun) + len(self._results) < self.depth, "the host's memory is that of two steps"
+        if self._begun and not _is_drawn_there(self._begun[-1]):
+            self._end()
+        self._begun.append(self.core.begin(step))
 
     def finish(self) -> StepResult:
         if not self._results:
             self._end()
         return self._results.popleft()
 
+    def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
+        self.core.load(path, version, on_progress, contents)
+
+    def clear(self) -> None:
+        self.core.clear()
+
     def _end(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._results.append(self._core.end(begun))
+        """What was begun first."""
+        self._results.append(self.core.end(self._begun.popleft()))
+
+
+def _is_drawn_there(begun: StepRun | StepResult) -> bool:
+    return isinstance(begun, StepRun) and begun.is_drawn_there

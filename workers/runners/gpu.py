@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from engine.messages import Step, StepResult
 from workers.device_inputs import DeviceInputs
 from workers.devices.card_ops import card_ops
 from workers.devices.device import make_device
@@ -19,43 +18,22 @@ from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
 from workers.runners.ahead import Ahead
 from workers.step.execution import make_plan
-from workers.weights.loader import Progress
 
 
-class GpuRunner:
-    def __init__(
-        self,
-        config: EngineConfig,
-        model_config: ModelConfig,
-        arena: memoryview,
-        peers: Peers,
-        on_op: Callable[[], None] = lambda: None,
-        features: Features | None = None,
-        device_arena: int = -1,
-    ) -> None:
-        """`device_arena`: the descriptor of the supervisor's memory on the card; -1: the cache is the process's own."""
-        lasting = None
-        if device_arena >= 0:
-            lasting = LastingArena(config.device_arena_library, peers.rank, device_arena, arena)
-        device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
-        if config.ops == "cuda":
-            device.ops = card_ops(device.ops)
-        parts = Parts(device, DeviceInputs, make_plan)
-        self.core = ModelRunner(config, model_config, parts, arena, peers, on_op, features)
-        self._ahead = Ahead(self.core)
-
-    @property
-    def depth(self) -> int:
-        return self._ahead.depth
-
-    def start(self, step: Step) -> None:
-        self._ahead.start(step)
-
-    def finish(self) -> StepResult:
-        return self._ahead.finish()
-
-    def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
-        self.core.load(path, version, on_progress, contents)
-
-    def clear(self) -> None:
-        self.core.clear()
+def gpu_runner(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    arena: memoryview,
+    peers: Peers,
+    on_op: Callable[[], None] = lambda: None,
+    features: Features | None = None,
+    device_arena: int = -1,
+) -> Ahead:
+    """`device_arena`: the descriptor of the supervisor's memory on the card; -1: the cache is the process's own."""
+    lasting = None
+    if device_arena >= 0:
+        lasting = LastingArena(config.device_arena_library, peers.rank, device_arena, arena)
+    device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
+    if config.ops == "cuda":
+        device.ops = card_ops(device.ops)
+    return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))

@@ -12,8 +12,8 @@ from engine.messages import Step, StepResult
 from workers.features import Features
 from workers.runner import ModelRunner, Peers
 from workers.runners.cpu import CpuRunner
-from workers.runners.gpu import GpuRunner
-from workers.runners.xpu import XpuRunner
+from workers.runners.gpu import gpu_runner
+from workers.runners.xpu import xpu_runner
 from workers.weights.loader import Progress
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Runner(Protocol):
         """As `ModelRunner.clear`; no step is started."""
 
 
-_RUNNERS: dict[str, Callable[..., Runner]] = {"cpu": CpuRunner, "gpu": GpuRunner}
+_RUNNERS: dict[str, Callable[..., Runner]] = {"cpu": CpuRunner, "gpu": gpu_runner}
 
 
 def make_runner(
@@ -58,9 +58,9 @@ def make_runner(
 ) -> Runner:
     """That of the configuration's device. XPUs and custom devices have the same. `device_arena`: the descriptor of memory of
     the card that outlives this process; -1: there is none."""
-    make = _RUNNERS.get(config.device, XpuRunner)
+    make = _RUNNERS.get(config.device, xpu_runner)
     if adapters is not None:  # of the CPU alone so far
         make = functools.partial(CpuRunner, adapters=adapters)
     if device_arena >= 0:
-        make = functools.partial(GpuRunner, device_arena=device_arena)
+        make = functools.partial(gpu_runner, device_arena=device_arena)
     return make(config, model_config, arena, peers, on_op, features)

@@ -9,43 +9,21 @@ from collections.abc import Callable
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from engine.messages import Step, StepResult
 from workers.device_inputs import DeviceInputs
 from workers.devices.device import make_device
 from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
 from workers.runners.ahead import Ahead
 from workers.step.execution import make_plan
-from workers.weights.loader import Progress
 
 
-class XpuRunner:
-    def __init__(
-        self,
-        config: EngineConfig,
-        model_config: ModelConfig,
-        arena: memoryview,
-        peers: Peers,
-        on_op: Callable[[], None] = lambda: None,
-        features: Features | None = None,
-    ) -> None:
-        device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings)
-        parts = Parts(device, DeviceInputs, make_plan)
-        self.core = ModelRunner(config, model_config, parts, arena, peers, on_op, features)
-        self._ahead = Ahead(self.core)
-
-    @property
-    def depth(self) -> int:
-        return self._ahead.depth
-
-    def start(self, step: Step) -> None:
-        self._ahead.start(step)
-
-    def finish(self) -> StepResult:
-        return self._ahead.finish()
-
-    def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
-        self.core.load(path, version, on_progress, contents)
-
-    def clear(self) -> None:
-        self.core.clear()
+def xpu_runner(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    arena: memoryview,
+    peers: Peers,
+    on_op: Callable[[], None] = lambda: None,
+    features: Features | None = None,
+) -> Ahead:
+    device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings)
+    return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))

@@ -44,7 +44,7 @@ class Scores(msgspec.Struct, frozen=True):
             np.zeros((num_rows, num_top), np.float32),
         )
 
-    def put(self, part: slice, scores: Scores) -> None:
+    def put(self, part: slice | np.ndarray, scores: Scores) -> None:
         """Those of some of the rows."""
         self.token_ids[part], self.logprobs[part], self.ranks[part] = scores.token_ids, scores.logprobs, scores.ranks
         num_top = scores.top_token_ids.shape[1]
@@ -52,12 +52,12 @@ class Scores(msgspec.Struct, frozen=True):
 
     def addresses(self) -> tuple[int, int, int, int, int, int]:
         return (
-            self.token_ids.ctypes.data,
-            self.logprobs.ctypes.data,
-            self.ranks.ctypes.data,
+            _cpu.address(self.token_ids),
+            _cpu.address(self.logprobs),
+            _cpu.address(self.ranks),
             self.top_token_ids.shape[1],
-            self.top_token_ids.ctypes.data,
-            self.top_logprobs.ctypes.data,
+            _cpu.address(self.top_token_ids),
+            _cpu.address(self.top_logprobs),
         )
 
 
@@ -75,12 +75,12 @@ def sample(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray, positions: np
         logits.shape[1],
         len(slot_ids),
         *scores.addresses(),
-        slots.sampling.ctypes.data,
-        slots.token_ids.ctypes.data,
+        _cpu.address(slots.sampling),
+        _cpu.address(slots.token_ids),
         slots.token_ids.shape[1],
-        slots.num_prompt_tokens.ctypes.data,
-        slot_ids.ctypes.data,
-        positions.ctypes.data,
+        _cpu.address(slots.num_prompt_tokens),
+        _cpu.address(slot_ids),
+        _cpu.address(positions),
     )
     return scores
 
@@ -97,4 +97,4 @@ def score(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
 def _address_of(logits: np.ndarray) -> int:
     assert logits.dtype == np.float32, logits.dtype
     assert logits.flags.c_contiguous
-    return int(logits.ctypes.data)
+    return _cpu.address(logits)

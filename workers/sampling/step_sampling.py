@@ -2,6 +2,11 @@
 
 Owned by the runner's core. `begin` enqueues what comes first, `end` waits for it: a device works meanwhile. Of several ranks
 each draws for some of the rows.
+
+What a device draws by itself (`Drawing` in ops/table.py) comes to the host in one small copy, and no logits with it. Which rows
+these are depends on their requests alone; but where the device draws without temperature alone, which gives the same tokens
+wherever it is done, either all rows of a step or none. With all drawn there, and nobody who drafts, tokens are written where
+the next step finds them, which may begin before they are known here.
 """
 
 from __future__ import annotations
@@ -37,9 +42,13 @@ class StepRun(msgspec.Struct):
     kept_ends: np.ndarray  # int [n]: of each row, among the rows that are kept
     is_drafting: np.ndarray | None  # bool [n]: by layers, where there are such
     encoded: list[bytes]  # units of media that are complete with it
-    num_tokens: int
     wanted: SampledTokens
     kept_rows: np.ndarray  # of `wanted`
+    drawn: np.ndarray  # bool [m], of `wanted`: by the device
+    is_drawn_there: bool = False  # what the next step reads of it is where that reads it
+    num_starts: np.ndarray | None = None  # of the slots of `wanted`, where it is
+    num_tokens: int = 0
+    fetches: list[tuple[slice, Fetch]] = []  # of what was drawn, some of `wanted` each
     first: Fetch | None = None  # logits of the first of these
     run_ns: int = 0
     sample_ns: int = 0
@@ -53,15 +62,15 @@ class StepRun(msgspec.Struct):
         kept_ends: np.ndarray,
         is_drafting: np.ndarray | None,
         encoded: list[bytes],
-        num_tokens: int,
     ) -> StepRun:
         wanted = SampledTokens.of(rows)
         kept_rows = (kept_ends - rows.num_sampled)[wanted.rows] + wanted.places
-        return StepRun(step, rows, plan, prompt_rows, kept_ends, is_drafting, encoded, num_tokens, wanted, kept_rows)
+        drawn = np.zeros(len(kept_rows), np.bool_)
+        return StepRun(step, rows, plan, prompt_rows, kept_ends, is_drafting, encoded, wanted, kept_rows, drawn)
 
 
 class StepSampling:
-    """Draws and scores on the host, with the native sampler."""
+    """Draws and scores on the host, with the native sampler, what the device does not draw."""
 
     def __init__(
         self,
@@ -75,6 +84,8 @@ class StepSampling:
     ) -> None:
         self._rank, self._device, self._inputs, self._slots = rank, device, inputs, slots
         self._communicator, self._drafting, self._constraints = communicator, drafting, constraints
+        self._drawing = device.ops.drawing if inputs.in_place is not None else None
+        self._num_begun = 0
 
     def prompt_rows(self, rows: StepRows) -> dict[int, int]:
         """Rows whose prompt log-probabilities are wanted -> how many of their positions (the first ones) give one: position p
@@ -94,10 +105,39 @@ class StepSampling:
             counts[row] = rows.counts[row]
         return counts
 
+    def flags(self, run: StepRun) -> np.ndarray | None:
+        """For `DeviceInputs.set_rows`, once it is known which of its tokens the device draws."""
+        if self._drawing is None:
+            return None
+        from ops.paddle.metadata import DRAWN  # with Paddle's table, as the device has imported
+
+        slots = run.wanted.slots
+        run.drawn = self._slots.is_plain[slots]
+        if self._drawing.is_greedy:
+            of_slots = self._slots.sampling[slots]
+            is_greedy = run.drawn & (of_slots["temperature"] <= 0) & (of_slots["num_logprobs"] < 0)
+            run.drawn = np.full(len(slots), is_greedy.all())
+        run.is_drawn_there = bool(run.drawn.all()) and not run.prompt_rows and self._drafting is None
+        flags: np.ndarray = DRAWN * ((run.rows.num_sampled == 1) & run.is_drawn_there)
+        return flags
+
     def begin(self, run: StepRun) -> None:
-        """Have the first logits made, and sent to the host."""
-        part = run.kept_rows[: self._inputs.max_logit_rows]
-        run.first = self._enqueue(run.plan, part) if len(part) else None
+        """Have the first logits made, and sent to the host; what the device draws is all drawn."""
+        if run.drawn.any():
+            self._num_begun += 1
+            for begin in range(0, len(run.kept_rows), self._inputs.max_logit_rows):
+                part = slice(begin, min(begin + self._inputs.max_logit_rows, len(run.kept_rows)))
+                self._inputs.set_logit_rows(run.kept_rows[part])
+                logits = run.plan.logits()
+                key = f"drawn.{self._num_begun % 2}.{begin}"  # that of the step before is under way
+                run.fetches.append((part, self._device.fetch(key, run.plan.drawn(logits))))
+                if begin == 0 and not run.drawn.all():
+                    run.first = self._device.fetch("logits", logits)
+        elif len(run.kept_rows):
+            run.first = self._enqueue(run.plan, run.kept_rows[: self._inputs.max_logit_rows])
+        if run.is_drawn_there:
+            run.num_starts = self._slots.num_starts[run.wanted.slots]
+            self._slots.begin(run.wanted.slots, run.wanted.positions)
 
     def end(self, run: StepRun) -> StepResult:
         """The step's tokens, which are the slots' then."""
@@ -107,20 +147,27 @@ class StepSampling:
         num_tops = self._slots.sampling["num_logprobs"][wanted.slots]
         found = Scores.of(np.empty(len(wanted.slots), np.int32), max(0, int(num_tops.max(initial=0))))
         chosen: dict[int, tuple[bytes, bytes]] = {}  # by place in `wanted`: tokens that were asked for
-        for part, logits in self._logits(run, run.kept_rows, run.first):
-            drawn = self.draw(logits, wanted.slots[part], wanted.positions[part])
-            found.put(part, drawn)
-            chosen |= {part.start + row: tops for row, tops in self._chosen(logits, wanted.slots[part], drawn)}
+        self._take_drawn(run, found)
+        for part, logits in () if run.drawn.all() else self._logits(run, run.kept_rows, run.first):
+            own = np.flatnonzero(~run.drawn[part])
+            of_host, rest = own + part.start, logits if len(own) == len(logits) else logits[own]
+            drawn = self.draw(rest, wanted.slots[of_host], wanted.positions[of_host])
+            found.put(of_host, drawn)
+            chosen |= {int(of_host[row]): named for row, named in self._chosen(rest, wanted.slots[of_host], drawn)}
         stands, counts = wanted.standing(rows, found.token_ids, self._slots.token_ids)
-        self._slots.append(wanted.slots[stands], wanted.positions[stands], found.token_ids[stands])
+        if run.num_starts is not None:
+            self._slots.finish(wanted.slots, run.num_starts, wanted.positions, found.token_ids)
+        else:
+            self._slots.append(wanted.slots[stands], wanted.positions[stands], found.token_ids[stands])
         failed = self._constraints.drawn(rows, counts) if self._constraints.is_used else {}
         top_rows = {}
-        place_of = np.cumsum(stands) - 1
-        for index in np.flatnonzero(stands & (num_tops > 0)).tolist():
-            tops = slice(0, num_tops[index])
-            of_token = found.top_token_ids[index, tops].tobytes(), found.top_logprobs[index, tops].tobytes()
-            top_rows[int(place_of[index])] = of_token
-        top_rows |= {int(place_of[index]): of_token for index, of_token in chosen.items() if stands[index]}
+        if chosen or found.top_token_ids.shape[1]:
+            place_of = np.cumsum(stands) - 1
+            for index in np.flatnonzero(stands & (num_tops > 0)).tolist():
+                tops = slice(0, num_tops[index])
+                of_token = found.top_token_ids[index, tops].tobytes(), found.top_logprobs[index, tops].tobytes()
+                top_rows[int(place_of[index])] = of_token
+            top_rows |= {int(place_of[index]): of_token for index, of_token in chosen.items() if stands[index]}
         if self._drafting is not None:
             self._drafting.verified(rows, counts)
         result = StepResult(
@@ -162,6 +209,17 @@ class StepSampling:
             num_top,
             lambda own: sampler.sample(logits[own], self._slots, slots[own], positions[own]),
         )
+
+    def _take_drawn(self, run: StepRun, found: Scores) -> None:
+        """What the device drew."""
+        for part, fetch in run.fetches:
+            places = np.arange(part.start, part.stop)[run.drawn[part]]
+            numbers = fetch.wait()[:, places - part.start]
+            found.token_ids[places] = numbers[0]
+            if len(numbers) > 1:
+                has_logprob = self._slots.sampling["num_logprobs"][run.wanted.slots[places]] >= 0
+                found.logprobs[places] = np.where(has_logprob, numbers[1].view(np.float32), np.float32(0))
+                found.ranks[places] = np.where(has_logprob, numbers[2], 0)
 
     def _enqueue(self, plan: Plan, row_ids: np.ndarray) -> Fetch:
         self._inputs.set_logit_rows(row_ids)

@@ -23,6 +23,12 @@ class DraftInputs(RowInputs):
         self._add("hidden", room.max_rows, hidden_size, dtype=np.float32)
         self.host_hidden = self._host["hidden"]
 
+    def host_addresses(self) -> dict[str, int]:
+        """Where the host has what a tape reads."""
+        names = ("token_ids", "row_slots", "positions", "sequence_slots", "sequence_offsets", "sequence_starts")
+        arrays = {name: self._host[name] for name in (*names, "first_keys", "last_keys", "logit_row_ids", "hidden")}
+        return {name: array.ctypes.data for name, array in (arrays | {"counts": self.host_counts}).items()}
+
     def set_rows(
         self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray, first_keys: np.ndarray
     ) -> None:
@@ -31,13 +37,3 @@ class DraftInputs(RowInputs):
         self._set_tokens(slots, starts, counts, slot_token_ids)
         self._set_bounds((first_keys.repeat(counts), self._host["positions"][: self.num_tokens]))
         self._upload("hidden")
-
-    def set_next(self, token_ids: np.ndarray) -> None:
-        """Each sequence, of one row, goes on with this token at its next position, and sees that, too. Only where no table pads
-        rows, and no plan was captured: nothing else changes then."""
-        count = self.num_tokens
-        self._host["token_ids"][:count] = token_ids
-        for name in ("positions", "sequence_starts", "last_keys"):
-            self._host[name][:count] += 1
-        for name in ("token_ids", "positions", "sequence_starts", "last_keys", "hidden"):
-            self._upload(name)

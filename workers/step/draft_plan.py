@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ops import _cpu
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording, Tape
 from ops.cpu.gang import Gang
@@ -20,6 +21,7 @@ from ops.table import NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, OpTable
 from workers.models.llama import DraftLayer
 from workers.step.draft_inputs import DraftInputs
 from workers.step.execution import telling
+from workers.step.rows import StepRows
 
 
 class DraftPlan(Protocol):
@@ -128,6 +130,19 @@ class TapeDraftPlan:
             rows = recording.rows(single.host_counts, NUM_LOGIT_ROWS, single.max_logit_rows)
             logits = module.logits(make_table(recording), read, Array(rows, 1, address_of(single.logit_row_ids)))
             self._tapes.append((forward, read, fed, recording.finish(logits), logits))
+
+    def tapes(self) -> tuple[_cpu.Tape, list[tuple[_cpu.Tape, _cpu.Tape, int, int, int]]]:
+        """For standing rows; and of each module for single rows up to what is fed to the next, and to logits, where these two
+        are then, and the width of the logits."""
+        modules = [
+            (forward.native, head.native, fed.address, logits.address, logits.width)
+            for forward, _, fed, head, logits in self._tapes
+        ]
+        return self._store.native, modules
+
+    def chain(self, layers: _cpu.LayerDrafts, rows: StepRows) -> None:
+        """All guesses of a step's rows at once; `layers` has the tapes."""
+        layers.draft(*rows.addresses())
 
     def store(self) -> None:
         self._store.replay()

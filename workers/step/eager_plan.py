@@ -25,6 +25,9 @@ class EagerPlan:
         self._inputs = inputs
         self._cache = cache
 
+    def leave(self, sizes: Collection[int]) -> None:
+        """None was captured."""
+
     def replay(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
         self._run()
@@ -39,3 +42,7 @@ class EagerPlan:
         inputs = self._inputs
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
         return self._model.logits(self._ops, self._hidden, row_ids)
+
+    def drawn(self, logits: Tensor) -> Tensor:
+        assert self._ops.drawing is not None, "the host draws"
+        return self._ops.drawing.run(self._inputs, logits)

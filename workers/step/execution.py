@@ -36,6 +36,9 @@ class Plan(Protocol):
     def captured(self) -> Collection[int]:
         """The sizes that were."""
 
+    def leave(self, sizes: Collection[int]) -> None:
+        """Run these op by op from now on, as if they could not be captured."""
+
     def replay(self, size: int = 0) -> None:
         """Run the step that the inputs hold, up to the hidden states of the rows that are kept. `size`: as it was captured for
         so many rows, to which the inputs are padded; 0: with the rows that there are."""
@@ -47,6 +50,10 @@ class Plan(Protocol):
     def logits(self) -> Tensor:
         """Logits of the kept rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
         m >= inputs.num_logit_rows, valid until the next call of either."""
+
+    def drawn(self, logits: Tensor) -> Tensor:
+        """What rows draw, as `Drawing.run` of the device's ops gives it, of what `logits` gave for this step; once more rows at
+        the end where it was captured with more. Valid until the next call of either."""
 
 
 def make_plan(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ops.modules import KvCache, Tensor
 from ops.table import OpTable
@@ -58,6 +59,10 @@ class GraphPlan(EagerPlan):
         self._replayed: Captured | None = None  # in the last step
         self._places = [*places_of(cache.layers, "cache", set()), *places_of(model, "weights", set())]
 
+    def leave(self, sizes: Collection[int]) -> None:
+        self.failed_sizes = {*self.failed_sizes, *sizes}
+        self.captured = {size: found for size, found in self.captured.items() if size not in sizes}
+
     def replay(self, size: int = 0) -> None:
         self._replayed = None
         if size and size not in self.captured and size not in self.failed_sizes:
@@ -71,10 +76,20 @@ class GraphPlan(EagerPlan):
         self._hidden = found.written["hidden"]
 
     def logits(self) -> Tensor:
-        inputs, found = self._inputs, self._replayed
-        if found is not None and inputs.num_logit_rows <= found.num_logit_rows and inputs.has_first_logit_rows:
-            return found.written["logits"][: inputs.padded(inputs.num_logit_rows)]
+        found = self._found()
+        if found is not None:
+            return found.written["logits"][: self._inputs.padded(self._inputs.num_logit_rows)]
         return super().logits()
+
+    def drawn(self, logits: Tensor) -> Tensor:
+        found = self._found()
+        return super().drawn(logits) if found is None else found.written["drawn"]
+
+    def _found(self) -> Captured | None:
+        """The replayed one, where it made the logits that are wanted."""
+        inputs, found = self._inputs, self._replayed
+        is_in_it = found is not None and inputs.num_logit_rows <= found.num_logit_rows and inputs.has_first_logit_rows
+        return found if is_in_it else None
 
     def _capture(self, size: int) -> None:
         inputs = self._inputs
@@ -83,11 +98,15 @@ class GraphPlan(EagerPlan):
         row_ids = inputs.logit_row_ids[: inputs.padded(num_rows)]
         written: dict[str, Tensor] = {}
 
+        ops = replace(self._ops, **self._ops.captured)
+
         def run() -> None:
-            self._run()
+            self._hidden = self._model.forward(ops, inputs, self._cache)
             written["hidden"] = self._hidden
             if self._model.head is not None:
-                written["logits"] = self._model.logits(self._ops, self._hidden, row_ids)
+                written["logits"] = self._model.logits(ops, self._hidden, row_ids)
+                if self._ops.drawing is not None:
+                    written["drawn"] = self._ops.drawing.run(inputs, written["logits"])
 
         try:
             graph = self._device.capture(run)

@@ -344,10 +344,11 @@ class StepInputs(RowInputs):
         kept_counts: np.ndarray,
         slot_token_ids: np.ndarray,
         prompts: Slots | None = None,
+        flags: np.ndarray | None = None,
     ) -> None:
         """Sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]`, of which the last kept_counts[i] are
         kept; its tokens are in `slot_token_ids` [slots, tokens]. Sequences without rows may be among them. `prompts`: the slots
-        themselves, where their media and masks count."""
+        themselves, where their media and masks count. `flags`: of rows, for devices that make their inputs themselves."""
         offsets = self._set_tokens(slots, starts, counts, slot_token_ids)
         row_ids = self.kept.set_last(slots, starts + counts, kept_counts, offsets[1:])
         if prompts is not None:

@@ -1,5 +1,4 @@
-"""A step's rows as arrays, with what the rank alone knows: where a row begins that follows drafts, and which it verifies. Pure
-numpy.
+"""A step's rows as arrays, with what the rank alone knows: where a row begins that follows drafts, and which it verifies.
 
 Used by the runner. A row of n tokens with d drafts computes n + d positions, and samples a token after each of the last 1 + d:
 
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 
 from engine.messages import Step
+from ops import _cpu
 from workers.step.slots import Slots
 
 # of slots, with so many drafts granted, in a step of so many rows of which so many give a token: how many drafts each gets
@@ -41,26 +41,27 @@ class StepRows(msgspec.Struct, frozen=True):
         starts = np.frombuffer(step.start, np.int32)
         counts = np.frombuffer(step.num_tokens, np.int32)
         num_sampled = np.frombuffer(step.is_sampling, np.int8).astype(np.int32)
-        num_drafts = np.zeros_like(counts)
-        if step.is_following:
-            is_following = np.frombuffer(step.is_following, np.bool_)
-            last = slots.num_tokens[slot_ids] - 1
-            is_full = slots.num_tokens[slot_ids] >= slots.max_total_tokens[slot_ids]
-            is_nothing = is_following & (is_full | (last < starts))
-            starts = np.where(is_following, last, starts)
-            counts, num_sampled = np.where(is_nothing, 0, counts), np.where(is_nothing, 0, num_sampled)
+        if not step.is_following and not step.num_drafts:
+            return StepRows(slot_ids, starts, counts, num_sampled, np.zeros_like(counts))
+        starts, counts, num_drafts = starts.copy(), counts.copy(), np.zeros_like(counts)
         if step.num_drafts:
-            room = slots.max_total_tokens[slot_ids] - slots.num_tokens[slot_ids] - 1
-            granted = np.minimum(np.frombuffer(step.num_drafts, np.int32), room)
-            granted = np.maximum(granted, 0).astype(np.int32) * (num_sampled > 0)
+            num_drafts[:] = np.frombuffer(step.num_drafts, np.int32)
+        are_following = _cpu.address(step.is_following) if step.is_following else 0
+        changed = _cpu.address(slot_ids), len(slot_ids)
+        numbers = _cpu.address(starts), _cpu.address(counts), _cpu.address(num_sampled), _cpu.address(num_drafts)
+        _cpu.follow(*changed, are_following, *numbers, _cpu.address(slots.num_tokens), _cpu.address(slots.max_total_tokens))
+        if step.num_drafts:
             if choose is None:
-                num_drafts = np.minimum(granted, slots.num_drafts[slot_ids])
+                num_drafts = np.minimum(num_drafts, slots.num_drafts[slot_ids])
             else:
-                num_drafts = choose(slot_ids, granted, int(counts.sum()), int(num_sampled.sum()))
-            slots.put_drafts(slot_ids, num_drafts)
-            counts = counts + num_drafts
-            num_sampled = num_sampled + num_drafts
+                num_drafts = choose(slot_ids, num_drafts, int(counts.sum()), int(num_sampled.sum()))
+            slots.put_drafts(slot_ids, num_drafts, counts, num_sampled)
         return StepRows(slot_ids, starts, counts, num_sampled, num_drafts)
+
+    def addresses(self) -> tuple[int, int, int, int, int, int]:
+        """As native code takes them: slots, starts, counts, num_sampled, num_drafts, and how many rows there are."""
+        numbers = _cpu.address(self.starts), _cpu.address(self.counts), _cpu.address(self.num_sampled)
+        return _cpu.address(self.slots), *numbers, _cpu.address(self.num_drafts), len(self.slots)
 
     @property
     def ends(self) -> np.ndarray:
@@ -93,9 +94,17 @@ class SampledTokens(msgspec.Struct, frozen=True):
         int32 [n]: those before the first that is not the draft in its place, and that one."""
         if not rows.num_drafts.any():
             return np.ones(len(token_ids), np.bool_), rows.num_sampled
-        is_last = self.places == rows.num_drafts[self.rows]
-        is_other = is_last | (slot_token_ids[self.slots, np.where(is_last, 0, self.positions)] != token_ids)
-        ends = np.zeros(len(rows.slots), np.int32)
-        first = np.flatnonzero(is_other)[::-1]
-        ends[self.rows[first]] = self.places[first] + 1
-        return self.places < ends[self.rows], ends
+        stands, counts, ends = np.empty(len(token_ids), np.bool_), np.empty_like(rows.counts), rows.ends
+        _cpu.stand(
+            _cpu.address(rows.slots),
+            len(counts),
+            _cpu.address(rows.num_sampled),
+            _cpu.address(rows.num_drafts),
+            _cpu.address(ends),
+            _cpu.address(token_ids),
+            _cpu.address(slot_token_ids),
+            slot_token_ids.shape[1],
+            _cpu.address(stands),
+            _cpu.address(counts),
+        )
+        return stands, counts

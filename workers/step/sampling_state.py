@@ -94,6 +94,26 @@ def record_of(params: SamplingParams, vocab_size: int) -> tuple[np.void, np.ndar
     return record, lists
 
 
+def is_plain(params: SamplingParams) -> bool:
+    """Whether nothing but temperature, top_k, top_p, min_p and seed says what is drawn, and of the token drawn alone is more to
+    be known: a device can draw it. It is a matter of the request, so that all of an answer is drawn by the same arithmetic."""
+    changes = (
+        params.logit_bias,
+        params.allowed_token_ids,
+        params.bad_words_token_ids,
+        params.min_tokens > 0,
+        params.grammar is not None,
+        params.repetition_penalty != 1.0,
+        params.presence_penalty != 0.0,
+        params.frequency_penalty != 0.0,
+        params.dry_multiplier != 0.0,
+        params.top_n_sigma > 0.0,
+        params.typical_p < 1.0,
+        params.xtc_probability > 0.0,
+    )
+    return not any(changes) and params.num_logprobs <= 0 and not params.logprob_token_ids
+
+
 def _token_lists(
     bias_ids: list[int],
     biases: list[float],

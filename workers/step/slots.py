@@ -13,8 +13,9 @@ import numpy as np
 
 from engine.config import DRAFT_METHODS
 from engine.messages import SlotStart
+from ops import _cpu
 from workers.step.prompt_media import PromptMedia
-from workers.step.sampling_state import SAMPLING, record_of
+from workers.step.sampling_state import SAMPLING, is_plain, record_of
 
 
 class Slots:
@@ -60,6 +61,8 @@ class Slots:
         self.block_tables = self._register("block_tables", block_tables[: self._capacity], 0)
         self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self._capacity, np.bool_), False)
         self.sampling = self._register("sampling", np.zeros(self._capacity, SAMPLING), np.zeros((), SAMPLING)[()])
+        self.is_plain = self._register("is_plain", np.zeros(self._capacity, np.bool_), False)  # as `sampling_state.is_plain`
+        self.num_starts = self._register("num_starts", np.zeros(self._capacity, np.int64), 0)  # sequences that had the slot
         self.token_lists = self._register("token_lists", np.full(self._capacity, None, object), None)  # `sampling` points there
         self.logprob_token_ids = self._register("logprob_token_ids", np.full(self._capacity, None, object), None)  # int32
         self.names_tokens = self._register("names_tokens", np.zeros(self._capacity, np.bool_), False)  # whether there are any
@@ -107,7 +110,9 @@ class Slots:
         """Put a sequence into its slot, in place of what was there."""
         slot = message.slot
         assert 0 <= slot < self.num_slots, f"slot {slot} of {self.num_slots}"
+        num_starts = self.num_starts[slot]
         self.reset(slot)
+        self.num_starts[slot] = num_starts + 1
         token_ids = np.frombuffer(message.token_ids, np.int32)
         block_ids = np.frombuffer(message.block_ids, np.int32)
         is_known = (token_ids >= 0) & (token_ids < self._vocab_size)
@@ -121,6 +126,7 @@ class Slots:
         self.wants_prompt_logprobs[slot] = message.wants_prompt_logprobs
         self.pooling[slot] = message.sampling.pooling
         self.sampling[slot], self.token_lists[slot] = record_of(message.sampling, self._vocab_size)
+        self.is_plain[slot] = is_plain(message.sampling)
         if message.sampling.logprob_token_ids:
             self.names_tokens[slot] = True
             self.logprob_token_ids[slot] = np.array(message.sampling.logprob_token_ids, np.int32)
@@ -141,11 +147,31 @@ class Slots:
         for slot, unit, row in zip(slots.tolist(), units.tolist(), rows.tolist(), strict=True):
             self.media[slot].rows[unit] = row
 
-    def put_drafts(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        """The first counts[i] drafts of slots[i] behind its tokens, which they do not count among."""
-        rows = slots.repeat(counts)
-        places = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
-        self.token_ids[rows, self.num_tokens[rows] + places] = self.drafts[rows, places]
+    def put_drafts(self, slots: np.ndarray, num_drafts: np.ndarray, counts: np.ndarray, num_sampled: np.ndarray) -> None:
+        """The first num_drafts[i] drafts of slots[i] (int32 [n]) behind its tokens, which they do not count among, and added to
+        the numbers of its row."""
+        num_drafts = np.ascontiguousarray(num_drafts, np.int32)
+        _cpu.put_drafts(
+            _cpu.address(slots),
+            len(slots),
+            _cpu.address(num_drafts),
+            _cpu.address(counts),
+            _cpu.address(num_sampled),
+            _cpu.address(self.num_tokens),
+            _cpu.address(self.drafts),
+            self.drafts.shape[1],
+            _cpu.address(self.token_ids),
+            self.token_ids.shape[1],
+        )
+
+    def begin(self, slots: np.ndarray, positions: np.ndarray) -> None:
+        """A device draws the tokens for `positions` of `slots`, and has them there: -1 until `finish`."""
+        self.append(slots, positions, np.full(len(slots), -1, np.int32))
+
+    def finish(self, slots: np.ndarray, num_starts: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """They are these, of slots whose sequences are still those of then, by their `num_starts`. Others are begun behind."""
+        own = self.num_starts[slots] == num_starts
+        self.token_ids[slots[own], positions[own]] = token_ids[own]
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """The tokens sampled for `positions` of `slots`, in order; the same again where a step is run again. What was drafted

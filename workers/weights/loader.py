@@ -369,11 +369,13 @@ class _Loading:
 
 def _shape(config: ModelConfig, weights: Weights) -> str:
     """What the packed bytes depend on besides the contents of a checkpoint: which tensors are asked of it, and into which heads
-    and modules they are cut. Nothing that is computed with them: what has the same weights has the same file."""
+    and modules they are cut: one tensor may be two of these, such as an embedding that is the head as well, or is none where
+    vectors are asked for. Nothing that is computed with them: what has the same weights has the same file."""
     heads = (config.num_attention_heads, config.num_kv_heads)
     vision = config.vision if weights.patch_linears else None
     pixels = [msgspec.structs.astuple(vision.pixels)] if vision else []  # folded into weights
-    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), *pixels])
+    linears = [list(linear.names) for linear in weights.linears]
+    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), linears, *pixels])
 
 
 def _num_values(module: Module) -> int:

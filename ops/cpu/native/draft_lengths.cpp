@@ -70,8 +70,11 @@ double StepTimes::of(i64 num_rows) const {
     return level_ * (shares_[below] + part * (shares_[above] - shares_[below]));
 }
 
-DraftLengths::DraftLengths(std::vector<double> priors, std::vector<i64> first_classes, LengthSlots slots, bool is_adaptive)
+DraftLengths::DraftLengths(std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers,
+                           LengthSlots slots, bool is_adaptive)
     : first_classes_(std::move(first_classes)),
+      are_layers_(std::move(are_layers)),
+      num_verified_(2 * first_classes_.size(), 0),
       slots_(slots),
       is_adaptive_(is_adaptive),
       tried_(priors.size(), kPriorWeight),
@@ -122,6 +125,12 @@ void DraftLengths::offer(const DraftCall &found, i64 first_class) {
             slots_.chances[slot * k + place] = chances[place];
         }
     }
+    tell_layers(found.slots, found.num_rows);
+}
+
+void DraftLengths::tell_layers(const i32 *slots, i64 num_slots) {
+    for (i64 row = 0; row < num_slots; ++row)
+        slots_.is_drafted_by_layers[slots[row]] = are_layers_[method_of(slots_.classes[slots[row] * slots_.k])] != 0;
 }
 
 void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i64 num_rows, i64 num_sampled, i32 *chosen) {
@@ -196,7 +205,9 @@ void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts,
             continue;
         }
         num_without_ = 0;
-        const i64 method = method_of(slots_.classes[slot * slots_.k]);
+        const i64 method = method_of(slots_.classes[slot * slots_.k]), num_methods = static_cast<i64>(first_classes_.size());
+        num_verified_[method] += num_drafts[row];
+        num_verified_[num_methods + method] += std::max(counts[row] - 1, 0);
         const double before = trust_of(static_cast<i32>(slot), method);
         const i64 num_judged = std::min(num_drafts[row], counts[row]);
         double odds = before / (1 - before);

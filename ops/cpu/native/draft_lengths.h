@@ -38,6 +38,7 @@ struct LengthSlots {
     double *trusts;  // [slots, methods]: chance that the sample is one of those whose drafts stand; 0: nothing is known of it
     i64 num_methods;
     i32 *num_rested, *pauses;  // tokens
+    bool *is_drafted_by_layers;
 };
 
 // A sample goes on as a method expects, or it does not: drafts of the one kind stand as often as those of their class do, of the
@@ -46,8 +47,9 @@ struct LengthSlots {
 // does not spoil them.
 class DraftLengths {
 public:
-    // `first_classes`: of each method.
-    DraftLengths(std::vector<double> priors, std::vector<i64> first_classes, LengthSlots slots, bool is_adaptive);
+    // `first_classes` and `are_layers`: of each method.
+    DraftLengths(std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers, LengthSlots slots,
+                 bool is_adaptive);
 
     // The slots have no drafts any more.
     void clear(const i32 *slots, i64 num_slots);
@@ -57,6 +59,10 @@ public:
     void choose(const i32 *slots, i64 num_slots, const i32 *granted, i64 num_rows, i64 num_sampled, i32 *chosen);
     // So many drafts were verified, and so many tokens came of it.
     void learn(const i32 *slots, i64 num_slots, const i32 *num_drafts, const i32 *counts);
+    // Of each method so far: drafts that were verified, then those that stood.
+    const std::vector<i64> &num_verified() const { return num_verified_; }
+    // Who made the drafts of these slots: layers make theirs when the step begins.
+    void tell_layers(const i32 *slots, i64 num_slots);
     // How many drafts would pay in the next step.
     void wanted(const i32 *slots, i64 num_slots, i32 *wanted) const;
     // The same of a sample that comes.
@@ -71,7 +77,8 @@ private:
     i32 pause_of(i32 slot) const;
     void probe(const i32 *slots, i64 num_slots, const i32 *granted, i64 num_rows, i32 *chosen);
 
-    std::vector<i64> first_classes_;
+    std::vector<i64> first_classes_, are_layers_;
+    std::vector<i64> num_verified_;
     LengthSlots slots_;
     bool is_adaptive_;
     std::vector<double> tried_, stood_;  // of each class, decayed

@@ -161,4 +161,40 @@ i64 NgramDrafts::longest(const NgramText &text, const i32 *tokens, const i32 *so
     return found;
 }
 
+void follow(const FollowingRows &rows, const i32 *num_tokens, const i32 *max_total_tokens) {
+    for (i64 row = 0; row < rows.num_rows; ++row) {
+        const i32 slot = rows.slots[row], room = max_total_tokens[slot] - num_tokens[slot];
+        if (rows.are_following != nullptr && rows.are_following[row]) {
+            const i32 last = num_tokens[slot] - 1;
+            if (room <= 0 || last < rows.starts[row]) rows.counts[row] = rows.num_sampled[row] = 0;
+            rows.starts[row] = last;
+        }
+        rows.granted[row] = rows.num_sampled[row] > 0 ? std::max(std::min(rows.granted[row], room - 1), 0) : 0;
+    }
+}
+
+void put_drafts(const i32 *slots, i64 num_rows, const i32 *num_drafts, i32 *counts, i32 *num_sampled, const i32 *num_tokens,
+                const i32 *drafts, i64 k, i32 *token_ids, i64 width) {
+    for (i64 row = 0; row < num_rows; ++row) {
+        const i64 slot = slots[row];
+        std::copy_n(drafts + slot * k, num_drafts[row], token_ids + slot * width + num_tokens[slot]);
+        counts[row] += num_drafts[row];
+        num_sampled[row] += num_drafts[row];
+    }
+}
+
+void stand(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
+           const i32 *token_ids, i64 width, bool *stands, i32 *counts) {
+    for (i64 row = 0; row < num_rows; ++row) {
+        const i32 *drafts = token_ids + slots[row] * width + ends[row] - num_drafts[row];
+        bool still = true;
+        counts[row] = 0;
+        for (i32 place = 0; place < num_sampled[row]; ++place, ++drawn, ++stands) {
+            *stands = still;
+            counts[row] += still;
+            still = still && place < num_drafts[row] && *drawn == drafts[place];
+        }
+    }
+}
+
 }  // namespace tokamak::cpu

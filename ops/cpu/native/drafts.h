@@ -30,6 +30,25 @@ struct DraftCall {
     i32 *classes;  // [rows, k]
 };
 
+// Rows of a step before they get drafts (workers/step/rows.py): a row that follows drafts begins at its slot's last token, and
+// is none where the slot is full or that was never drawn. `granted` becomes what the slot has room for.
+struct FollowingRows {
+    const i32 *slots;
+    i64 num_rows;
+    const bool *are_following;  // or null: none is
+    i32 *starts, *counts, *num_sampled, *granted;
+};
+void follow(const FollowingRows &rows, const i32 *num_tokens, const i32 *max_total_tokens);
+
+// The first num_drafts[i] of the drafts [slots, k] of slots[i] behind its tokens [slots, width], and in its row's numbers.
+void put_drafts(const i32 *slots, i64 num_rows, const i32 *num_drafts, i32 *counts, i32 *num_sampled, const i32 *num_tokens,
+                const i32 *drafts, i64 k, i32 *token_ids, i64 width);
+
+// Tokens that were drawn, num_drafts[i] + 1 of each row i that samples, whose last one is of ends[i]: which stand, and how many
+// of each row: those before the first that is not the draft in its place, and that one.
+void stand(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
+           const i32 *token_ids, i64 width, bool *stands, i32 *counts);
+
 // A text, and where its n-grams end. `places` is open-addressed by a hash of n tokens, min <= n <= max: the position behind the
 // last place where they stood. What is found is compared with what was looked for.
 struct NgramText {

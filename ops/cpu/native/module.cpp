@@ -16,6 +16,7 @@
 #include "define.h"
 #include "draft_lengths.h"
 #include "drafts.h"
+#include "layer_drafts.h"
 #include "ops.h"
 #include "packing.h"
 #include "philox.h"
@@ -35,6 +36,7 @@ using Address = std::uintptr_t;
 
 float *floats(Address address) { return reinterpret_cast<float *>(address); }
 std::uint8_t *bytes(Address address) { return reinterpret_cast<std::uint8_t *>(address); }
+bool *truths(Address address) { return reinterpret_cast<bool *>(address); }
 std::int8_t *integers(Address address) { return reinterpret_cast<std::int8_t *>(address); }
 char *cache(Address address) { return reinterpret_cast<char *>(address); }
 i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
@@ -483,14 +485,22 @@ void bind_drafts(nb::module_ &module) {
         .def("num_steps_since", &StepTimes::num_steps_since);
     nb::class_<DraftLengths>(module, "DraftLengths")
         .def("__init__",
-             [](DraftLengths *self, std::vector<double> priors, std::vector<i64> first_classes, bool is_adaptive, i64 k,
-                Address drafts, Address classes, Address chances, Address num_drafts, Address trusts, i64 num_methods,
-                Address num_rested, Address pauses) {
+             [](DraftLengths *self, std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers,
+                bool is_adaptive, i64 k, Address drafts, Address classes, Address chances, Address num_drafts, Address trusts,
+                i64 num_methods, Address num_rested, Address pauses, Address is_drafted_by_layers) {
                  const auto doubles = [](Address address) { return reinterpret_cast<double *>(address); };
-                 const LengthSlots slots{
-                     k,           ints(drafts),     ints(classes), doubles(chances), ints(num_drafts), doubles(trusts),
-                     num_methods, ints(num_rested), ints(pauses)};
-                 new (self) DraftLengths(std::move(priors), std::move(first_classes), slots, is_adaptive);
+                 const LengthSlots slots{k,
+                                         ints(drafts),
+                                         ints(classes),
+                                         doubles(chances),
+                                         ints(num_drafts),
+                                         doubles(trusts),
+                                         num_methods,
+                                         ints(num_rested),
+                                         ints(pauses),
+                                         truths(is_drafted_by_layers)};
+                 new (self)
+                     DraftLengths(std::move(priors), std::move(first_classes), std::move(are_layers), slots, is_adaptive);
              })
         .def("clear", [](DraftLengths &self, Address slots, i64 count) { self.clear(ints(slots), count); })
         .def(
@@ -506,8 +516,25 @@ void bind_drafts(nb::module_ &module) {
                          Address counts) { self.learn(ints(slots), count, ints(num_drafts), ints(counts)); })
         .def("wanted", [](const DraftLengths &self, Address slots, i64 count,
                           Address wanted) { self.wanted(ints(slots), count, ints(wanted)); })
+        .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
+        .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
         .def("took", &DraftLengths::took);
+    module.def("follow", [](Address slots, i64 count, Address are_following, Address starts, Address counts,
+                            Address num_sampled, Address granted, Address num_tokens, Address max_total_tokens) {
+        follow({ints(slots), count, truths(are_following), ints(starts), ints(counts), ints(num_sampled), ints(granted)},
+               ints(num_tokens), ints(max_total_tokens));
+    });
+    module.def("put_drafts", [](Address slots, i64 count, Address num_drafts, Address counts, Address num_sampled,
+                                Address num_tokens, Address drafts, i64 k, Address token_ids, i64 width) {
+        put_drafts(ints(slots), count, ints(num_drafts), ints(counts), ints(num_sampled), ints(num_tokens), ints(drafts), k,
+                   ints(token_ids), width);
+    });
+    module.def("stand", [](Address slots, i64 count, Address num_sampled, Address num_drafts, Address ends, Address drawn,
+                           Address token_ids, i64 width, Address stands, Address counts) {
+        stand(ints(slots), count, ints(num_sampled), ints(num_drafts), ints(ends), ints(drawn), ints(token_ids), width,
+              truths(stands), ints(counts));
+    });
     suffix.attr("NUM_CLASSES") = SuffixDrafts::kClasses;
     suffix.def("start", &SuffixDrafts::start);
     suffix.def("stop", [](SuffixDrafts &self, i64 state, Address tokens, i64 num_tokens) {
@@ -516,6 +543,87 @@ void bind_drafts(nb::module_ &module) {
     suffix.def("forget", &SuffixDrafts::forget);
     suffix.def_prop_ro("num_texts", &SuffixDrafts::num_texts);
     bind_drafter(suffix);
+}
+
+LayerStep layer_step(Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts, i64 count) {
+    return {ints(slots), ints(starts), ints(counts), ints(num_sampled), ints(num_drafts), count};
+}
+
+// By the names of workers/step/draft_inputs.py.
+LayerInputs layer_inputs(const nb::dict &arrays, i64 max_logit_rows) {
+    const auto of = [&](const char *name) { return nb::cast<Address>(arrays[name]); };
+    return {ints(of("token_ids")),        ints(of("row_slots")),       ints(of("positions")),  ints(of("sequence_slots")),
+            ints(of("sequence_offsets")), ints(of("sequence_starts")), ints(of("first_keys")), ints(of("last_keys")),
+            ints(of("logit_row_ids")),    ints(of("counts")),          floats(of("hidden")),   max_logit_rows};
+}
+
+void bind_layer_drafts(nb::module_ &module) {
+    using Release = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<LayerDrafts>(module, "LayerDrafts")
+        .def("__init__",
+             [](LayerDrafts *self, const nb::dict &slots, i64 width, i64 table_width, i64 block_size, i64 hidden_size,
+                const nb::dict &standing, const nb::dict &single, i64 max_logit_rows) {
+                 const auto of = [&](const char *name) { return nb::cast<Address>(slots[name]); };
+                 const LayerSlots of_slots{ints(of("token_ids")),
+                                           width,
+                                           ints(of("num_tokens")),
+                                           ints(of("max_total_tokens")),
+                                           ints(of("num_prompt_tokens")),
+                                           ints(of("block_tables")),
+                                           table_width,
+                                           block_size,
+                                           truths(of("marks")),
+                                           floats(of("hidden")),
+                                           hidden_size,
+                                           ints(of("hidden_positions")),
+                                           ints(of("first_entries")),
+                                           ints(of("entry_ends")),
+                                           truths(of("is_drafted_by_layers"))};
+                 new (self) LayerDrafts(of_slots, layer_inputs(standing, max_logit_rows), layer_inputs(single, max_logit_rows));
+             })
+        .def(
+            "set_tapes",
+            [](LayerDrafts &self, Tape &store, const std::vector<nb::tuple> &modules) {
+                std::vector<LayerTapes> tapes;
+                for (const nb::tuple &each : modules)
+                    tapes.push_back({&nb::cast<Tape &>(each[0]), &nb::cast<Tape &>(each[1]), floats(nb::cast<Address>(each[2])),
+                                     floats(nb::cast<Address>(each[3])), nb::cast<i64>(each[4])});
+                self.set_tapes(&store, std::move(tapes));
+            })
+        .def("clear_tapes", [](LayerDrafts &self) { self.set_tapes(nullptr, {}); })
+        .def("begin",
+             [](LayerDrafts &self, Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts,
+                i64 count) { self.begin(layer_step(slots, starts, counts, num_sampled, num_drafts, count)); })
+        .def("choose",
+             [](const LayerDrafts &self, Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts,
+                i64 count, Address is_wanted, Address is_drafting) {
+                 self.choose(layer_step(slots, starts, counts, num_sampled, num_drafts, count), truths(is_wanted),
+                             truths(is_drafting));
+             })
+        .def("propose", [](const LayerDrafts &self, Address slots, i64 count, Address limits,
+                           Address counts) { self.propose(ints(slots), count, ints(limits), ints(counts)); })
+        .def("enter",
+             [](LayerDrafts &self, Address slots, i64 count, Address begins, Address ends, Address first_entries) {
+                 self.enter(ints(slots), count, ints(begins), ints(ends), ints(first_entries));
+             })
+        .def("mark", [](LayerDrafts &self, Address slots, i64 count, Address begins,
+                        Address ends) { self.mark(ints(slots), count, ints(begins), ints(ends)); })
+        .def(
+            "draft",
+            [](LayerDrafts &self, Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts,
+               i64 count) { self.draft(layer_step(slots, starts, counts, num_sampled, num_drafts, count)); },
+            Release())
+        .def("keep",
+             [](LayerDrafts &self, Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts,
+                i64 count, Address num_tokens, Address is_drafting, Address kept_ends, Address hidden) {
+                 const auto left = [&]() -> const LayerRows & {
+                     nb::gil_scoped_release released;
+                     return self.keep(layer_step(slots, starts, counts, num_sampled, num_drafts, count), ints(num_tokens),
+                                      truths(is_drafting), reinterpret_cast<const i64 *>(kept_ends), floats(hidden));
+                 };
+                 const LayerRows &rows = left();
+                 return nb::make_tuple(rows.slots, rows.starts, rows.counts, rows.first_keys);
+             });
 }
 
 // GangBroken(text, rank, epoch) in Python.
@@ -580,6 +688,14 @@ void bind_comm(nb::module_ &module) {
 
 NB_MODULE(_cpu, module) {
     using namespace tokamak::cpu;
+    // Where the values of an array lie, one after another; a tenth of the time that array.ctypes.data takes.
+    module.def("address", [](nb::handle array) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const auto address = reinterpret_cast<Address>(view.buf);
+        PyBuffer_Release(&view);
+        return address;
+    });
     module.attr("PANEL") = PANEL;
     module.attr("FOLDED_GROUPS") = nb::make_tuple(LEAST_FOLDED_GROUP, 2 * LEAST_FOLDED_GROUP, FOLDED_BLOCK);
     module.attr("KEY_PANEL") = KEY_PANEL;
@@ -593,6 +709,7 @@ NB_MODULE(_cpu, module) {
     bind_packing(module);
     bind_sampling(module);
     bind_drafts(module);
+    bind_layer_drafts(module);
     nb::class_<Tape>(module, "Tape")
         .def(nb::init<std::vector<Op>>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())

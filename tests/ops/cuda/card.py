@@ -4,6 +4,7 @@ that not each process of the suite runs a compiler of its own."""
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from ops.cuda.library import Library, build, emulation_command
 from tests.paths import REPOSITORY
@@ -11,4 +12,8 @@ from tests.paths import REPOSITORY
 
 @cache
 def emulated_card() -> Library:
-    return Library(build(emulation_command(), REPOSITORY / "build" / "cuda"))
+    return Library(emulated_library())
+
+
+def emulated_library() -> Path:
+    return build(emulation_command(), REPOSITORY / "build" / "cuda")

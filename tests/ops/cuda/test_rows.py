@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ops.cuda.operands import STRUCTURES, TYPES, memory_of, operands
+from ops.cuda.operands import STRUCTURES, TYPES, operands
 from tests.ops.cuda import pages
 from tests.ops.tables import emulated_card
 
@@ -72,13 +72,15 @@ class LinearCase:
             type=TYPES[self.dtype],
             x=np.ascontiguousarray(x),
             y=y,
-            weights=self.weights,
-            scales=self.scales,
-            offsets=None,
+            weights={
+                "values": self.weights,
+                "scales": self.scales,
+                "offsets": None,
+                "type": TYPES[self.weight_type],
+                **self.sizes,
+            },
             bias=self.bias,
-            weight_type=TYPES[self.weight_type],
             num_rows=len(x),
-            **self.sizes,
         )
         return y
 
@@ -131,7 +133,7 @@ class Pages:
         rows, context = len(positions), max(positions) + 1
         num_tiles, num_parts = -(-rows // tile_rows), -(-context // 512)
         places = np.arange(num_tiles * tile_rows, dtype=np.int32)
-        memory = [memory_of(part.ctypes.data, part.nbytes, 1) for part in self.blocks]
+        cache = {"keys": self.blocks[0], "values": self.blocks[1], "type": TYPES[self.dtype], "block_size": BLOCK}
         output = np.zeros_like(queries)
         scratch = np.full((rows, KV_HEADS * GROUP, num_parts, DIM + 2), np.nan, np.float32)
         run(
@@ -140,7 +142,7 @@ class Pages:
             type=TYPES[dtype],
             queries=np.ascontiguousarray(queries),
             output=output,
-            cache=STRUCTURES["Cache"](*memory, TYPES[self.dtype], BLOCK, KV_HEADS, DIM, DIM),
+            cache={**cache, "kv_heads": KV_HEADS, "key_dim": DIM, "value_dim": DIM},
             block_tables=self.table,
             tile_slots=np.zeros(num_tiles, np.int32),
             tile_contexts=np.full(num_tiles, context, np.int32),
@@ -188,6 +190,52 @@ def test_attention(dtype: str, kv_dtype: str, window: int) -> None:
     assert np.abs(found - expected).max() < 4 * EPSILONS[dtype] * np.abs(expected).max()
     np.testing.assert_array_equal(cache.attend(queries, positions, dtype, 16, window, has_parts=True), whole)
     np.testing.assert_array_equal(cache.attend(queries[2:4], positions[2:4], dtype, 1, window, has_parts=True), whole[2:4])
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(("dtype", "dim"), [("float32", 24), ("bfloat16", 64), ("float16", 20)])
+def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_norm: bool) -> None:
+    """Queries with one weight and keys with another, over the head's own numbers; values are kept as they are."""
+    rows, heads, kv_heads, epsilon = 5, 4, 2, 1e-3
+    qkv, numbers = narrowed(random(rows, (heads + 2 * kv_heads) * dim), dtype)
+    norm = random(2, dim, seed=6)
+    slots = np.array([17, 2, 40, 3, 19], np.int32)
+    angles = np.outer(np.arange(50), np.linspace(1, 0.1, dim))
+    cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    partners = np.roll(np.arange(dim, dtype=np.int32), dim // 2)
+    positions = np.array([0, 9, 49, 3, 7], np.int32)
+    queries, keys, values = (np.zeros(size, np.float32) for size in (rows * heads * dim, *[3 * BLOCK * kv_heads * dim] * 2))
+    out = narrowed(queries, dtype)[0].reshape(rows, -1)
+    kept = [part.view(np.uint8) for part in (keys, values)]
+    cache = {"keys": kept[0], "values": kept[1], "type": TYPES["float32"], "block_size": BLOCK, "kv_heads": kv_heads}
+    run(
+        "RotateAndStore",
+        type=TYPES[dtype],
+        qkv=qkv,
+        queries=out,
+        cache={**cache, "key_dim": dim, "value_dim": dim},
+        slot_mapping=slots,
+        angle_rows=positions,
+        cosines=cosines,
+        sines=sines,
+        partners=partners,
+        norm_weight=norm if has_norm else None,
+        epsilon=epsilon,
+        num_rows=rows,
+        heads=heads,
+        kv_heads=kv_heads,
+        first_kv=0,
+    )
+    each = numbers.reshape(rows, -1, dim).astype(np.float64)
+    turned = each[:, : heads + kv_heads]
+    if has_norm:
+        weights = np.repeat(norm, [heads, kv_heads], axis=0)
+        turned = turned / np.sqrt((turned**2).mean(axis=-1, keepdims=True) + epsilon) * weights
+    turned = turned * cosines[positions][:, None] + turned[..., partners] * sines[positions][:, None]
+    of_slots = [part.reshape(-1, kv_heads, dim)[slots] for part in (keys, values)]
+    found = np.concatenate([pages.decode(out, dtype).reshape(rows, heads, dim), *of_slots], axis=1)
+    expected = np.concatenate([turned, each[:, heads + kv_heads :]], axis=1)
+    assert np.abs(found - expected).max() < 2 * EPSILONS[dtype] * np.abs(expected).max()
 
 
 def test_operands_are_declared_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,24 @@ def test_a_thousand_lines_ended_in_the_middle(tmp_path: Path, number: signal.Sig
         assert counts.total() <= 1000 + 2 * CONCURRENCY  # what was under way
     assert [each["custom_id"] for each in answers(tmp_path)] == [f"r{number}" for number in range(1000)]
     assert not (tmp_path / "out.jsonl.part").exists()
+
+
+def test_what_waits_for_its_turn_keeps_no_body(tmp_path: Path) -> None:
+    """200 answers wait behind the first, and were asked with 200 MiB."""
+    body, count = "x" * (1 << 20), 200
+    with open(tmp_path / "in.jsonl", "w") as lines:
+        for number in range(count):
+            lines.write(f"{request(number, suffix=body if number else '')}\n")
+    with openai_server(Behaviour(hang_on=("p0",))) as server:
+        process = start(tmp_path, *of(server))
+        wait_until(lambda: len(asked(server)) == count, what="all but the first are answered")
+        wait_until(lambda: (tmp_path / "out.jsonl.part").read_text().count("\n") == count - 1, what="they are kept beside")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        server.behaviour.hang_on = ()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WATCHDOG_S)
+    resident_kib = int(re.findall(r"VmRSS:\s*(\d+) kB", status)[0])
+    assert resident_kib < 128 << 10
 
 
 def test_a_server_that_goes(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from ops.paddle.fused import Candidate
 from ops.table import OpTable
 from tests.workers.test_runners import answers, core_of
 from workers.runners.cpu import CpuRunner
-from workers.runners.xpu import XpuRunner
+from workers.runners.xpu import xpu_runner
 
 
 @pytest.mark.parametrize("name", ["qwen3", "ernie4_5_moe"])
 def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Those of the reference, to the token; the same bits on both runners, and what was left is said once."""
-    core = core_of(XpuRunner, name, ops="fused")
+    core = core_of(xpu_runner, name, ops="fused")
     assert ("rotary", "fused_rotary_position_embedding") in core.device.fallbacks
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("rotary: ")]
     assert len(said) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ops._cpu import LayerDrafts
 from shm.segment import MemoryFile
 from tests.workers.parallel.serving import samples
 from tests.workers.serving import Serving, make_runner
@@ -15,6 +16,7 @@ from workers.parallel.communicator import Communicator
 from workers.runner import ModelRunner
 from workers.step.captured_plan import CapturedPlan
 from workers.step.draft_plan import TapeDraftPlan
+from workers.step.rows import StepRows
 
 Replays = list[tuple[str, int]]  # by the model, or by layers that draft; 0: with the rows that there were
 
@@ -37,6 +39,10 @@ class KeptDraftPlan(TapeDraftPlan):
     def forward(self, module: int, size: int = 0) -> None:
         self.replays.append(("layers", size))
         super().forward(module, size)
+
+    def chain(self, layers: LayerDrafts, rows: StepRows) -> None:
+        self.replays.append(("layers", 0))
+        super().chain(layers, rows)
 
 
 def keep(runner: ModelRunner) -> Replays:

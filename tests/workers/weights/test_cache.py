@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -118,6 +119,19 @@ class TestHit:
         assert [loaded.cache for loaded in found] == ["miss", "miss", "hit", "hit"]
         assert len(packed_files(directory)) == 2
         assert all(weights_of(loaded) == weights_of(found[0]) for loaded in found)
+
+    def test_vectors_need_other_modules_of_the_same_tensors(self, tmp_path: Path, directory: Path) -> None:
+        """The head that is the embedding as well is packed for answers, and not for vectors."""
+        path = tmp_path / "tied"
+        config = write_checkpoint(path, {**TINY, "tie_word_embeddings": True})
+
+        def outcome(config: ModelConfig) -> str:
+            cache = WeightCache(directory, LIMIT)
+            return load_model(path, config, TABLE, 16, lambda done, total: None, cache=cache).cache
+
+        of_vectors = msgspec.structs.replace(config, task="embed")
+        found = [outcome(each) for each in (config, of_vectors, config, of_vectors)]
+        assert found == ["miss", "miss", "hit", "hit"]
 
     def test_progress_jumps(self, model: Path, directory: Path) -> None:
         cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)

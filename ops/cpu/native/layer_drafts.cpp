@@ -1,0 +1,214 @@
+#include "layer_drafts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace tokamak::cpu {
+
+namespace {
+
+constexpr i32 kNowhere = -1;
+// Counts of a step's inputs (ops/table.py).
+constexpr int kNumRows = 0, kNumSequences = 1, kNumLogitRows = 2, kHasBounds = 3, kNumTokens = 4;
+
+// The first of the largest.
+i32 likeliest(const float *logits, i64 count) {
+    constexpr i64 kLanes = 16;  // the largest of each first: a loop that compilers make vectors of
+    float best[kLanes];
+    std::fill_n(best, kLanes, -__builtin_inff());
+    for (i64 begin = 0; begin + kLanes <= count; begin += kLanes) {
+        for (i64 lane = 0; lane < kLanes; ++lane) {
+            const float logit = logits[begin + lane];
+            best[lane] = logit > best[lane] ? logit : best[lane];
+        }
+    }
+    float most = *std::max_element(best, best + kLanes);
+    for (i64 index = count / kLanes * kLanes; index < count; ++index) most = std::max(most, logits[index]);
+    const float *found = std::find(logits, logits + count, most);
+    return found == logits + count ? 0 : static_cast<i32>(found - logits);  // no number is there
+}
+
+}  // namespace
+
+void LayerRows::clear() {
+    for (std::vector<i32> *each : {&slots, &starts, &counts, &first_keys}) each->clear();
+}
+
+void LayerRows::add(i32 slot, i32 start, i32 count, i32 first_key) {
+    slots.push_back(slot);
+    starts.push_back(start);
+    counts.push_back(count);
+    first_keys.push_back(first_key);
+}
+
+void LayerDrafts::set_tapes(Tape *store, std::vector<LayerTapes> modules) {
+    store_ = store;
+    modules_ = std::move(modules);
+}
+
+bool &LayerDrafts::mark_of(i32 slot, i32 position) const {
+    const i64 block = slots_.block_tables[slot * slots_.table_width + position / slots_.block_size];
+    return slots_.marks[block * slots_.block_size + position % slots_.block_size];
+}
+
+void LayerDrafts::begin(const LayerStep &step) {
+    for (i64 row = 0; row < step.num_rows; ++row) {
+        const i32 slot = step.slots[row], start = step.starts[row], count = step.counts[row];
+        if (slots_.entry_ends[slot] == kNowhere && count > 0) {
+            i32 first = start;
+            while (first > 0 && mark_of(slot, first)) --first;
+            slots_.first_entries[slot] = first + 1;
+            slots_.entry_ends[slot] = start + 1;
+        }
+        for (i32 position = std::max(start, slots_.entry_ends[slot]); position < start + count; ++position)
+            mark_of(slot, position) = false;
+    }
+}
+
+void LayerDrafts::choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const {
+    for (i64 row = 0; row < step.num_rows; ++row) {
+        const i32 slot = step.slots[row];
+        const i32 reached = std::max(slots_.num_prompt_tokens[slot], step.starts[row] + step.counts[row]);
+        const bool is_asked = is_wanted != nullptr && is_wanted[row] && slots_.max_total_tokens[slot] - reached > 1;
+        is_drafting[row] = step.num_drafts[row] > 0 || is_asked;
+    }
+}
+
+void LayerDrafts::propose(const i32 *slots, i64 num_slots, const i32 *limits, i32 *counts) const {
+    for (i64 row = 0; row < num_slots; ++row) {
+        const i32 position = slots_.hidden_positions[slots[row]];
+        counts[row] = position >= 0 && position == slots_.num_tokens[slots[row]] - 2 ? limits[row] : 0;
+    }
+}
+
+i32 LayerDrafts::enter(i32 slot, i32 begin, i32 end) {
+    if (begin > slots_.entry_ends[slot]) slots_.first_entries[slot] = begin;  // behind a hole
+    slots_.entry_ends[slot] = end;
+    return slots_.first_entries[slot];
+}
+
+void LayerDrafts::enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries) {
+    for (i64 row = 0; row < num_slots; ++row) first_entries[row] = enter(slots[row], begins[row], ends[row]);
+}
+
+void LayerDrafts::mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends) {
+    for (i64 row = 0; row < num_slots; ++row) {
+        for (i32 position = begins[row]; position < ends[row]; ++position) mark_of(slots[row], position) = true;
+    }
+}
+
+void LayerDrafts::set_rows(const LayerInputs &inputs, const LayerRows &rows) const {
+    const auto num_sequences = static_cast<i32>(rows.size());
+    i32 row = 0;
+    for (i32 sequence = 0; sequence < num_sequences; ++sequence) {
+        const i32 slot = rows.slots[sequence], start = rows.starts[sequence], end = start + rows.counts[sequence];
+        inputs.sequence_slots[sequence] = slot;
+        inputs.sequence_offsets[sequence] = row;
+        inputs.sequence_starts[sequence] = start;
+        for (i32 position = start; position < end; ++position, ++row) {
+            inputs.token_ids[row] = slots_.token_ids[slot * slots_.width + position];
+            inputs.row_slots[row] = slot;
+            inputs.positions[row] = inputs.last_keys[row] = position;
+            inputs.first_keys[row] = rows.first_keys[sequence];
+        }
+    }
+    inputs.sequence_offsets[num_sequences] = row;
+    inputs.counts[kNumRows] = inputs.counts[kNumTokens] = row;
+    inputs.counts[kNumSequences] = num_sequences;
+    inputs.counts[kHasBounds] = 1;
+}
+
+// Of the first rows, whose tokens before are `place` behind their starts.
+void LayerDrafts::guess(const LayerTapes &tapes, i64 num_rows, i32 place) {
+    for (i64 begin = 0; begin < num_rows; begin += single_.max_logit_rows) {
+        const i64 count = std::min(num_rows - begin, single_.max_logit_rows);
+        single_.counts[kNumLogitRows] = static_cast<i32>(count);
+        std::iota(single_.logit_row_ids, single_.logit_row_ids + count, static_cast<i32>(begin));
+        tapes.head->replay();
+        for (i64 index = 0; index < count; ++index) {
+            const i64 row = begin + index;
+            const i32 position = rows_.starts[row] + place + 1;
+            slots_.token_ids[rows_.slots[row] * slots_.width + position] =
+                likeliest(tapes.logits + index * tapes.vocab_size, tapes.vocab_size);
+        }
+    }
+}
+
+void LayerDrafts::draft(const LayerStep &step) {
+    std::vector<i64> order;
+    for (i64 row = 0; row < step.num_rows; ++row) {
+        if (step.num_drafts[row] > 0 && slots_.is_drafted_by_layers[step.slots[row]]) order.push_back(row);
+    }
+    if (order.empty()) return;
+    // those with most drafts first: whose last one is made leaves at the end
+    std::stable_sort(order.begin(), order.end(),
+                     [&](i64 one, i64 other) { return step.num_drafts[one] > step.num_drafts[other]; });
+    rows_.clear();
+    for (const i64 row : order) {
+        const i32 slot = step.slots[row], start = step.starts[row];
+        rows_.add(slot, start, 1, enter(slot, start, start + 1));
+    }
+    set_rows(single_, rows_);
+    const i64 hidden_size = slots_.hidden_size;
+    for (i64 row = 0; row < rows_.size(); ++row) {
+        std::copy_n(slots_.hidden + rows_.slots[row] * hidden_size, hidden_size, single_.hidden + row * hidden_size);
+    }
+    i64 num_rows = rows_.size();
+    for (i32 place = 0; num_rows > 0; ++place) {
+        const LayerTapes &tapes = modules_[place % modules_.size()];
+        single_.counts[kNumRows] = single_.counts[kNumTokens] = single_.counts[kNumSequences] = static_cast<i32>(num_rows);
+        tapes.forward->replay();
+        if (place == 0) {
+            for (i64 row = 0; row < num_rows; ++row) mark_of(rows_.slots[row], rows_.starts[row]) = true;
+        }
+        guess(tapes, num_rows, place);
+        while (num_rows > 0 && step.num_drafts[order[num_rows - 1]] <= place + 1) --num_rows;
+        std::memcpy(single_.hidden, tapes.fed, num_rows * hidden_size * sizeof(float));
+        for (i64 row = 0; row < num_rows; ++row) {
+            const i32 position = ++single_.positions[row];
+            ++single_.sequence_starts[row];
+            ++single_.last_keys[row];
+            single_.token_ids[row] = slots_.token_ids[rows_.slots[row] * slots_.width + position];
+        }
+    }
+}
+
+const LayerRows &LayerDrafts::keep(const LayerStep &step, const i32 *counts, const bool *is_drafting, const i64 *kept_ends,
+                                   const float *hidden) {
+    rows_.clear();
+    const i64 hidden_size = slots_.hidden_size;
+    float *before = standing_.hidden;  // the state before each entry's token
+    for (i64 row = 0; row < step.num_rows; ++row) {
+        const i32 slot = step.slots[row], start = step.starts[row], row_end = start + step.counts[row];
+        const i32 end = row_end - step.num_drafts[row] + std::max(counts[row] - 1, 0);
+        if (end <= start) continue;
+        float *own = slots_.hidden + slot * hidden_size;
+        const auto state_of = [&](i32 position) { return hidden + (kept_ends[row] - row_end + position) * hidden_size; };
+        if (is_drafting[row]) {
+            // the entry of the row's first token: made by `draft`, or now, where the state before it is at hand
+            const bool is_made = step.num_drafts[row] > 0 && slots_.is_drafted_by_layers[slot];
+            const bool has_first = !is_made && start > 0 && slots_.hidden_positions[slot] == start - 1;
+            const i32 first = start + !has_first;
+            if (end > first) {
+                rows_.add(slot, first, end - first, enter(slot, first, end));
+                if (has_first) before = std::copy_n(own, hidden_size, before);
+                before = std::copy(state_of(start), state_of(end - 1), before);
+            }
+        }
+        const i32 num_kept = is_drafting[row] ? step.counts[row] : step.num_sampled[row], last = end - 1;
+        const bool is_known = last >= row_end - num_kept;
+        slots_.hidden_positions[slot] = is_known ? last : kNowhere;
+        if (is_known) std::copy_n(state_of(last), hidden_size, own);
+    }
+    if (store_ == nullptr || rows_.size() == 0) return rows_;
+    set_rows(standing_, rows_);
+    store_->replay();
+    for (i64 sequence = 0; sequence < rows_.size(); ++sequence) {
+        const i32 end = rows_.starts[sequence] + rows_.counts[sequence];
+        mark(&rows_.slots[sequence], 1, &rows_.starts[sequence], &end);
+    }
+    return none_;
+}
+
+}  // namespace tokamak::cpu

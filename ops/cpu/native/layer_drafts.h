@@ -1,0 +1,96 @@
+// What layers that draft have of each slot, and the chain of their guesses (workers/drafts/mtp.py, which says what entries are).
+//
+// Where the plan is a tape, the rows of a chain or of tokens that stand are set and replayed here, with nothing of Python in
+// between; other plans are told which rows these are.
+#pragma once
+
+#include <vector>
+
+#include "ops.h"
+
+namespace tokamak::cpu {
+
+// Arrays of the runner's slots and of the arena, which stay where they are (workers/step/slots.py, workers/step/kv_cache.py).
+struct LayerSlots {
+    i32 *token_ids;  // [slots, width]
+    i64 width;
+    const i32 *num_tokens, *max_total_tokens, *num_prompt_tokens;  // [slots]
+    const i32 *block_tables;                                       // [slots, table_width]
+    i64 table_width, block_size;
+    bool *marks;    // [blocks, block_size]: whether a position's entry is there
+    float *hidden;  // [slots, hidden_size]
+    i64 hidden_size;
+    i32 *hidden_positions, *first_entries, *entry_ends;  // [slots]
+    const bool *is_drafted_by_layers;                    // [slots]
+};
+
+// Rows of a step, one of a slot at most: workers/step/rows.py.
+struct LayerStep {
+    const i32 *slots, *starts, *counts, *num_sampled, *num_drafts;
+    i64 num_rows;
+};
+
+// What a tape of these layers reads: the host's arrays of workers/step/draft_inputs.py.
+struct LayerInputs {
+    i32 *token_ids, *row_slots, *positions, *sequence_slots, *sequence_offsets, *sequence_starts, *first_keys, *last_keys;
+    i32 *logit_row_ids, *counts;
+    float *hidden;  // [rows, hidden_size]
+    i64 max_logit_rows;
+};
+
+// One module's guess, as tapes, and what is left by these.
+struct LayerTapes {
+    Tape *forward, *head;
+    const float *fed, *logits;
+    i64 vocab_size;
+};
+
+// Rows of some sequences: those of i are at positions [starts[i], starts[i] + counts[i]) of slots[i] and see keys from
+// first_keys[i] on.
+struct LayerRows {
+    std::vector<i32> slots, starts, counts, first_keys;
+    void clear();
+    void add(i32 slot, i32 start, i32 count, i32 first_key);
+    i64 size() const { return static_cast<i64>(slots.size()); }
+};
+
+class LayerDrafts {
+public:
+    LayerDrafts(LayerSlots slots, LayerInputs standing, LayerInputs single)
+        : slots_(slots), standing_(standing), single_(single) {}
+
+    // From now on `keep` and `draft` replay these; null: the plan is no tape.
+    void set_tapes(Tape *store, std::vector<LayerTapes> modules);
+
+    // Before anything of a step.
+    void begin(const LayerStep &step);
+    // Which rows' tokens get entries.
+    void choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const;
+    // How many guesses each slot can get.
+    void propose(const i32 *slots, i64 num_slots, const i32 *limits, i32 *counts) const;
+    // Entries [begins[i], ends[i]) will be there: the first that there is then of each slot.
+    void enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries);
+    // They are.
+    void mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends);
+    // Guesses behind the last tokens of the rows that have drafts of these layers.
+    void draft(const LayerStep &step);
+    // Of the tokens that stand after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
+    // standing rows' memory, and the last one of each slot. The entries themselves are made where there is a tape; else what is
+    // returned is to be run. `hidden`: of the step's kept rows; of row i those before kept_ends[i].
+    const LayerRows &keep(const LayerStep &step, const i32 *counts, const bool *is_drafting, const i64 *kept_ends,
+                          const float *hidden);
+
+private:
+    bool &mark_of(i32 slot, i32 position) const;
+    i32 enter(i32 slot, i32 begin, i32 end);
+    void set_rows(const LayerInputs &inputs, const LayerRows &rows) const;
+    void guess(const LayerTapes &tapes, i64 num_rows, i32 place);
+
+    LayerSlots slots_;
+    LayerInputs standing_, single_;
+    Tape *store_ = nullptr;
+    std::vector<LayerTapes> modules_;
+    LayerRows rows_, none_;
+};
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,33 @@
+// As much arithmetic as a card does: sums that live in registers, of nothing that is read. What `tools/device/rows.py` holds the
+// arithmetic of other rows against.
+#include "numbers.h"
+#include "operands.h"
+
+namespace {
+
+constexpr int kThreads = 256, kChains = 8;  // of each thread, independent of each other
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) peak(Peak o) {
+    float sums[kChains][4] = {};
+    float factor = 1.0f + static_cast<float>(threadIdx.x % kWarp) / 1024;
+    uint32_t word = 0;
+    if constexpr (sizeof(T) == 2) word = pair(from_float<T>(factor), from_float<T>(factor));
+    for (int step = 0; step < o.num_steps; ++step)
+#pragma unroll
+        for (int chain = 0; chain < kChains; ++chain) {
+            if constexpr (sizeof(T) == 2) multiply<T>(sums[chain], {word, word, word, word}, {word, word});
+            else
+                for (float &sum : sums[chain]) sum = fmaf(sum, factor, factor);
+        }
+    float total = 0.0f;
+    for (auto &chain : sums)
+        for (float sum : chain) total += sum;
+    o.sums[static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x] = total;
+}
+
+}  // namespace
+
+extern "C" int tokamak_Peak(const Peak *o, void *stream) {
+    return with_type(o->type, [&](auto x) { return launch<peak<decltype(x)>>(*o, dim3(o->num_blocks), kThreads, 0, stream); });
+}

@@ -1,0 +1,175 @@
+"""`tools/test --device gpu --rows`: checks and times each of CUDA's rows on a card. Needs its driver and nvcc, no framework.
+
+Each row is run with few numbers, and its outcome held against that of the same sources compiled for this machine's processor
+(`ops/cuda/emulation.h`, which the tests hold against the formulas). Then it is run as models have it, and timed: what it reads
+and writes, and its arithmetic, as a share of what this card was measured to do, by copies within its memory and by sums that
+stay in registers (the row `Peak`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ops.cuda.library import USUAL_NVCC, BuildError, Library, RowError, build, card_command, emulation_command
+from ops.cuda.operands import ROWS, TYPES, operands
+from tools.device.card import Card, CardError
+from tools.device.cases import Case, cases
+
+_COPIED_BYTES = 256 << 20
+_PEAK_STEPS, _PEAK_BLOCKS = 4096, 2048
+_RUNS = 20  # of a row in a batch
+
+
+class Roofline(msgspec.Struct, frozen=True):
+    """What a card was measured to do in a second."""
+
+    num_bytes: float
+    operations: dict[str, float]  # by type
+
+    def share(self, case: Case, seconds: float) -> float:
+        """Of the time that the case takes at least."""
+        of_bytes, of_operations = case.num_bytes / self.num_bytes, case.num_operations / self.operations[case.dtype]
+        return max(of_bytes, of_operations) / seconds
+
+
+class Placed:
+    """A case's operands on a card, until `free`."""
+
+    def __init__(self, card: Card, case: Case) -> None:
+        self._card, self._case = card, case
+        self._addresses: dict[int, tuple[int, np.ndarray]] = {}  # by the array's identity
+        self.operands = operands(case.row, self._describe, **case.values)
+
+    def _describe(self, array: np.ndarray) -> tuple[int, int]:
+        if id(array) not in self._addresses:
+            address = self._card.allocate(array.nbytes)
+            self._addresses[id(array)] = address, array
+            self._card.send(array, address)
+        return self._addresses[id(array)][0], array.nbytes
+
+    def outcome(self) -> dict[str, np.ndarray]:
+        return {
+            name: self._card.fetch(self._addresses[id(array)][0], array) for name, array in arrays_of(self._case.values).items()
+        }
+
+    def free(self) -> None:
+        for address, _ in self._addresses.values():
+            self._card.free(address)
+
+
+def arrays_of(values: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Those of a part by names such as `cache.keys`."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{part}": array for part, array in arrays_of(value).items()}
+        elif isinstance(value, np.ndarray):
+            found[name] = value
+    return found
+
+
+def check(card: Card, rows: Library, emulated: Library, case: Case) -> str:
+    """What is wrong; empty: nothing."""
+    placed = Placed(card, case)
+    try:
+        rows.run(case.row, placed.operands)
+        found = case.compared(placed.outcome())
+    finally:
+        placed.free()
+    emulated.run(case.row, operands(case.row, lambda array: (array.ctypes.data, array.nbytes), **case.values))
+    for number, (own, expected) in enumerate(zip(found, case.compared(arrays_of(case.values)), strict=True)):
+        if expected.dtype.kind != "f":
+            if not np.array_equal(own, expected):
+                return f"{(own != expected).sum()} of {expected.size} whole numbers differ (of outcome {number})"
+            continue
+        largest = max(np.abs(expected).max(), 1e-30)
+        error = np.abs(own - expected).max() / largest
+        if not error <= case.tolerance:  # nor NaN
+            return f"off by {error:.2g} of the largest number (of outcome {number})"
+    return ""
+
+
+def measure(card: Card, rows: Library, copied_bytes: int, steps: int, blocks: int) -> Roofline:
+    here, there = (card.allocate(copied_bytes) for _ in range(2))
+    of_copies = 2 * copied_bytes / card.seconds(lambda: card.copy(there, here, copied_bytes), 5)
+    operations = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        sums = np.zeros(blocks * 256, np.float32)
+        values = {"type": TYPES[dtype], "sums": sums, "num_blocks": blocks, "num_steps": steps}
+        placed = Placed(card, Case("Peak", dtype, values, lambda outcome: [], 0))
+        of_step = 256 * 4 * 2 if dtype == "float32" else 256 // 32 * 2 * 16 * 16 * 8
+        seconds = card.seconds(partial(rows.run, "Peak", placed.operands), 2)
+        operations[dtype] = 8 * of_step * steps * blocks / seconds
+        placed.free()
+    card.free(here)
+    card.free(there)
+    return Roofline(of_copies, operations)
+
+
+def time(card: Card, rows: Library, case: Case, roofline: Roofline, num_runs: int) -> str:
+    placed = Placed(card, case)
+    try:
+        seconds = card.seconds(lambda: rows.run(case.row, placed.operands), num_runs)
+    finally:
+        placed.free()
+    rates = f"{case.num_bytes / seconds / 1e9:.1f} | {case.num_operations / seconds / 1e12:.2f}"
+    return f"| {case.row} | {case.text} | {seconds * 1e6:.1f} | {rates} | {roofline.share(case, seconds):.2f} |"
+
+
+def library_of(given: str) -> Library:
+    """CUDA's rows for a card. BuildError: there is no compiler for them."""
+    if given:
+        return Library(Path(given))
+    nvcc = shutil.which("nvcc") or shutil.which(USUAL_NVCC)
+    if nvcc is None:
+        raise BuildError(f"no nvcc on PATH nor at {USUAL_NVCC}, which the rows are built with; name it, or give --library FILE")
+    return Library(build(card_command(nvcc), Path("build") / "cuda"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 1 where a row is wrong, 2 where nothing could be run."""
+    parser = argparse.ArgumentParser(prog="tools/test --device gpu --rows", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--driver", default="libcuda.so.1", help="the driver's library (default: %(default)s)")
+    parser.add_argument("--card", type=int, default=0, help="which card (default: %(default)s)")
+    parser.add_argument("--library", default="", help="rows that were built before (default: nvcc builds them)")
+    parser.add_argument("--small", action="store_true", help="time what is checked, on what is no card")
+    options = parser.parse_args(arguments)
+    try:
+        card = Card(options.driver, options.card)
+        rows, emulated = library_of(options.library), Library(build(emulation_command(), Path("build") / "cuda"))
+        return _run(card, rows, emulated, is_small=options.small)
+    except (CardError, BuildError, RowError, OSError) as error:
+        print(f"tools/test --device gpu --rows: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(card: Card, rows: Library, emulated: Library, *, is_small: bool) -> int:
+    checked = cases(is_large=False)
+    assert {case.row for case in checked} == set(ROWS) - {"Peak"}, "a row has no case"
+    failed = 0
+    for case in checked:
+        wrong = check(card, rows, emulated, case)
+        failed += bool(wrong)
+        print(f"{'wrong' if wrong else 'right'}: {case.row}, {case.text}{': ' if wrong else ''}{wrong}", flush=True)
+    scale = (1 << 20, 2, 2) if is_small else (_COPIED_BYTES, _PEAK_STEPS, _PEAK_BLOCKS)
+    roofline = measure(card, rows, *scale)
+    peaks = ", ".join(f"{rate / 1e12:.1f} TFLOP/s {dtype}" for dtype, rate in roofline.operations.items())
+    print(f"\n{card.name}: {roofline.num_bytes / 1e9:.0f} GB/s, {peaks}\n")
+    print("| row | with | us | GB/s | TFLOP/s | share of the roofline |\n|---|---|---|---|---|---|")
+    for case in checked if is_small else cases(is_large=True):
+        print(time(card, rows, case, roofline, 1 if is_small else _RUNS), flush=True)
+    print(f"\n{len(checked) - failed} of {len(checked)} checks passed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
