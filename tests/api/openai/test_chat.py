@@ -103,7 +103,8 @@ def test_how_the_prompt_ends(edge: Edge, fields: dict[str, Any], expected: tuple
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
     parsers = {"tool_call_parser": "none", "reasoning_parser": "none"}
-    assert client.models.retrieve("alias").model_extra == {"root": str(MODEL), "parent": None, "max_model_len": 256, **parsers}
+    about = {"root": str(MODEL), "parent": None, "max_model_len": 256, "input_modalities": ["text"], **parsers}
+    assert client.models.retrieve("alias").model_extra == about
     with pytest.raises(openai.NotFoundError) as raised:
         client.models.retrieve("org/nobody")
     assert raised.value.code == "model_not_found"
