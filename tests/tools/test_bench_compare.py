@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.compare import READY, Workload, table
-from tools.bench.processes import pss_bytes
+from tools.bench.processes import Others, processor_s, pss_bytes
 
 ENGINE = f"{sys.executable} -m tools.cli serve --port {{port}} --max-model-len 1024"
 
@@ -75,6 +76,21 @@ def test_workloads_of_pictures() -> None:
     assert (one.figure(result), many.figure(result)) == (0.25, 2.0)
     figures = {(one.title, "a"): [1.0], (one.title, "b"): [2.0], (many.title, "a"): [1.0], (many.title, "b"): [2.0]}
     assert [line.split("|")[-2].strip() for line in table(figures, ["a", "b"]).splitlines()[2:]] == ["2.00", "0.50"]
+
+
+def test_processor_time_of_a_tree_counts_children_that_ended() -> None:
+    before = processor_s(os.getpid())
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"], check=True
+    )
+    assert processor_s(os.getpid()) - before >= 0.28  # counted in ticks
+
+
+def test_what_others_take_is_a_share() -> None:
+    others = Others()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    assert 0 <= others.share() <= 1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from engine.errors import TokamakError
 
 _PSS_PERIOD_S = 1.0
 _STOP_TIMEOUT_S = 30.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -31,8 +32,8 @@ def free_port() -> int:
         return port
 
 
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of a process and all its descendants: pages that several of them share count once."""
+def _tree(pid: int) -> list[int]:
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -41,15 +42,52 @@ def pss_bytes(pid: int) -> int:
             except (OSError, ValueError, IndexError):
                 continue  # it ended while we looked
             children.setdefault(parent, []).append(int(entry.name))
-    total, pending = 0, [pid]
-    while pending:
-        process = pending.pop()
-        pending += children.get(process, [])
+    found = [pid]
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional set size of a process and all its descendants: pages that several of them share count once."""
+    total = 0
+    for process in _tree(pid):
         try:
             total += int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0]) << 10
         except (OSError, IndexError):
             continue
     return total
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process and all its descendants, also of those that ended and were waited for, in seconds."""
+    ticks = 0
+    for process in _tree(pid):
+        try:
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+        except (OSError, ValueError, IndexError):
+            continue
+    return ticks / _TICKS_PER_S
+
+
+class Others:
+    """What processes that are none of ours, and other machines of the same host, take of the processors from now on."""
+
+    def __init__(self) -> None:
+        self._begin = self._state()
+
+    def share(self) -> float:
+        """Of all processors' time until now, 0 to 1. Ours are this process and its descendants."""
+        own_s, all_s, wall_s = (now - before for now, before in zip(self._state(), self._begin, strict=True))
+        return min(1.0, max(0.0, all_s - own_s) / max(wall_s, 1 / _TICKS_PER_S))
+
+    @staticmethod
+    def _state() -> tuple[float, float, float]:
+        """Seconds over all processors: ours, anybody's, those that passed."""
+        user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9])
+        busy = user + nice + system + sum(rest)  # of interrupts, and stolen by the host
+        return processor_s(os.getpid()), busy / _TICKS_PER_S, (busy + idle + waiting) / _TICKS_PER_S
 
 
 def end_servers_with_us() -> None:
