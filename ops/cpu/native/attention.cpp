@@ -266,6 +266,26 @@ private:
         });
     }
 
+    // Also fetched: in the first half of a tile's splits the queries of the next head, in the other one what the outputs of this
+    // head are written over. Rows lie far apart, so that no processor would find them by itself. Only where products of pairs take
+    // half of the time: beside float32 it was no gain (Cascade Lake).
+    void take_next_rows(const Tile &tile, i64 kv_head, i64 split, SplitShape &shape) const {
+        const i64 floats = op_.heads * op_.head_dim, of_head = group_ * op_.head_dim, row_lines = of_head / PANEL;
+        const i64 num_splits = tile.split_end - tile.split_begin, half = num_splits / 2, index = split - tile.split_begin;
+        const bool are_outputs = index >= half;
+        if (!has_pairs_ || !has_many(tile) || half == 0 || of_head % PANEL != 0 ||
+            (!are_outputs && kv_head + 1 == op_.kv_heads))
+            return;
+        const float *rows = are_outputs ? op_.y + kv_head * of_head : op_.queries + (kv_head + 1) * of_head;
+        const i64 turn = are_outputs ? index - half : index, turns = are_outputs ? num_splits - half : half;
+        const i64 num_lines = tile.num_rows * row_lines, begin = num_lines * turn / turns;
+        shape.next_rows = reinterpret_cast<const char *>(rows + tile.row * floats);
+        shape.next_line = begin;
+        shape.num_next_lines = num_lines * (turn + 1) / turns - begin;
+        shape.lines_of_row = row_lines;
+        shape.row_stride = floats * static_cast<i64>(sizeof(float));
+    }
+
     void attend_split(const Tile &tile, i64 kv_head, i64 split, Workspace &space, Sums sums, bool joins) const {
         SplitShape shape;
         take_panels(tile, kv_head, split, space, shape);
@@ -275,6 +295,7 @@ private:
         if (shape.has_scales) take_scales(tile, kv_head, split, space);
         shape.key_scales = space.key_scales;
         shape.value_scales = space.value_scales;
+        take_next_rows(tile, kv_head, split, shape);
         shape.head_dim = op_.head_dim;
         shape.dim = dim_;
         space.describe(shape, num_queries(tile), query_bytes(), sums, stride_, joins);

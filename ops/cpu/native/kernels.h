@@ -177,10 +177,13 @@ struct SplitShape {
     const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; where no query sees any: any memory
     const char *next_values[SPLIT_PANELS], *next_keys[SPLIT_PANELS];  // fetched after the scores' keys, and after the values
     i64 next_bytes;                                                   // of each of them, in the cache
-    KvType format;                                                    // of the panels
-    bool has_scales;                                                  // keys' and values' below
-    const float *key_scales, *value_scales;                           // [KEY_SPLIT], finite where keys are seen
-    i64 value_bytes;                                                  // from one slot, or pair of slots, to the next
+    // Fetched, too, where queries are many: lines of rows that lie far apart, [next_line, next_line + num_next_lines)
+    const char *next_rows = nullptr;
+    i64 next_line = 0, num_next_lines = 0, lines_of_row = 1, row_stride = 0;  // bytes from one row to the next
+    KvType format;                                                            // of the panels
+    bool has_scales;                                                          // keys' and values' below
+    const float *key_scales, *value_scales;                                   // [KEY_SPLIT], finite where keys are seen
+    i64 value_bytes;                                                          // from one slot, or pair of slots, to the next
     const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
     bool is_whole;             // each sees all of them
     i64 num_queries, query_bytes, head_dim, dim;
