@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from api.access import priority_of
+from api.access import priority_of, source_of
 from api.client.generation import Generation
 from api.client.submission import deadline_of, pinned_replica
 from api.exchange import ABORT_KEY, Exchange, until_finished
@@ -35,6 +35,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids))
     priority = priority_of(request.headers, body.priority, config)
+    source = source_of(request.headers, request.client.host if request.client else "", config)
     replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(exchange, body)
     submits = [
         Submit(
@@ -50,6 +51,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
             deadline_ns=deadline_ns,
             pinned_replica=replica,
             options=options,
+            source=source,
         )
         for number, prompt in enumerate(prompts)
     ]

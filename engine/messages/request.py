@@ -182,6 +182,8 @@ class Request(msgspec.Struct, gc=False):
     mask_bounds: bytes = b""
     options: PromptOptions = PromptOptions()
     second_start: int = 0  # of a prompt of two texts, which the model tells apart: the second's first token; 0: there is none
+    key: str = ""  # of the HTTP request, and whose that is: samples are begun by turns between sources, and between requests
+    source: str = ""
 
 
 class TokenizedPrompt(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -207,6 +209,8 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
     media: list[MediaItem] = []
     mask_bounds: bytes = b""
     options: PromptOptions = PromptOptions()
+    key: str = ""
+    source: str = ""
 
     @staticmethod
     def of(requests: Sequence[Request]) -> Requests:
@@ -235,6 +239,8 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
             first.media,
             first.mask_bounds,
             first.options,
+            first.key,
+            first.source,
         )
 
     def requests(self) -> list[Request]:
@@ -259,6 +265,8 @@ class Requests(msgspec.Struct, tag=True, array_like=True, gc=False):
                 self.mask_bounds,
                 self.options,
                 self.prompts[start.prompt_index].second_start,
+                self.key,
+                self.source,
             )
             for start in self.samples
         ]

@@ -6,7 +6,7 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
     admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
     sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
     intake.py        newcomers that are held (experts)      results.py         what came of a step
-    queues.py        sequences in their order
+    queues.py        sequences in their order               turns.py           between those whose they are
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
     aborts.py        sequences that end early               orders.py          what operators ask

@@ -94,6 +94,7 @@ class BatchState:
         sequence.num_wanted = self.num_wanted_by_newcomers
         sequence.held_since_ns = 0
         self.running.push(sequence)
+        self.waiting.began(sequence)
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
         leader = self.leaders.get(sequence.request.group_id)
@@ -116,7 +117,7 @@ class BatchState:
 
     def preempt(self, sequence: Sequence) -> None:
         """Back to waiting, everything to be computed again."""
-        self.running.remove(sequence)
+        self._stop_running(sequence)
         self._leave(sequence, SequenceState.LEAVING)
 
     def finish(self, sequence: Sequence) -> None:
@@ -131,7 +132,7 @@ class BatchState:
             sequence.state = SequenceState.FINISHED
             return
         if sequence.state is SequenceState.RUNNING:
-            self.running.remove(sequence)
+            self._stop_running(sequence)
         self._leave(sequence, SequenceState.FINISHED)
 
     def landed(self, sequence: Sequence) -> None:
@@ -186,6 +187,10 @@ class BatchState:
         """Everything that runs goes back to waiting."""
         for sequence in list(self.running):
             self.preempt(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.waiting.ended(sequence)
 
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         sequence.state = state

@@ -7,9 +7,10 @@ budget of tokens and blocks.
 - Running sequences go first. Where one lacks a block, the last in order is preempted (which may be that one itself), what is
   free is kept for the one that lacks it, and later steps find the blocks that came free. One victim a step, and none while
   blocks are on their way back anyway: nobody is thrown out in vain.
-- Waiting sequences are admitted in order while tokens, slots and blocks last; the first that does not fit ends the admission,
-  so that nothing small overtakes it for ever. An admitted sequence gets the blocks of all its tokens at once, and each running
-  sequence is left one block to grow into: what was let in is not thrown out by the next step.
+- Waiting sequences are admitted by turns between those whose they are (`turns.py`), while tokens, slots and blocks last; the
+  first that does not fit ends the admission, so that nothing small overtakes it for ever. An admitted sequence gets the blocks
+  of all its tokens at once, and each running sequence is left one block to grow into: what was let in is not thrown out by the
+  next step.
 - Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Samples whose reader is slow get nothing until it has caught up.
 - Drafts get what is left after all that: tokens of the budget in the sequences' order, and blocks only where each running

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.turns import Turns
 
 _rank = attrgetter("rank")
 _HALF_LEVEL = 14  # of --max-priority-wait 30: priority 1 is worth 1 s, 14 half of the most that there is
@@ -50,19 +51,32 @@ class SequenceQueue:
 
 
 class WaitingQueue(SequenceQueue):
-    """What waits for a slot; while the intake is held, newcomers stand aside, counted but not to be admitted. What was begun
-    before and is away for a moment, because its tokenizer died, is waited for."""
+    """What waits for a slot. Its places in line are given out by turns (`turns.py`). While the intake is held, newcomers stand
+    aside, counted but not to be admitted. What was begun before and is away for a moment, because its tokenizer died, is waited
+    for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_held = False
         self.num_tokens_to_compute = 0  # of all that wait
+        self._turns = Turns()
         self._newcomers: dict[str, Sequence] = {}
         self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return self._turns.along(self._sequences)
 
     @property
     def num_waiting(self) -> int:
         return len(self._sequences) + len(self._newcomers)
+
+    def began(self, sequence: Sequence) -> None:
+        """What waited here runs now."""
+        self._turns.began(sequence)
+
+    def ended(self, sequence: Sequence) -> None:
+        """It runs no more."""
+        self._turns.ended(sequence)
 
     def add_newcomer(self, sequence: Sequence) -> None:
         """A sequence from the intake."""
@@ -74,7 +88,7 @@ class WaitingQueue(SequenceQueue):
 
     def push(self, sequence: Sequence) -> None:
         self.num_tokens_to_compute += sequence.num_tokens_to_compute
-        super().push(sequence)
+        self._line_up(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         self.num_tokens_to_compute -= sequence.num_tokens_to_compute
@@ -82,6 +96,7 @@ class WaitingQueue(SequenceQueue):
             del self._newcomers[sequence.request.request_id]
         else:
             super().remove(sequence)
+            self._turns.remove(sequence)
 
     def hold(self) -> None:
         """From now on newcomers stand aside."""
@@ -92,8 +107,12 @@ class WaitingQueue(SequenceQueue):
         self.is_held = False
         self._away.clear()
         for sequence in self._newcomers.values():
-            super().push(sequence)
+            self._line_up(sequence)
         self._newcomers.clear()
+
+    def _line_up(self, sequence: Sequence) -> None:
+        super().push(sequence)
+        self._turns.push(sequence)
 
     def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:
         """The edge submits this one again; until then it counts as one that is to run to its end, unless it stood aside."""

@@ -30,6 +30,8 @@ from engine.scheduler.sequence_media import SequenceMedia
 NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
 START_BYTES_PER_TOKEN = 8  # the token and, at worst, a block id
+Rank = tuple[int, int, int]
+"""Place in line, priority, order of intake: lower runs first, the highest is preempted first."""
 POOLED_BYTES = 16  # of what is pooled besides its numbers, float32, in a StepResult
 LOGPROB_BYTES = 8  # a log-probability in a StepResult: a float32, and the token id or rank that belongs to it
 
@@ -68,7 +70,7 @@ class Sequence(msgspec.Struct, eq=False):
     token_ids: array[int]
     num_prompt_tokens: int
     max_total_tokens: int  # the sequence ends here, whatever it samples
-    rank: tuple[int, int, int]  # place in line, priority, order of intake: lower runs first, the highest is preempted first
+    rank: Rank
     num_sampling_bytes: int = 0  # its sampling parameters, encoded
     tokenizer_epoch: int = 0
     media: SequenceMedia | None = None  # what its prompt has besides causal text

@@ -4,7 +4,8 @@ Used by the tokenizer's loop, which looks in often and never waits here.
 
     text    prompts of text                     chat    conversations, rendered with the model's own template
     calls   /tokenize and /detokenize           heavy   whatever is long, and templates that requests bring
-    form    whose answer is to have a form          slow    those among them that take long
+    form    whose answer is to have a form          huge    what is very long: encoding it takes seconds
+                                                    slow    forms that take long
 
 In a lane those take turns whose requests they are (by key or address; requests, where that is unknown): who sends many delays
 himself, and has at most half of the queue of forms. While others wait, a form that is not compiled in a moment goes on to the
@@ -27,6 +28,7 @@ from engine.tokenizer.preparation import Answer, Refusal, Work, decode_answer
 from engine.tokenizer.prompt_encoder import param_of
 
 HEAVY_BYTES = 32 << 10  # a job from here on is no light one
+HUGE_BYTES = 256 << 10  # nor one that others of that kind should wait for
 MAX_CALLS = 64
 MAX_HEAVY_JOBS = 64
 MAX_IDLE_JOB_BYTES = 1 << 20  # a helper that had a longer job is not kept
@@ -102,6 +104,7 @@ class Lanes:
             "chat": _Lane(1, max_waiting),
             "calls": _Lane(1, MAX_CALLS),
             "heavy": _Lane(2, MAX_HEAVY_JOBS),
+            "huge": _Lane(1, MAX_HEAVY_JOBS),
             "form": _Lane(2, max_waiting),
             "slow": _Lane(1, max_waiting),
         }
@@ -223,6 +226,8 @@ class Lanes:
         has_foreign = any(chat.chat_template and not self._is_own_template(chat.chat_template) for chat in chats)
         if isinstance(job.work, Submission) and job.work.text.is_bound:
             return "form"
+        if len(job.record) >= HUGE_BYTES:
+            return "huge"
         if has_foreign or len(job.record) >= HEAVY_BYTES:
             return "heavy"
         if not isinstance(job.work, Submission):

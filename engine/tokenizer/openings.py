@@ -72,6 +72,8 @@ class Opening:
             mask_bounds=submit.mask_bounds,
             options=submit.options,
             second_start=self.prompt.second_start,
+            key=self.key,
+            source=submit.source,
         )
 
 

@@ -147,7 +147,8 @@ class Preparation:
 
     def _prompt(self, prompt: Prompt, submission: Submission) -> PreparedPrompt | Refusal:
         try:
-            placed = self._encoder.encode(prompt, submission.media, submission.arrival_ns)
+            must_fit = not submission.text.truncate_prompt_tokens
+            placed = self._encoder.encode(prompt, submission.media, submission.arrival_ns, must_fit=must_fit)
             asked = submission.sampling.max_tokens
             is_whole = bool(placed.units or submission.mask_bounds)
             kept = self._cut(placed.token_ids, submission.text.truncate_prompt_tokens, asked, is_whole)

@@ -54,13 +54,21 @@ class PromptEncoder:
         self._num_token_types = num_token_types
         self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
 
-    def encode(self, prompt: Prompt, media: Sequence[MediaItem] = (), arrival_ns: int = 0, is_draft: bool = False) -> Placed:
+    def encode(
+        self,
+        prompt: Prompt,
+        media: Sequence[MediaItem] = (),
+        arrival_ns: int = 0,
+        is_draft: bool = False,
+        must_fit: bool = False,
+    ) -> Placed:
         """The prompt's token ids (int32) and units. `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template
-        sees. `is_draft`: placeholders may still lack their items, where there are none at all."""
+        sees. `is_draft`: placeholders may still lack their items, where there are none at all.
+        `must_fit`: a text whose bytes alone say that it is too long for the model is refused before it is encoded."""
         param = param_of(prompt)
         if self._num_token_types and isinstance(prompt, TextPrompt) and prompt.second is not None:
-            return self._encode_two(prompt.text, prompt.second)
-        token_ids = self.checked(self._token_ids(prompt, media, arrival_ns), param)
+            return self._encode_two(prompt.text, prompt.second, must_fit)
+        token_ids = self.checked(self._token_ids(prompt, media, arrival_ns, must_fit), param)
         if self._placement is None or (is_draft and not media):
             return Placed(token_ids)
         return self._placement.place(
@@ -73,47 +81,50 @@ class PromptEncoder:
             are_single=isinstance(prompt, ChatPrompt),
         )
 
-    def _token_ids(self, prompt: Prompt, media: Sequence[MediaItem], arrival_ns: int) -> array[int]:
+    def _token_ids(self, prompt: Prompt, media: Sequence[MediaItem], arrival_ns: int, must_fit: bool) -> array[int]:
         if isinstance(prompt, TokensPrompt):
             return array("i", prompt.token_ids)
         if isinstance(prompt, TextPrompt) and prompt.second is not None:
-            return self._encode_pair(prompt.text, prompt.second, arrival_ns)
+            return self._encode_pair(prompt.text, prompt.second, arrival_ns, must_fit)
         if isinstance(prompt, TextPrompt):
             if prompt.suffix is not None:
-                return self._encode_gap(prompt)
-            return self._encode_text(self._vocabulary.marked(prompt.text), media, prompt.add_special_tokens, "prompt")
+                return self._encode_gap(prompt, must_fit)
+            text = self._vocabulary.marked(prompt.text)
+            return self._encode_text(text, media, prompt.add_special_tokens, "prompt", must_fit)
         # special tokens belong to the template
-        return self._encode_text(self._templates.render(prompt, _wall_time(arrival_ns)), media, False, "messages")
+        return self._encode_text(self._templates.render(prompt, _wall_time(arrival_ns)), media, False, "messages", must_fit)
 
-    def _encode_gap(self, prompt: TextPrompt) -> array[int]:
-        prefix = self._encode_text(prompt.text, (), False, "prompt").tolist()
-        suffix = self._encode_text(prompt.suffix or "", (), False, "suffix").tolist()
+    def _encode_gap(self, prompt: TextPrompt, must_fit: bool) -> array[int]:
+        prefix = self._encode_text(prompt.text, (), False, "prompt", must_fit).tolist()
+        suffix = self._encode_text(prompt.suffix or "", (), False, "suffix", must_fit).tolist()
         return array("i", with_gap(self._vocabulary, prefix, suffix, prompt.add_special_tokens))
 
-    def _encode_pair(self, query: str, document: str, arrival_ns: int) -> array[int]:
+    def _encode_pair(self, query: str, document: str, arrival_ns: int, must_fit: bool) -> array[int]:
         """As the model's template has the two, where it knows such roles; else one behind the other."""
         if not self._templates.has_pairs:
-            return self._encode_text(query + document, (), True, "prompt")
+            return self._encode_text(query + document, (), True, "prompt", must_fit)
         turns = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         text = self._templates.render(ChatPrompt(msgspec.json.encode(turns)), _wall_time(arrival_ns))
-        return self._encode_text(text, (), False, "prompt")
+        return self._encode_text(text, (), False, "prompt", must_fit)
 
-    def _encode_two(self, first: str, second: str) -> Placed:
+    def _encode_two(self, first: str, second: str, must_fit: bool) -> Placed:
         encode = self._vocabulary.encode_pair
         if encode is None:
             raise RequestError("this model's tokenizer does not say how two texts become one prompt; it needs tokenizer.json")
-        self._check_size(first + second, "prompt")
+        self._check_size(first + second, "prompt", must_fit)
         token_ids, second_start = encode(first, second)
         found = self.checked(array("i", token_ids), "prompt")
         return Placed(found, second_start=second_start if self._num_token_types > 1 else 0)
 
-    def _encode_text(self, text: str, media: Sequence[MediaItem], add_special_tokens: bool, param: str) -> array[int]:
-        self._check_size(text, param)
+    def _encode_text(
+        self, text: str, media: Sequence[MediaItem], add_special_tokens: bool, param: str, must_fit: bool
+    ) -> array[int]:
+        self._check_size(text, param, must_fit)
         if self._placement is not None:
             text = self._placement.labelled(text, media)
         return array("i", self._vocabulary.encode(text, add_special_tokens))
 
-    def _check_size(self, text: str, param: str) -> None:
+    def _check_size(self, text: str, param: str, must_fit: bool) -> None:
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
@@ -122,6 +133,14 @@ class PromptEncoder:
             raise RequestError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, the text has {num_bytes} "
                 f"bytes, and none of more than {self._max_text_bytes} is encoded. Shorten it.",
+                code="context_length_exceeded",
+                param=param,
+            )
+        least = self._vocabulary.least_tokens(text) if must_fit and num_bytes > self._max_model_len else 0
+        if least > self._max_model_len:
+            raise RequestError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, the text has {num_bytes} "
+                f"bytes, which are at least {least} tokens. Shorten it, or start with a larger --max-model-len.",
                 code="context_length_exceeded",
                 param=param,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ import tokenizers
 
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.errors import CheckpointError, RequestError
+from engine.tokenizer.least_tokens import LeastTokens
 from engine.tokenizer.settings import TokenizerSettings
 from engine.tokenizer.token_bytes import WORD_START, PieceRule, byte_of_piece, is_byte_level, rule_of
 
@@ -31,6 +33,7 @@ Encode = Callable[[str, bool], list[int]]
 EncodePair = Callable[[str, str], tuple[list[int], int]]
 """Two texts -> token ids with special tokens, and the first that is of the second text's type; 0: none is."""
 
+_KEEPING = ("ByteLevel", "Split", "Digits", "Punctuation")  # of the steps before the merges
 _MAX_TOKEN_ID = (1 << 24) - 1
 _OLDER_NAMES = {"<|image@placeholder|>": "image", "<|video@placeholder|>": "video"}  # in Baidu's templates
 _UNKNOWN_TEXT = " \u2047 "  # what sentencepiece shows for an unknown piece
@@ -52,8 +55,10 @@ class Vocabulary:
     verbatim_ids: frozenset[int] = frozenset()  # tokens whose piece is their text
     marks: dict[str, str] = field(default_factory=dict)  # by the name of a placeholder
     encode_pair: EncodePair | None = None  # None: its file does not say how
+    is_lossless: bool = False  # each byte of a text, but for what NFC composes, is known to be in one of its tokens
     token_bytes: list[bytes] = field(init=False)  # of each token where it follows another
     longest_token_bytes: int = field(init=False)
+    _least_tokens: LeastTokens | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.token_bytes = [self._bytes_of(token_id, is_first=False) for token_id in range(self.size)]
@@ -97,6 +102,16 @@ class Vocabulary:
             text = text.replace(name, mark)
         return text
 
+    def least_tokens(self, text: str) -> int:
+        """As many as this text has at least, whatever it is; 0: nobody knows. Takes a hundredth of the time of `encode`."""
+        if not self.is_lossless or not unicodedata.is_normalized("NFC", text):
+            return 0
+        for mark in self.marks.values():  # longer than the name that is counted
+            text = text.replace(mark, "")
+        if self._least_tokens is None:
+            self._least_tokens = LeastTokens(self.token_bytes)
+        return self._least_tokens.of(text.encode())
+
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token in the midst of a text; any id may be asked."""
         return self.token_bytes[token_id] if 0 <= token_id < self.size else b""
@@ -120,6 +135,8 @@ class Vocabulary:
 class _AddedToken(msgspec.Struct):
     id: int
     content: str
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -127,6 +144,8 @@ class _TokenizerFile(msgspec.Struct):
 
     decoder: dict[str, Any] | None = None
     added_tokens: list[_AddedToken] = []
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
 
 
 def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings, kinds: dict[int, str]) -> Vocabulary:
@@ -164,7 +183,25 @@ def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings, k
         special_tokens=settings.special_tokens,
         verbatim_ids=frozenset(added) if is_byte_level(decoder) else frozenset(),
         marks=_with_older_names(marks, {name: kinds[token_id] for name, token_id in names.items()}),
+        is_lossless=isinstance(tokenizer.model, tokenizers.models.BPE) and _is_lossless(file),
     )
+
+
+def _is_lossless(file: _TokenizerFile) -> bool:
+    """Whether nothing of a text is lost before the merges of bytes: what is not known to keep it counts as losing some."""
+    steps = _steps(file.pre_tokenizer, "pretokenizers")
+    return (
+        any(step["type"] == "ByteLevel" for step in steps)
+        and all(step["type"] in _KEEPING and step.get("behavior") != "Removed" for step in steps)
+        and all(step["type"] == "NFC" for step in _steps(file.normalizer, "normalizers"))
+        and not any(token.lstrip or token.rstrip for token in file.added_tokens)
+    )
+
+
+def _steps(section: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if section is None:
+        return []
+    return [step for each in section[name] for step in _steps(each, name)] if section["type"] == "Sequence" else [section]
 
 
 def _mark() -> str:

@@ -25,7 +25,7 @@ from engine.messages import (
     decode,
 )
 from engine.tokenizer.helper import Helper, HelperEnded
-from engine.tokenizer.lanes import MAX_CALLS, MAX_HEAVY_JOBS, Job, Lanes
+from engine.tokenizer.lanes import HEAVY_BYTES, HUGE_BYTES, MAX_CALLS, MAX_HEAVY_JOBS, Job, Lanes
 from engine.tokenizer.preparation import Answer, Refusal, _encoder
 from tests.paths import REPOSITORY
 from tests.waiting import wait_until
@@ -235,3 +235,10 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def test_what_is_very_long_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
+    lanes.ask(call("a", f"wait:{gate}" + HUGE_BYTES * " "), call("b", f"wait:{gate}" + HUGE_BYTES * " "))
+    lanes.ask(call("long", "a prompt" + HEAVY_BYTES * " "))
+    assert lanes.text("long").strip() == "a prompt"
+    assert set(lanes.answers) == {"long"}

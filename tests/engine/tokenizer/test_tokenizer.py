@@ -204,7 +204,8 @@ def outputs(token_ids: list[int], finish_reason: str = "", request_id: str = "r"
 
 
 def test_a_text_becomes_a_request(bench: Bench, vocabulary: Vocabulary) -> None:
-    bench.send("api0", submit("Hello world", priority=3, group_id="g", arrival_ns=5, deadline_ns=6, seed=7, stop_token_ids=[9]))
+    parts = {"group_id": "g", "arrival_ns": 5, "deadline_ns": 6, "key": "k", "source": "user"}
+    bench.send("api0", submit("Hello world", priority=3, seed=7, stop_token_ids=[9], **parts))
     request = bench.request()
     token_ids = vocabulary.encode("Hello world", True)
     assert request == Request(
@@ -221,6 +222,8 @@ def test_a_text_becomes_a_request(bench: Bench, vocabulary: Vocabulary) -> None:
         3,
         5,
         6,
+        key="k",
+        source="user",
     )
     assert bench.count("tokenized_tokens_total") == len(token_ids)
     assert bench.count("open_streams") == 1
@@ -459,6 +462,19 @@ def test_the_last_tokens_of_a_long_prompt(bench: Bench) -> None:
             assert bench.one(Tokenized).token_ids == int32(*range(110 - expected, 110))
         else:
             assert bench.one(Rejected).code == "context_length_exceeded"
+
+
+def test_the_end_of_a_text_that_cannot_fit(bench: Bench, vocabulary: Vocabulary) -> None:
+    text = "x" * 100 * MAX_MODEL_LEN
+    token_ids = vocabulary.encode(text, False)
+    bench.send("api0", submit(text, "cut", truncate_prompt_tokens=5))
+    assert bench.request().prompt_token_ids == int32(*token_ids[-5:])
+    bench.send("api0", Tokenize("c", "api0", TextPrompt(text)))
+    assert bench.one(Tokenized).token_ids == int32(*token_ids)
+    bench.send("api0", submit(text, "whole"))
+    rejected = bench.one(Rejected)
+    assert rejected.code == "context_length_exceeded"
+    assert f"{len(text)} bytes, which are at least" in rejected.message
 
 
 def vocabulary_text(vocabulary: Vocabulary, token_ids: list[int]) -> str:

@@ -1,0 +1,135 @@
+"""Who brings much delays himself: what waits is begun by turns between sources, and between the requests of each."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.scheduler.queues import WaitingQueue
+from engine.scheduler.sequence import Sequence
+from tests.engine.scheduler.sequences import make_limits, make_sample
+from tests.engine.scheduler.test_policy import World
+
+SECOND_NS = 1_000_000_000
+
+
+def sample(source: str, key: str, order: int, *, priority: int = 0, arrival_ns: int = -1, num_tokens: int = 1) -> Sequence:
+    arrival_ns = order if arrival_ns < 0 else arrival_ns
+    found = make_sample(f"{key}~p{order}", [1] * num_tokens, 1, priority, arrival_ns, order)
+    found.request.key, found.request.source = key, source
+    return found
+
+
+def owners(queue: WaitingQueue) -> str:
+    return "".join(sequence.request.key for sequence in queue)
+
+
+def test_sources_take_turns_and_so_do_the_requests_of_one() -> None:
+    queue = WaitingQueue()
+    for order, name in enumerate(["1A"] * 5 + ["1B"] * 2 + ["2C"] * 3 + ["3D"]):
+        queue.push(sample(name[0], name[1], order))
+    assert owners(queue) == "ACDBCACBAAA"
+
+
+def test_who_runs_much_comes_behind_who_runs_little() -> None:
+    queue = WaitingQueue()
+    many = [sample("1", "A", order) for order in range(5)]
+    for sequence in many:
+        queue.push(sequence)
+    for sequence in many[:2]:
+        queue.remove(sequence)
+        queue.began(sequence)
+    queue.push(sample("2", "B", 8))
+    queue.push(sample("2", "B", 9))
+    assert owners(queue) == "BBAAA"
+    for sequence in many[:2]:
+        queue.ended(sequence)
+    assert owners(queue) == "ABABA"  # all were there before B came
+
+
+def test_a_better_priority_keeps_its_places_and_a_worse_one_shares_its_own() -> None:
+    """Who gives his samples a worse one does not get before the others with that."""
+    queue = WaitingQueue()
+    for order in range(3):
+        queue.push(sample("1", "A", order, priority=1, arrival_ns=0))
+    for order in range(3, 5):
+        queue.push(sample("2", "B", order, arrival_ns=2 * SECOND_NS))
+    queue.push(sample("3", "C", 5, priority=-8, arrival_ns=3 * SECOND_NS))
+    queue.push(sample("3", "C", 6, priority=-8, arrival_ns=3 * SECOND_NS))
+    assert owners(queue) == "CCABABA"
+
+
+def test_a_small_request_waits_for_what_is_in_flight_alone() -> None:
+    """With 1,000 samples before it, of another source and of its own."""
+    world = World(make_limits(max_tokens=16, max_running=8, has_prefix_cache=False), 64)
+    world.add(*(sample("1", "A", order, num_tokens=12) for order in range(1000)))
+    for source, key, order in (("2", "B", 2000), ("1", "C", 2001)):
+        world.dispatch()
+        world.dispatch()
+        small = sample(source, key, order)
+        world.add(small)
+        num_waited = 0
+        while small in world.batch.waiting:
+            world.dispatch()
+            world.land()
+            num_waited += 1
+        assert num_waited <= 2
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.sampled_from("123"), st.sampled_from("AB"), st.integers(-3, 3), st.integers(1, 30)), max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_all_are_served_each_once_whatever_comes_when(
+    max_running: int, wanted: list[tuple[str, str, int, int]], chance: object
+) -> None:
+    """Also where samples are preempted, or leave while they wait; whoever has the least gets the next turn."""
+    world = World(make_limits(max_tokens=16, max_running=max_running), 16)
+    waiting = [
+        sample(source, source + key, order, priority=priority, num_tokens=size)
+        for order, (source, key, priority, size) in enumerate(wanted)
+    ]
+    while waiting:
+        world.add(waiting.pop(0))
+        queue = world.batch.waiting
+        found = list(queue)
+        assert sorted(map(id, found)) == sorted(id(queue[index]) for index in range(len(queue)))
+        for _, same in groupby(sorted(found, key=lambda each: each.request.key), key=lambda each: each.request.key):
+            ranks = [each.rank for each in same if each.rank[1] == 0]
+            assert ranks == sorted(ranks)  # of one request in their order
+        if chance.random() < 0.5:  # type: ignore[attr-defined]
+            world.dispatch()
+        if world.flights and chance.random() < 0.5:  # type: ignore[attr-defined]
+            world.land()
+        if len(queue) and chance.random() < 0.1:  # type: ignore[attr-defined]
+            world.batch.finish(queue[0])
+    world.run_to_the_end()
+
+
+def test_a_source_alone_with_one_slot_still_gives_way() -> None:
+    """Nothing of it runs at the moment at which the slot is free: it was served last."""
+    world = World(make_limits(max_running=1), 64)
+    world.add(*(sample("1", "A", order) for order in range(10)))
+    world.dispatch()
+    small = sample("2", "B", 20)
+    world.add(small)
+    for _ in range(2):
+        world.land()
+        world.dispatch()
+    assert small not in list(world.batch.waiting)
+
+
+def test_a_source_is_not_passed_over_by_newcomers_for_ever() -> None:
+    world = World(make_limits(max_running=1), 64)
+    first, second = sample("1", "A", 0), sample("1", "A", 1)
+    world.add(first, second)
+    for order in range(2, 9):
+        world.add(sample(f"new {order}", f"N{order}", order))
+        world.dispatch()
+        world.land()
+        if second not in world.batch.sequences.values():
+            break
+    assert order <= 4
