@@ -13,7 +13,7 @@ import ollama
 import openai
 import pytest
 
-from tests.e2e.engine_process import EngineProcess
+from tests.e2e.engine_process import OPERATOR, EngineProcess
 from tests.e2e.test_openapi import POOLING_ROUTES, fuzz
 from tests.pooled import MODELS, QUERY, TOLERANCE, write_checkpoint
 from tests.waiting import WATCHDOG_S, wait_until
@@ -112,6 +112,25 @@ def test_kills(embedder: EngineProcess, victim: str, undisturbed: list[bytes]) -
     embedder.wait_for_restart(victim, embedder.kill(victim))
     asking.join(WATCHDOG_S)
     assert found == [undisturbed]
+
+
+def test_a_small_request_is_not_behind_all_of_a_large_one(embedder: EngineProcess) -> None:
+    """Both wait before the first step, in the order in which they came."""
+    answered: list[str] = []
+
+    def ask(name: str, texts: list[str]) -> None:
+        vectors(embedder, texts)
+        answered.append(name)
+
+    asking = [threading.Thread(target=ask, args=("large", MANY)), threading.Thread(target=ask, args=("small", TEXTS[:1]))]
+    httpx.post(f"{embedder.url}/admin/pause", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+    for thread, num_waiting in zip(asking, (len(MANY), len(MANY) + 1), strict=True):
+        thread.start()
+        wait_until(lambda: embedder.metric("num_requests_waiting") == num_waiting, what="they wait")  # noqa: B023
+    httpx.post(f"{embedder.url}/admin/resume", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+    for thread in asking:
+        thread.join(WATCHDOG_S)
+    assert answered == ["small", "large"]
 
 
 def test_a_dead_edge_takes_its_own_requests_along_alone(embedder: EngineProcess) -> None:
