@@ -82,8 +82,7 @@ class GangOps:
         ids = routing.ids.numpy().reshape(-1)
         choices, ((begin, _),) = np.arange(len(ids)), module.down[0].columns
         gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up)
-        first = module.gate_up[0].columns[0][0]
-        activated = self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
+        activated = self._activated(gate_up, module, activation)
         results = reference.expert_products(activated, choices, ids, module.weight.down)
         return Cut(reference.add_choices(results, routing, others), begin, module.num_inputs)
 
@@ -101,10 +100,14 @@ class GangOps:
             return reference.all_experts(x, routing, module, activation, others)
         count, ((begin, _),) = module.num_experts, module.down[0].columns
         gate_up = reference.products_of_all([x] * count, module.weight.gate_up)
-        first = module.gate_up[0].columns[0][0]
-        activated = self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
+        activated = self._activated(gate_up, module, activation)
         results = reference.products_of_all(paddle.split(activated, count), module.weight.down)
         return Cut(reference.add_choices(reference.chosen_of_all(results, routing), routing, others), begin, module.num_inputs)
+
+    def _activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
+        """All columns of what goes into `down`, of this rank's columns of gate and up."""
+        first = module.gate_up[0].columns[0][0]
+        return self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
 
     def _shared_results(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
         """Of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have the same rows: each

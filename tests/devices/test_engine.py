@@ -18,7 +18,7 @@ from tests.devices.build import NAME, environment
 from tests.devices.child import Child
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.test_chaos import VICTIMS, Deltas, kill_in_turn, wait_for_503
-from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
+from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
@@ -61,6 +61,19 @@ def expected(plugin: Path, board: Board) -> Expected:
 
 def said(answers: list[Answer]) -> Expected:
     return [(answer.token_ids, answer.token_logprobs) for answer in answers]
+
+
+async def beside_a_kill(
+    engine: EngineProcess, bodies: list[Body], concurrency: int, victim: str, restarted: tuple[str, ...]
+) -> list[Answer]:
+    """`victim` dies while they flow, and those of `restarted` begin again."""
+    flowing = asyncio.Event()
+    streams = asyncio.create_task(stream_all(engine.url, bodies, concurrency, flowing.set))
+    await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
+    epoch = await asyncio.to_thread(engine.kill, victim)
+    for name in restarted:
+        await asyncio.to_thread(engine.wait_for_restart, name, epoch)
+    return await streams
 
 
 def order(engine: EngineProcess, path: str) -> None:
@@ -128,17 +141,7 @@ def test_two_ranks(plugin: Path, board: Board, engine: EngineProcess, expected: 
     sizes = ("--cudagraph-capture-sizes", "8,4,1")
     options = ("--device", NAME, *OPTIONS, "--plan", "captured", *sizes, "-tp", "2", "--num-kv-blocks", "60")
     with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as pair:
-
-        async def disturbed_run() -> list[Answer]:
-            flowing = asyncio.Event()
-            streams = asyncio.create_task(stream_all(pair.url, BODIES, 6, flowing.set))
-            await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
-            epoch = await asyncio.to_thread(pair.kill, "worker1")
-            for rank in ("worker0", "worker1"):
-                await asyncio.to_thread(pair.wait_for_restart, rank, epoch)
-            return await streams
-
-        assert said(asyncio.run(disturbed_run())) == expected
+        assert said(asyncio.run(beside_a_kill(pair, BODIES, 6, "worker1", restarted=("worker0", "worker1")))) == expected
     found = board.counts(device=1)
     assert (found["collectives"] > 100, found["replays"] > 10) == (True, True)
 
@@ -150,16 +153,8 @@ def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> No
     bodies = [{**body, "return_token_ids": True} for body in (*plain, BODIES[1])]
     options = ("--device", NAME, *OPTIONS, *CUT, "--plan", "eager")
     with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as alone:
-
-        async def disturbed_run() -> list[Answer]:
-            flowing = asyncio.Event()
-            streams = asyncio.create_task(stream_all(alone.url, bodies, 8, flowing.set))
-            await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
-            epoch = await asyncio.to_thread(alone.kill, "worker0")
-            await asyncio.to_thread(alone.wait_for_restart, "worker0", epoch)
-            return await streams
-
-        found = answers_together(alone, bodies), asyncio.run(disturbed_run())
+        disturbed = beside_a_kill(alone, bodies, 8, "worker0", restarted=("worker0",))
+        found = answers_together(alone, bodies), asyncio.run(disturbed)
     expected = said(answers(engine, bodies))
     assert [len(token_ids) for token_ids, _ in expected] == [*[16] * len(plain), 24]
     assert [said(each) for each in found] == [expected] * 2

@@ -1,5 +1,6 @@
-"""NVIDIA GPUs by Paddle: reference ops, graphs where they are asked for, inputs that the device makes of one copy, and the
-native sampler on logits that are fetched into pinned memory. Not run on any card yet.
+"""NVIDIA GPUs by Paddle: reference ops or CUDA's rows, graphs where they are asked for, inputs that the device makes of one
+copy, and tokens that it draws by itself; the native sampler draws the others, of logits fetched into pinned memory. Not run on
+any card yet.
 
 The cache is memory of the card that the supervisor holds: a worker that comes back finds what the last one left.
 """

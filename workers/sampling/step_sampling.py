@@ -125,13 +125,12 @@ class StepSampling:
         """Have the first logits made, and sent to the host; what the device draws is all drawn."""
         if run.drawn.any():
             self._num_begun += 1
-            for begin in range(0, len(run.kept_rows), self._inputs.max_logit_rows):
-                part = slice(begin, min(begin + self._inputs.max_logit_rows, len(run.kept_rows)))
+            for part in self._parts(run.kept_rows):
                 self._inputs.set_logit_rows(run.kept_rows[part])
                 logits = run.plan.logits()
-                key = f"drawn.{self._num_begun % 2}.{begin}"  # that of the step before is under way
+                key = f"drawn.{self._num_begun % 2}.{part.start}"  # that of the step before is under way
                 run.fetches.append((part, self._device.fetch(key, run.plan.drawn(logits))))
-                if begin == 0 and not run.drawn.all():
+                if part.start == 0 and not run.drawn.all():
                     run.first = self._device.fetch("logits", logits)
         elif len(run.kept_rows):
             run.first = self._enqueue(run.plan, run.kept_rows[: self._inputs.max_logit_rows])
@@ -221,6 +220,11 @@ class StepSampling:
                 found.logprobs[places] = np.where(has_logprob, numbers[1].view(np.float32), np.float32(0))
                 found.ranks[places] = np.where(has_logprob, numbers[2], 0)
 
+    def _parts(self, row_ids: np.ndarray) -> Iterator[slice]:
+        """As many of them as have logits at a time."""
+        for begin in range(0, len(row_ids), self._inputs.max_logit_rows):
+            yield slice(begin, min(begin + self._inputs.max_logit_rows, len(row_ids)))
+
     def _enqueue(self, plan: Plan, row_ids: np.ndarray) -> Fetch:
         self._inputs.set_logit_rows(row_ids)
         return self._device.fetch("logits", plan.logits())
@@ -228,10 +232,9 @@ class StepSampling:
     def _logits(self, run: StepRun, row_ids: np.ndarray, first: Fetch | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Logits [m, vocab] of the step's kept rows `row_ids`, some at a time, and which of them these are; `first`: those that
         are under way. The time until the next are asked for counts as sampling."""
-        for begin in range(0, len(row_ids), self._inputs.max_logit_rows):
-            part = slice(begin, min(begin + self._inputs.max_logit_rows, len(row_ids)))
-            fetch = first if first is not None and begin == 0 else self._enqueue(run.plan, row_ids[part])
-            logits = np.ascontiguousarray(fetch.wait()[: part.stop - begin])  # Paddle's may be a slice of wider rows
+        for part in self._parts(row_ids):
+            fetch = first if first is not None and part.start == 0 else self._enqueue(run.plan, row_ids[part])
+            logits = np.ascontiguousarray(fetch.wait()[: part.stop - part.start])  # Paddle's may be a slice of wider rows
             begin_ns = time.monotonic_ns()
             yield part, logits
             run.sample_ns += time.monotonic_ns() - begin_ns
