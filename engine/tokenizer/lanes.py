@@ -218,13 +218,22 @@ class Lanes:
             job.begun_ns = time.monotonic_ns()
             job.num_tries += 1
             try:
-                helper = lane.idle.pop() if lane.idle else Helper(self._work)
+                helper = self._idle_helper(lane) or Helper(self._work)
             except OSError as error:  # no process, no descriptor
                 refusal = Refusal(f"the tokenizer has no helper: {error}", 503, "unavailable", "", RETRY_AFTER_S)
                 self._failed.append((job, refusal))
                 continue
             helper.begin(job.record)
             lane.busy[helper] = job
+
+    def _idle_helper(self, lane: _Lane) -> Helper | None:
+        """One that lives: whoever ended the others meanwhile did that to no job."""
+        while lane.idle:
+            helper = lane.idle.pop()
+            if not helper.has_ended:
+                return helper
+            helper.end()
+        return None
 
     def _lane_of(self, job: Job) -> str:
         chats = [prompt for prompt in job.prompts if isinstance(prompt, ChatPrompt)]

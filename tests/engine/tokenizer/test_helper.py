@@ -213,6 +213,17 @@ def test_a_helper_that_somebody_kills_costs_nothing(lanes: Bench, gate: Path) ->
     assert "signal 9" in lanes.refusal("c").message
 
 
+def test_however_many_are_killed_while_they_are_idle(lanes: Bench) -> None:
+    lanes.ask(form("a", "1"), form("b", "2"))
+    assert (lanes.text("a"), lanes.text("b")) == ("a", "b")
+    assert len(lanes.helpers) == 2
+    for helper in lanes.helpers:
+        os.kill(helper.pid, signal.SIGKILL)
+        wait_until(lambda pid=helper.pid: has_ended(pid), what="its end")
+    lanes.ask(form("c", "1"))
+    assert lanes.text("c") == "c"
+
+
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, gate: Path) -> None:
     """Of a helper that only waits, too."""
     helper = Helper(work)
