@@ -32,7 +32,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     shape: ModelConfig
-    max_samples: int  # of one HTTP request: more could never be taken in
+    max_samples: int  # of one HTTP request: all of them wait at first, and more are never taken in
     request_timeout_s: float  # 0: none
     max_logprobs: int  # at a position
     defaults: SamplingDefaults
@@ -55,7 +55,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             max_model_len=config.max_model_len,
             vocab_size=model.config.vocab_size,
             shape=model.config,
-            max_samples=config.max_waiting + config.max_num_seqs,
+            max_samples=config.max_waiting,
             request_timeout_s=config.request_timeout_s,
             max_logprobs=config.max_logprobs,
             defaults=_defaults_of(model),

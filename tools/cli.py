@@ -33,6 +33,7 @@ BENCHES = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the subcommand that the arguments name; the exit code."""
+    _open_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = _take(arguments, COMMANDS, "tokamak")
     if command == "bench":
@@ -48,6 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _open_closed_streams() -> None:
+    """Who closed ours (`>&-`) wants nothing of them. The next file that somebody opens would have their numbers otherwise, and
+    in it what libraries and children write."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # of the free numbers the lowest
+            os.set_inheritable(opened, True)
+            assert opened == descriptor, f"{name} is closed, and {descriptor} is not free"
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def _import(name: str) -> ModuleType:

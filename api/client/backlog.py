@@ -14,6 +14,7 @@ from engine.errors import RequestError
 from engine.messages import Abort, ChatPrompt, Detokenize, Message, Submission, Submit, Tokenize, encode
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
+from engine.process.shares import has_room
 
 MAX_WAITING_BYTES = 64 << 20  # of prompts that wait for the ring
 OWN_BYTES = 64  # of a sample in a record, besides its ids and tokens
@@ -31,7 +32,7 @@ class Backlog:
         self._resume_bytes = 4 * config.max_model_len + 16  # by which a sample may grow when it is sent again
         self._max_gathered_bytes = outbox.max_record_bytes // 4  # beyond what a record cannot do without
         self._queue: FairQueue[Item] = FairQueue()
-        self._num_bytes: dict[str, int] = {}  # of the prompts that wait, by key
+        self._waiting: dict[str, tuple[str, int]] = {}  # by key: whose it is, and the bytes of its prompts
         self._ready = b""  # the next record, taken from the queue, and what it carries
         self._gathered: list[Item] = []
 
@@ -52,10 +53,9 @@ class Backlog:
                 growth = self._resume_bytes if isinstance(item, Submit) else 0
                 self._check_size(num_shared_bytes + _prompt_bytes(item) + growth, item)
             previous = item
-        self._num_bytes = {key: waiting for key, waiting in self._num_bytes.items() if key in self._queue}
-        if self._queue and (
-            self._queue.num_keys >= self._max_waiting or num_bytes + sum(self._num_bytes.values()) > MAX_WAITING_BYTES
-        ):
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in self._queue}
+        source = first.source if isinstance(first, Submit) else ""
+        if self._queue and not self._has_room(source, num_bytes):
             raise RequestError(
                 f"{self._queue.num_keys} requests wait for {self._outbox.receiver}; the engine takes no more at the moment, "
                 "try again",
@@ -63,7 +63,16 @@ class Backlog:
                 code="queue_full",
                 retry_after_s=1,
             )
-        self._num_bytes[_key_of(first)] = num_bytes
+        self._waiting[_key_of(first)] = source, num_bytes
+
+    def _has_room(self, source: str, num_bytes: int) -> bool:
+        all_bytes = [waiting for _, waiting in self._waiting.values()]
+        own_bytes = [waiting for owner, waiting in self._waiting.values() if owner == source] if source else all_bytes
+        num_all = self._queue.num_keys
+        num_own = len(own_bytes) if source else num_all
+        return has_room(num_own, num_all, self._max_waiting) and has_room(
+            sum(own_bytes), sum(all_bytes), MAX_WAITING_BYTES, num_bytes
+        )
 
     def push(self, key: str, item: Item) -> None:
         """Goes out with a `flush`, behind what waits of the same key."""

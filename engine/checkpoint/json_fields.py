@@ -38,10 +38,14 @@ class JsonOptions:
             raise self.error(name, f"{value} should be an integer of at most {most}")
         return value
 
-    def number(self, name: str, default: float | None) -> float:
+    def number(self, name: str, default: float | None, *, least: float | None = None, above: float | None = None) -> float:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.error(name, f"{value!r} should be a finite number")
+        if least is not None and value < least:
+            raise self.error(name, f"{value!r} should be at least {least:g}")
+        if above is not None and value <= above:
+            raise self.error(name, f"{value!r} should be above {above:g}")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:

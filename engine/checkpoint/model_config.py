@@ -188,7 +188,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=text.number(family.norm_epsilon_name, family.rms_norm_eps),
+        rms_norm_eps=text.number(family.norm_epsilon_name, family.rms_norm_eps, least=0),
         activation=read_activation(text, family.activation),
         tie_word_embeddings=_ties_word_embeddings(options, text, family),
         has_qkv_bias=biases.qkv,
@@ -279,18 +279,21 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
         default_factor: float | None = max_positions / original
     else:
         default_factor = 1.0 if kind == "default" else None
+    low_freq_factor = rope.number("low_freq_factor", None if kind == "llama3" else 1.0, above=0)
     return RopeConfig(
         rope_type=_ROPE_TYPES[kind],
-        theta=rope.number("rope_theta", options.number("rope_theta", family.rope_theta)),
+        theta=rope.number("rope_theta", options.number("rope_theta", family.rope_theta), above=1 if kind == "yarn" else 0),
         rotary_dim=rotary_dim,
         is_interleaved=family.is_interleaved(options),
         max_position_embeddings=max_positions,
-        factor=rope.number("factor", default_factor),
+        factor=rope.number("factor", default_factor, above=0),
         original_max_position_embeddings=original,
-        low_freq_factor=rope.number("low_freq_factor", None if kind == "llama3" else 1.0),
-        high_freq_factor=rope.number("high_freq_factor", None if kind == "llama3" else 4.0),
-        beta_fast=rope.number("beta_fast", 32.0) or 32.0,
-        beta_slow=rope.number("beta_slow", 1.0) or 1.0,
+        low_freq_factor=low_freq_factor,
+        high_freq_factor=rope.number(
+            "high_freq_factor", None if kind == "llama3" else 4.0, above=low_freq_factor if kind == "llama3" else None
+        ),
+        beta_fast=rope.number("beta_fast", 32.0, least=0) or 32.0,
+        beta_slow=rope.number("beta_slow", 1.0, least=0) or 1.0,
         attention_factor=rope.number("attention_factor", 0.0),
         mscale=rope.number("mscale", 0.0),
         mscale_all_dim=rope.number("mscale_all_dim", 0.0),

@@ -66,6 +66,10 @@ class SentenceModules(msgspec.Struct, frozen=True):
         if (path / LENGTHS).is_file():
             lengths = JsonOptions(read_json(path / LENGTHS), path / LENGTHS)
             found["max_tokens"] = lengths.count("max_seq_length", 0)
+            if lengths.flag("do_lower_case", False):
+                raise lengths.error(
+                    "do_lower_case", "true is not supported: nobody makes texts lower case; send them so and set it to false"
+                )
         return SentenceModules(**found)
 
 

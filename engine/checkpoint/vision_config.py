@@ -203,7 +203,7 @@ def read_vision(
         temporal_merge_size=temporal_merge_size,
         norm_eps=norm_eps,
         text_norm_eps=text_norm_eps,
-        rope_theta=rope.number("rope_theta", 10_000.0),
+        rope_theta=rope.number("rope_theta", 10_000.0, above=0),
         tokens_per_second=tokens_per_second,
         window_size=window_size,
         full_attention_layers=full_attention_layers,

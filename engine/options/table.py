@@ -235,7 +235,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option("disable-chunked-mm-input", flag(), False, "no chunk ends inside a picture; one that is longer: 400"),
         Option("mm-chunk-tokens", whole(1, 1 << 20), None, "tokens of a chunk with media; default: --max-num-batched-tokens"),
-        Option("max-waiting", whole(1), 1024, "samples that may wait; more are refused with 429"),
+        Option(
+            "max-waiting", whole(1), 1024, "samples of one source that may wait, twice as many of all; more: refused with 429"
+        ),
         Option(
             "max-logprobs",
             whole(0, MAX_LOGPROBS),

@@ -327,10 +327,10 @@ class SchedulerActor(Actor):
             self.batch.finish(known)
         self.batch.waiting.came_back(request.request_id)
         stream = self.delivery.stream(request.tokenizer)
-        num_waiting = 0 if request.attempt else self.batch.num_waiting  # a request that was taken once is never refused later
+        waiting = (0, 0) if request.attempt else self.batch.num_waiting_of(request.source)  # what was taken once is not refused
         try:
             self._take_adapter(request)
-            sequence = self.admission.accept(request, stream, num_waiting, self.context.peer_epoch(request.tokenizer))
+            sequence = self.admission.accept(request, stream, *waiting, self.context.peer_epoch(request.tokenizer))
         except RequestError as error:
             self._rejections.add(1)
             stream.reject(rejection(request, error))

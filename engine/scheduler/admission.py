@@ -14,6 +14,7 @@ from engine.block_keys import BlockExtras
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.messages import Request, SamplingParams
+from engine.process.shares import has_room
 from engine.scheduler.delivery import Stream
 from engine.scheduler.policy import Limits
 from engine.scheduler.queues import place_in_line
@@ -50,9 +51,10 @@ class AdmissionControl:
         self.num_pooled_bytes = POOLED_BYTES + 4 * pooling.num_values if pooling else 0
         self._is_pooled_whole = pooling is not None and pooling.needs_all_tokens
 
-    def accept(self, request: Request, stream: Stream, num_waiting: int, tokenizer_epoch: int) -> Sequence:
-        """The sequence of a new request. Raises RequestError: 429 where too many wait, 400 where it can never run."""
-        self._check_queue(num_waiting)
+    def accept(self, request: Request, stream: Stream, num_waiting: int, num_own: int, tokenizer_epoch: int) -> Sequence:
+        """The sequence of a new request, of whose source `num_own` of all that wait are. Raises RequestError: 429 where too
+        many wait, 400 where it can never run."""
+        self._check_queue(num_waiting, num_own)
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling
         self._check_length(len(prompt), sampling.max_tokens)
@@ -122,11 +124,11 @@ class AdmissionControl:
             self._num_sized_bytes = len(msgspec.msgpack.encode(sampling)) + MAX_INDEX_BYTES
         return self._num_sized_bytes
 
-    def _check_queue(self, num_waiting: int) -> None:
-        if num_waiting >= self._config.max_waiting:
+    def _check_queue(self, num_waiting: int, num_own: int) -> None:
+        if not has_room(num_own, num_waiting, self._config.max_waiting):
             raise RequestError(
-                f"{num_waiting} sequences are waiting, the limit is {self._config.max_waiting}; try again later or start with "
-                "a larger --max-waiting",
+                f"{num_waiting} samples are waiting, {num_own} of them yours, the limit is {self._config.max_waiting} while "
+                "nobody else waits; try again later or start with a larger --max-waiting",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,

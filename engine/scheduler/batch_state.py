@@ -46,6 +46,10 @@ class BatchState:
         """Everything that waits: in order, held at the intake, or on its way back from a preemption."""
         return self.waiting.num_waiting + sum(sequence.state is SequenceState.LEAVING for sequence in self._leaving)
 
+    def num_waiting_of(self, source: str) -> tuple[int, int]:
+        """All that wait, and those of a source among them."""
+        return self.num_waiting, self.waiting.num_of(source)
+
     def add(self, sequence: Sequence, is_newcomer: bool = True) -> None:
         """A sequence from the intake; one that replaces an earlier attempt is no newcomer."""
         assert sequence.request.request_id not in self.sequences

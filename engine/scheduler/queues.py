@@ -60,6 +60,7 @@ class WaitingQueue(SequenceQueue):
         self.is_held = False
         self.num_tokens_to_compute = 0  # of all that wait
         self._turns = Turns()
+        self._num_of: dict[str, int] = {}  # that wait, by source
         self._newcomers: dict[str, Sequence] = {}
         self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
 
@@ -69,6 +70,10 @@ class WaitingQueue(SequenceQueue):
     @property
     def num_waiting(self) -> int:
         return len(self._sequences) + len(self._newcomers)
+
+    def num_of(self, source: str) -> int:
+        """Of a source."""
+        return self._num_of.get(source, 0)
 
     def began(self, sequence: Sequence) -> None:
         """What waited here runs now."""
@@ -81,17 +86,17 @@ class WaitingQueue(SequenceQueue):
     def add_newcomer(self, sequence: Sequence) -> None:
         """A sequence from the intake."""
         if self.is_held:
-            self.num_tokens_to_compute += sequence.num_tokens_to_compute
+            self._count(sequence, 1)
             self._newcomers[sequence.request.request_id] = sequence
         else:
             self.push(sequence)
 
     def push(self, sequence: Sequence) -> None:
-        self.num_tokens_to_compute += sequence.num_tokens_to_compute
+        self._count(sequence, 1)
         self._line_up(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self.num_tokens_to_compute -= sequence.num_tokens_to_compute
+        self._count(sequence, -1)
         if self._newcomers.get(sequence.request.request_id) is sequence:
             del self._newcomers[sequence.request.request_id]
         else:
@@ -109,6 +114,13 @@ class WaitingQueue(SequenceQueue):
         for sequence in self._newcomers.values():
             self._line_up(sequence)
         self._newcomers.clear()
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.num_tokens_to_compute += sign * sequence.num_tokens_to_compute
+        source = sequence.request.source
+        self._num_of[source] = self._num_of.get(source, 0) + sign
+        if not self._num_of[source]:
+            del self._num_of[source]
 
     def _line_up(self, sequence: Sequence) -> None:
         super().push(sequence)

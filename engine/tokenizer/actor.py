@@ -42,6 +42,7 @@ from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import RETRY_INTERVAL_NS
 from engine.process.run_directory import Run
+from engine.process.shares import has_room
 from engine.process.topology import role_of
 from engine.tokenizer.answer_formats import AnswerFormats
 from engine.tokenizer.answer_measures import AnswerMeasures
@@ -158,7 +159,7 @@ class TokenizerActor(Actor):
         job = Job.of(submission, submits)
         try:
             if is_newcomer:
-                self._check_backlog()
+                self._check_backlog(submission.source)
             self._begin(job, is_newcomer)
         except RequestError as error:
             self._refuse(job, refusal_of(error))
@@ -166,12 +167,14 @@ class TokenizerActor(Actor):
             for submit in submits:
                 self.context.tracer.span("prepare", begin_ns, label=submit.request_id)
 
-    def _check_backlog(self) -> None:
+    def _check_backlog(self, source: str) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
         limit = self.context.config.max_waiting
-        if self._replicas.num_waiting >= limit:
+        num_all, num_own = self._replicas.num_waiting(source)
+        if not has_room(num_own, num_all, limit):
             raise RequestError(
-                f"{self._replicas.num_waiting} samples wait for the scheduler, the limit is {limit}; try again later",
+                f"{num_all} samples wait for the scheduler, {num_own} of them yours, the limit is {limit} while nobody "
+                "else's do; try again later",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,

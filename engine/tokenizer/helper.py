@@ -72,6 +72,11 @@ class Helper:
         self._deadline_ns = time.monotonic_ns() + self._max_cpu_s * WALL_SECONDS_PER_CPU_SECOND * 1_000_000_000
 
     @property
+    def has_ended(self) -> bool:
+        """By whoever's hand; of one without a job that is no job's fault."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    @property
     def job_cpu_ns(self) -> int:
         """Processor time that its job has taken: that of the machine's other work is not in it."""
         return self._cpu_ns() - self._begun_cpu_ns

@@ -8,7 +8,7 @@ Used by the tokenizer's loop, which looks in often and never waits here.
                                                     slow    forms that take long
 
 In a lane those take turns whose requests they are (by key or address; requests, where that is unknown): who sends many delays
-himself, and has at most half of the queue of forms. While others wait, a form that is not compiled in a moment goes on to the
+himself, and leaves room for others (`shares.py`). While others wait, a form that is not compiled in a moment goes on to the
 slow ones, from its beginning. A lane whose queue is full refuses newcomers (429); what was begun before a crash it takes.
 """
 
@@ -22,6 +22,7 @@ import msgspec
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Detokenize, Prompt, Submission, Submit, encode
 from engine.process.fair_queue import FairQueue
+from engine.process.shares import has_room
 from engine.tokenizer.helper import Helper, HelperEnded
 from engine.tokenizer.helper import Work as HelperWork
 from engine.tokenizer.preparation import Answer, Refusal, Work, decode_answer
@@ -133,12 +134,16 @@ class Lanes:
         """RequestError 429 where too many wait."""
         name = self._lane_of(job)
         lane = self._lanes[name]
-        is_shared = name == "form" and bool(job.source)
-        num_own = sum(self._lanes[each].waiting.count(job.source) for each in ("form", "slow")) if is_shared else 0
-        if is_newcomer and len(lane.waiting) >= lane.max_waiting:
-            raise _too_many(f"{len(lane.waiting)} jobs wait for the tokenizer's {name} helper, the limit is {lane.max_waiting}")
-        if is_newcomer and num_own >= (most := max(1, lane.max_waiting // 2)):
-            raise _too_many(f"{num_own} of your requests wait for their forms to be compiled, the limit is {most}")
+        is_form = name == "form"  # which may go on to the slow ones: half of the places are kept for that
+        queues = [self._lanes[each].waiting for each in ((name, "slow") if is_form else (name,))]
+        limit = max(1, lane.max_waiting // 2) if is_form else lane.max_waiting
+        num_all = sum(map(len, queues))
+        num_own = sum(queue.count(job.source) for queue in queues) if job.source else num_all
+        if is_newcomer and not has_room(num_own, num_all, limit):
+            raise _too_many(
+                f"{num_all} requests wait for the tokenizer's {name} helper, {num_own} of them yours, the limit is {limit} "
+                "while nobody else waits"
+            )
         lane.waiting.push(job.turn, job)
         self._begin(lane)
 
@@ -213,13 +218,22 @@ class Lanes:
             job.begun_ns = time.monotonic_ns()
             job.num_tries += 1
             try:
-                helper = lane.idle.pop() if lane.idle else Helper(self._work)
+                helper = self._idle_helper(lane) or Helper(self._work)
             except OSError as error:  # no process, no descriptor
                 refusal = Refusal(f"the tokenizer has no helper: {error}", 503, "unavailable", "", RETRY_AFTER_S)
                 self._failed.append((job, refusal))
                 continue
             helper.begin(job.record)
             lane.busy[helper] = job
+
+    def _idle_helper(self, lane: _Lane) -> Helper | None:
+        """One that lives: whoever ended the others meanwhile did that to no job."""
+        while lane.idle:
+            helper = lane.idle.pop()
+            if not helper.has_ended:
+                return helper
+            helper.end()
+        return None
 
     def _lane_of(self, job: Job) -> str:
         chats = [prompt for prompt in job.prompts if isinstance(prompt, ChatPrompt)]

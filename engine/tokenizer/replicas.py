@@ -86,10 +86,9 @@ class Replicas:
     def is_waiting(self) -> bool:
         return any(channel.is_waiting for channel in self._channels)
 
-    @property
-    def num_waiting(self) -> int:
-        """Records that found no room, of the scheduler that keeps up best."""
-        return min(channel.num_waiting for channel in self._channels)
+    def num_waiting(self, source: str) -> tuple[int, int]:
+        """Records that found no room, and a source's, of the scheduler that keeps up best."""
+        return min(channel.num_waiting(source) for channel in self._channels)
 
     def choose(self, request: Request, pinned: int = UNKNOWN, refused_by: frozenset[int] = frozenset()) -> tuple[int, int]:
         """The replica that a sample is to go to, and how many tokens it must compute there. `refused_by`: full ones."""

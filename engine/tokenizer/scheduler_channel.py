@@ -23,6 +23,7 @@ class _Record(msgspec.Struct, frozen=True):
     payload: bytes
     num_samples: int = 0
     num_tokens: int = 0
+    source: str = ""
 
 
 class SchedulerChannel:
@@ -41,10 +42,10 @@ class SchedulerChannel:
     def is_waiting(self) -> bool:
         return bool(self._records or self._gathered)
 
-    @property
-    def num_waiting(self) -> int:
-        """Records that found no room."""
-        return len(self._records)
+    def num_waiting(self, source: str) -> tuple[int, int]:
+        """Records that found no room: all, and those of a source (of none: all, since nobody can tell)."""
+        num_all = len(self._records)
+        return num_all, sum(record.source == source for record in self._records) if source else num_all
 
     def unacknowledged(self) -> tuple[int, int]:
         """Samples that the scheduler has not taken yet, and the tokens that they have to compute."""
@@ -94,8 +95,9 @@ class SchedulerChannel:
 
     def _pack(self) -> None:
         if self._gathered:
-            payload = encode(Requests.of(self._gathered))
-            self._records.push(self._gathered_key, _Record(payload, len(self._gathered), self._num_gathered_tokens))
+            payload, source = encode(Requests.of(self._gathered)), self._gathered[0].source
+            record = _Record(payload, len(self._gathered), self._num_gathered_tokens, source)
+            self._records.push(self._gathered_key, record)
             self._gathered = []
             self._num_gathered_bytes = self._num_gathered_tokens = 0
 

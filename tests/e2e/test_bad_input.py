@@ -94,6 +94,7 @@ def test_malformed_bodies(engine: EngineProcess, path: str, content: bytes) -> N
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("n", 0),
+        ("n", 65),
         ("n", 100_000),
         ("best_of", 0),
         ("max_tokens", -1),

@@ -2,7 +2,8 @@
 
 Runs in its own process, as a client of a server that runs (`--url`) or of an engine that it starts with the options of
 `tokamak serve`, and that ends with it. `main` is called by tools/cli.py. Exit codes: 0 every line has its answer, be it an
-error; 1 not all have; 2 bad arguments; 130 interrupted.
+error; 1 not all have; 2 bad arguments; 130 interrupted. The input is read twice, to be checked and to be asked: what was
+changed between is not asked.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import hashlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import OptionError
+from engine.errors import OptionError, TokamakError
 from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
 from tokamak.connection import Server
 from tokamak.launched import EngineDeadError, LaunchedEngine
@@ -39,6 +41,10 @@ class Answer(NamedTuple):
     line: bytes
 
 
+class ChangedError(TokamakError):
+    """The input is not what it was when it was checked."""
+
+
 class _Replica(msgspec.Struct):
     max_num_seqs: int
 
@@ -53,21 +59,22 @@ def main(arguments: Sequence[str]) -> int:
     options, of_serve = parser.parse_known_args(arguments)
     ledger, total = None, -1
     try:
-        total = _check(options, of_serve)
+        answer_ids = _check(options, of_serve)
+        total = len(answer_ids)
         ledger = Ledger(options.output_file)
         ledger.go_on(requests_in(options.input_file))
         if ledger.num_answered < total:
             with _server(options, of_serve) as asker:
-                _run(options, ledger, asker, total)
-        print(f"{total} lines are answered, {ledger.num_failed} of them with errors: {options.output_file}", file=sys.stderr)
+                _run(options, ledger, asker, answer_ids)
+        _say(f"{total} lines are answered, {ledger.num_failed} of them with errors: {options.output_file}")
     except OptionError as error:
-        print(f"tokamak run-batch: error: {error}", file=sys.stderr)
+        _say(f"tokamak run-batch: error: {error}")
         return 2
-    except (LostError, EngineDeadError, OSError) as error:
-        print(f"tokamak run-batch: error: {error}{_so_far(ledger)}", file=sys.stderr)
+    except (LostError, EngineDeadError, ChangedError, OSError) as error:
+        _say(f"tokamak run-batch: error: {error}{_so_far(ledger)}")
         return 1
     except KeyboardInterrupt:
-        print(f"interrupted{_so_far(ledger)}", file=sys.stderr)
+        _say(f"interrupted{_so_far(ledger)}")
         return INTERRUPTED
     finally:
         if ledger is not None:
@@ -93,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> int:
-    """How many requests there are. OptionError: something is wrong before anything is asked."""
+def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> list[str]:
+    """The requests' `answer_id`s. OptionError: something is wrong before anything is asked."""
     if options.url and of_serve:
         raise OptionError(f"--url means a server that runs already, {of_serve[0]} is of one that is started; leave one out")
     if options.api_key and not options.url:
@@ -108,16 +115,16 @@ def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> int:
         raise OptionError(f"-i {source}: {'no regular file' if source.exists() else 'there is no such file'}")
     if target.exists() and target.samefile(source):
         raise OptionError(f"-o {target} is the file of the requests; give another")
-    return _count(source)
+    return _answer_ids(source)
 
 
-def _count(source: Path) -> int:
-    """The requests, no two of which may have one custom_id."""
+def _answer_ids(source: Path) -> list[str]:
+    """Of the requests, no two of which may have one custom_id."""
     seen: dict[bytes, int] = {}  # not the ids: they may be long
-    count = 0
+    answer_ids = []
     try:
         for request in requests_in(source):
-            count += 1
+            answer_ids.append(request.answer_id)
             if request.custom_id is not None:
                 key = hashlib.blake2b(request.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
                 first = seen.setdefault(key, request.number)
@@ -128,7 +135,18 @@ def _count(source: Path) -> int:
                     )
     except OSError as error:
         raise OptionError(f"-i {source}: {error.strerror}") from error
-    return count
+    return answer_ids
+
+
+def _unchanged(source: Path, answer_ids: Sequence[str]) -> Iterator[Request]:
+    """The requests that were checked; lines that came behind them are another run's. ChangedError: they are not there now."""
+    requests = requests_in(source)
+    for index, answer_id in enumerate(answer_ids):
+        request = next(requests, None)
+        if request is None or request.answer_id != answer_id:
+            what = "is not there any more" if request is None else f"(line {request.number}) is another now"
+            raise ChangedError(f"-i {source} was changed while it was read: request {index + 1} of {len(answer_ids)} {what}")
+        yield request
 
 
 @contextlib.contextmanager
@@ -152,9 +170,9 @@ def _server(options: argparse.Namespace, of_serve: list[str]) -> Iterator[Asker]
         engine.stop()
 
 
-def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, total: int) -> None:
-    first = ledger.num_answered
-    remaining = (request for index, request in enumerate(requests_in(options.input_file)) if index >= first)
+def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, answer_ids: Sequence[str]) -> None:
+    first, total = ledger.num_answered, len(answer_ids)
+    remaining = islice(_unchanged(options.input_file, answer_ids), first, None)
 
     def answer(request: Request) -> Answer:
         line = ledger.early.get(request.answer_id)
@@ -191,6 +209,12 @@ def _concurrency(asker: Asker) -> int:
     with contextlib.suppress(msgspec.DecodeError):  # of other servers
         num_slots = sum(replica.max_num_seqs for replica in msgspec.json.decode(reply.body, type=_Load).replicas)
     return min(MAX_CONCURRENCY, num_slots + num_slots // 4 + 2) if num_slots else DEFAULT_CONCURRENCY
+
+
+def _say(text: str) -> None:
+    """What nobody can read changes nothing."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _so_far(ledger: Ledger | None) -> str:

@@ -58,10 +58,10 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
             activation="quick_gelu",
             out_hidden_size=text.count("hidden_size"),
             temporal_patch_size=1,
-            text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps),
+            text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps, least=0),
             intermediate_size=round(hidden_size * vision.number("mlp_ratio", 4.0)),
             temporal_merge_size=temporal_merge_size,
-            norm_eps=vision.number("rms_norm_eps", 1e-6),
+            norm_eps=vision.number("rms_norm_eps", 1e-6, least=0),
         )
 
     def _tokens(self, options: JsonOptions, vocab_size: int) -> MediaTokens:

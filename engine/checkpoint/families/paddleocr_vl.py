@@ -33,6 +33,6 @@ class PaddleOcrVL(Ernie4_5):
             activation="gelu_pytorch_tanh",
             out_hidden_size=text.count("hidden_size"),
             temporal_patch_size=1,  # its files say 2, and its encoder has no time
-            norm_eps=vision.number("layer_norm_eps", 1e-6),
+            norm_eps=vision.number("layer_norm_eps", 1e-6, least=0),
             num_positions=side * side,
         )

@@ -62,11 +62,22 @@ def bench() -> Iterator[Bench]:
     bench.close()
 
 
-def submits(key: str, num_samples: int, prompt: str = "x", text: TextOptions | None = None) -> list[Submit]:
+def submits(key: str, num_samples: int, prompt: str = "x", text: TextOptions | None = None, source: str = "") -> list[Submit]:
     shared = TextPrompt(prompt)
     text = text or TextOptions()
     return [
-        Submit(f"{key}-{index}", "api0", 1, 0, shared, SamplingParams(sample_index=index), text, group_id=key, key=key)
+        Submit(
+            f"{key}-{index}",
+            "api0",
+            1,
+            0,
+            shared,
+            SamplingParams(sample_index=index),
+            text,
+            group_id=key,
+            key=key,
+            source=source,
+        )
         for index in range(num_samples)
     ]
 
@@ -110,6 +121,18 @@ def test_a_queue_of_many_requests_refuses_newcomers(bench: Bench) -> None:
     assert len(bench.drained()) == 11
     bench.send(*submits("3", 1))
     assert len(bench.drained()) == 1
+
+
+def test_who_fills_the_queue_leaves_room_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.client.backlog.MAX_WAITING_BYTES", 100_000)
+    for index in range(6):  # three wait, and one as the next record
+        bench.send(*submits(f"many{index}", 1, "x" * 25_000, source="many"))
+    with pytest.raises(RequestError):
+        bench.send(*submits("one more", 1, source="many"))
+    bench.send(*submits("few", 1, source="few"))
+    with pytest.raises(RequestError):  # too many bytes together
+        bench.send(*submits("large", 1, "x" * 60_000, source="few"))
+    assert "few" in [name_of(message) for message in bench.drained()]
 
 
 def test_what_nobody_waits_for_is_not_sent(bench: Bench) -> None:

@@ -64,6 +64,25 @@ def test_what_is_asked_for_wins() -> None:
         assert config.kv_cache_bytes <= 8 << 20 or config.num_kv_blocks == 77
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--device", "cpu", "--ops", "reference"], "the engine runs on the cpu"),
+        (["--device", "cpu"], "the engine runs on the cpu"),
+        (["--device", "npu"], "does not tell the memory of npu"),
+        (["--device", "gpu", "--num-kv-blocks", "77"], "the cache's size is given"),
+    ],
+)
+def test_a_share_that_nothing_comes_of_is_said(arguments: list[str], why: str) -> None:
+    cards = InstalledPaddle("3.3.1", {"gpu": 1, "npu": 1}, memory={"gpu": 2 * GIB})
+    options = read_options([str(MODEL), "--gpu-memory-utilization", "0.5", *arguments], {})
+    resolve(options, ask_paddle=lambda: cards)
+    assert [note for note in options.notes if "without effect" in note and why in note], options.notes
+    plain = read_options([str(MODEL), *arguments], {})
+    resolve(plain, ask_paddle=lambda: cards)
+    assert not any("gpu-memory-utilization" in note for note in plain.notes)
+
+
 def test_a_device_that_does_not_tell_its_memory() -> None:
     assert not configure("--device", "npu").is_cache_estimated
     assert configure("--device", "npu").num_kv_blocks == configure("--device", "cpu", "--ops", "reference").num_kv_blocks

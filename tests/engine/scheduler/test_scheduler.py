@@ -231,6 +231,21 @@ def test_a_full_queue_is_a_429(directory: Path) -> None:
         simulation.check(*(stream for stream in streams if stream.rejected is None))
 
 
+def test_who_fills_the_queue_leaves_room_for_others(directory: Path) -> None:
+    with simulate(directory, max_waiting=6, max_num_seqs=1) as simulation:
+        running = simulation.submit([1], max_tokens=200, source="many")
+        simulation.start(running)
+        many = [simulation.submit([1, 2], max_tokens=4, source="many") for _ in range(9)]
+        simulation.turn()
+        few = [simulation.submit([3], max_tokens=4, source="few") for _ in range(3)]
+        simulation.finish()
+        assert [stream.rejected is not None for stream in many] == [False] * 6 + [True] * 3
+        for stream in many[6:]:
+            assert stream.rejected is not None
+            assert "6 of them yours" in stream.rejected.message
+        simulation.check(running, *many[:6], *few)
+
+
 def test_what_was_begun_is_not_refused_after_a_restart(directory: Path) -> None:
     with simulate(directory, max_waiting=3, max_num_seqs=2) as simulation:
         streams = []

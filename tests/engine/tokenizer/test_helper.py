@@ -63,6 +63,11 @@ def form(request_id: str, source: str, text: str = "") -> Job:
     return Job.of(Submission.of([submit]), [submit])
 
 
+def prompt(request_id: str, source: str, text: str) -> Job:
+    submit = Submit(request_id, "api0", 1, 0, TextPrompt(text), SamplingParams(), TextOptions(), source=source)
+    return Job.of(Submission.of([submit]), [submit])
+
+
 class Bench(Lanes):
     def __init__(self) -> None:
         super().__init__(work, 2, lambda name: name == "own")
@@ -151,11 +156,11 @@ def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: py
 
 def test_a_source_has_half_of_the_queue(lanes: Bench, gate: Path) -> None:
     lanes.ask(*(form(f"a{index}", "a", f"wait:{gate}") for index in range(3)))  # two have helpers
-    with pytest.raises(RequestError, match="1 of your requests wait") as caught:
+    with pytest.raises(RequestError, match="1 requests wait for the tokenizer's form helper, 1 of them yours") as caught:
         lanes.ask(form("a3", "a"))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
     lanes.ask(form("b", "b"))
-    with pytest.raises(RequestError, match="2 jobs wait"):
+    with pytest.raises(RequestError, match="2 requests wait"):
         lanes.ask(form("c", "c"))
     assert lanes.num_waiting == 2
 
@@ -169,6 +174,15 @@ def test_queues_are_bounded(lanes: Bench, gate: Path, size: int, limit: int) -> 
         lanes.ask(call("one more", text))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
     lanes.add(call("again", text), is_newcomer=False)  # begun before a crash
+
+
+def test_who_fills_a_queue_leaves_room_for_others(lanes: Bench, gate: Path) -> None:
+    text = f"wait:{gate}" + " " * 40_000
+    lanes.ask(*(prompt(f"m{index}", "many", text) for index in range(2 + MAX_HEAVY_JOBS)))
+    with pytest.raises(RequestError, match=f"{MAX_HEAVY_JOBS} of them yours"):
+        lanes.ask(prompt("one more", "many", text))
+    lanes.ask(prompt("few", "few", text))
+    assert lanes.num_waiting == MAX_HEAVY_JOBS + 1
 
 
 @pytest.mark.slow
@@ -197,6 +211,17 @@ def test_a_helper_that_somebody_kills_costs_nothing(lanes: Bench, gate: Path) ->
     assert lanes.text("d") == "d"  # before the other try
     os.kill(lanes.helpers[0].pid, signal.SIGKILL)  # and once more: that is no accident
     assert "signal 9" in lanes.refusal("c").message
+
+
+def test_however_many_are_killed_while_they_are_idle(lanes: Bench) -> None:
+    lanes.ask(form("a", "1"), form("b", "2"))
+    assert (lanes.text("a"), lanes.text("b")) == ("a", "b")
+    assert len(lanes.helpers) == 2
+    for helper in lanes.helpers:
+        os.kill(helper.pid, signal.SIGKILL)
+        wait_until(lambda pid=helper.pid: has_ended(pid), what="its end")
+    lanes.ask(form("c", "1"))
+    assert lanes.text("c") == "c"
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, gate: Path) -> None:

@@ -367,6 +367,17 @@ def test_new_samples_are_refused_while_the_scheduler_does_not_read(tmp_path: Pat
         assert len(taken) + len(rejected) == 41
 
 
+def test_who_fills_the_way_to_the_scheduler_leaves_room_for_others(tmp_path: Path) -> None:
+    with Bench(tmp_path, ring_bytes=4096, max_waiting=3) as bench:
+        for index in range(40):
+            bench.send("api0", submit("x", f"r{index}", source="many"))
+        assert any(isinstance(message, Rejected) for message in bench.received())
+        bench.send("api0", submit("x", "few", source="few"))
+        assert bench.received() == []
+        taken = [message for _ in range(3) for message in (bench.received("scheduler"), bench.turn())[0]]
+        assert "few" in [message.request_id for message in taken if isinstance(message, Request)]
+
+
 # ---------------------------------------------------------------------------------------------------------- the way out
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.tools.openai_server import API_KEY, Behaviour, OpenAIServer, openai_s
 from tests.waiting import WATCHDOG_S, wait_until
 
 COMPLETIONS = "/v1/completions"
+TOKAMAK = REPOSITORY / "tools" / "package" / "tokamak" / "__main__.py"
 CONCURRENCY = 8
 
 
@@ -34,7 +37,7 @@ def write(directory: Path, *lines: str) -> Path:
 
 def start(directory: Path, *options: str) -> subprocess.Popen[str]:
     files = ("-i", "in.jsonl", "-o", "out.jsonl")
-    command = [sys.executable, str(REPOSITORY / "tools" / "package" / "tokamak" / "__main__.py"), "run-batch", *files, *options]
+    command = [sys.executable, str(TOKAMAK), "run-batch", *files, *options]
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -152,6 +155,51 @@ def test_a_server_that_goes(tmp_path: Path) -> None:
         assert "p30" in asked(other)
         assert len(asked(other)) <= CONCURRENCY
     assert len(answers(tmp_path)) == 50
+
+
+def rest_is_gone(source: Path) -> None:
+    os.truncate(source, 1000)
+
+
+def rest_is_another(source: Path) -> None:
+    source.write_text(source.read_text().replace('"n": 1', '"n": 2'))
+
+
+def more_comes(source: Path) -> None:
+    with open(source, "a") as file:
+        file.write(f"{request(0)}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (rest_is_gone, (1, "in.jsonl was changed while it was read: request ")),
+        (rest_is_another, (1, " is another now; ")),
+        (more_comes, (0, "1500 lines are answered, 0 of them with errors")),
+    ],
+)
+def test_an_input_that_changes_meanwhile(tmp_path: Path, change: Callable[[Path], None], expected: tuple[int, str]) -> None:
+    """What was not there when it was checked is not asked, and the end says so. More at its end is another run's."""
+    source = write(tmp_path, *(request(number, suffix="x" * 500, n=1) for number in range(1500)))
+    with openai_server() as server:
+        process = start(tmp_path, "--url", server.url, "--concurrency", "1")
+        wait_until(lambda: asked(server), what="it is under way")
+        change(source)
+        _, said = process.communicate(timeout=WATCHDOG_S)
+        assert (process.returncode, expected[1] in said) == (expected[0], True), said
+        assert {body["n"] for body in server.bodies(COMPLETIONS)} == {1}
+    found = answers(tmp_path)
+    assert len(found) == 1500 if expected[0] == 0 else 0 < len(found) < 1500
+    assert not any(each["error"] for each in found)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_nobody_reads_what_it_says(tmp_path: Path, closed: str) -> None:
+    write(tmp_path, *(request(number) for number in range(9)))
+    with openai_server() as server:
+        command = f"exec {sys.executable} {TOKAMAK} run-batch -i in.jsonl -o out.jsonl --url {server.url} {closed}"
+        assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=WATCHDOG_S, check=False).returncode == 0
+    assert [each["custom_id"] for each in answers(tmp_path)] == [f"r{number}" for number in range(9)]
 
 
 WRONG: list[tuple[list[str], list[str], str]] = [

@@ -1,0 +1,15 @@
+"""Who may still join a queue that several sources fill. A decision only.
+
+Used where newcomers are refused with 429: by the scheduler (for what waits for a slot), by the tokenizer processes (for their
+helpers) and by the api processes (for a tokenizer's ring). A source is whose requests these are, a key's or an address's
+(`source_of` of `api/access.py`); where nobody can tell, all are one.
+"""
+
+from __future__ import annotations
+
+
+def has_room(num_own: int, num_all: int, limit: int, num_more: int = 1) -> bool:
+    """Whether a source that has `num_own` of the `num_all` in a queue may add `num_more`. A queue has places for twice `limit`,
+    of which no source may take more than it would leave free (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has
+    `limit`, each of s has 2 limit / (s + 1), and however much one has sent, there is room for the next."""
+    return num_own + num_all + num_more <= 2 * limit
