@@ -200,7 +200,8 @@ def keep_rows(step: Step, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Ste
     return Step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
 
 
-def _describe(tensor: paddle.Tensor) -> tuple[int, int]:
+def describe(tensor: paddle.Tensor) -> tuple[int, int]:
+    """Where it lies, and its bytes."""
     assert tensor.is_contiguous(), "rows read memory as it lies"
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 
@@ -229,7 +230,7 @@ class _Rows:
         self._stream = stream
 
     def _run(self, row: str, **values: Any) -> None:
-        self._library.run(row, operands(row, _describe, **values), self._stream())
+        self._library.run(row, operands(row, describe, **values), self._stream())
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
         if inputs.in_place is not None:

@@ -31,10 +31,10 @@ def card_ops(others: OpTable) -> OpTable:
     except BuildError as error:
         _LOG.warning("--ops cuda: the kernels cannot be built, fused ops are taken: %s", error)
         return others
-    return make_table(library, _stream)
+    return make_table(library, current_stream)
 
 
-def _stream() -> int:
+def current_stream() -> int:
     """The address of that on which Paddle enqueues now."""
     import paddle
 
