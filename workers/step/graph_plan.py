@@ -59,10 +59,6 @@ class GraphPlan(EagerPlan):
         self._replayed: Captured | None = None  # in the last step
         self._places = [*places_of(cache.layers, "cache", set()), *places_of(model, "weights", set())]
 
-    def leave(self, sizes: Collection[int]) -> None:
-        self.failed_sizes = {*self.failed_sizes, *sizes}
-        self.captured = {size: found for size, found in self.captured.items() if size not in sizes}
-
     def replay(self, size: int = 0) -> None:
         self._replayed = None
         if size and size not in self.captured and size not in self.failed_sizes:
