@@ -535,8 +535,9 @@ class WorkerActor(Actor):
         self._device_memory.set(self._runner.core.device.memory_bytes())
 
     def _show_captures(self) -> None:
-        plan = self._runner.core.weights.plan
-        self._uncaptured_sizes.set(len(plan.failed_sizes) if plan else 0)
+        core = self._runner.core
+        plan, num_of_drafts = core.weights.plan, core.mtp.num_uncaptured if core.mtp else 0
+        self._uncaptured_sizes.set((len(plan.failed_sizes) if plan else 0) + num_of_drafts)
         self._captured_sizes.set(len(plan.captured) if plan else 0)
 
     def _beat(self) -> None:
