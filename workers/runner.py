@@ -284,16 +284,10 @@ class ModelRunner:
             self.mtp.warm_up()
 
     def _warm_up_together(self, plan: Plan) -> None:
-        """In the first step of all ranks that is replayed. What one of them could not capture none replays."""
+        """In the first step of all ranks that is replayed."""
         self._is_warm = True
-        if self._gang is not None:  # tapes, which are there
-            return
-        self._warm_up(plan)
-        assert self._communicator is not None
-        sizes = self._captures.sizes
-        own = np.array([size in plan.failed_sizes for size in sizes], np.int64)
-        num_failed: list[int] = self._communicator.all_gather(own).reshape(-1, len(sizes)).sum(axis=0).tolist()
-        plan.leave([size for size, count in zip(sizes, num_failed, strict=True) if count])
+        if self._gang is None:  # else tapes, which are there
+            self._warm_up(plan)
 
     def _rehearse(self, plan: Plan) -> None:
         """DeviceError: a step of the most rows does not fit."""

@@ -337,6 +337,7 @@ class WorkerActor(Actor):
         for num_rows, is_captured in core.ran:
             (self._captured_rows if is_captured else self._eager_rows).observe(num_rows)
         core.ran.clear()
+        self._show_captures()  # ranks of a gang capture in a step
         traffic = core.device.traffic
         self._to_device.set(traffic.num_to_device)
         self._to_host.set(traffic.num_to_host)
@@ -530,9 +531,14 @@ class WorkerActor(Actor):
         self._weights_bytes.set(self._runner.core.weights.num_bytes)
         weights = self._runner.core.weights
         self._weights_version.set(weights.version)
-        self._uncaptured_sizes.set(len(weights.plan.failed_sizes) if weights.plan else 0)
-        self._captured_sizes.set(len(weights.plan.captured) if weights.plan else 0)
+        self._show_captures()
         self._device_memory.set(self._runner.core.device.memory_bytes())
+
+    def _show_captures(self) -> None:
+        core = self._runner.core
+        plan, num_of_drafts = core.weights.plan, core.mtp.num_uncaptured if core.mtp else 0
+        self._uncaptured_sizes.set((len(plan.failed_sizes) if plan else 0) + num_of_drafts)
+        self._captured_sizes.set(len(plan.captured) if plan else 0)
 
     def _beat(self) -> None:
         """Between two ops of a step: it may take long, but it gets on."""

@@ -29,6 +29,7 @@ _ROWS_OF_INNER = 3
 _MASK_BYTES = 16  # for each row and key of a step: comparisons and what comes of them
 _KEY_SPLIT = 64
 _MIB = 1 << 20
+_ROUNDED_BYTES = {"none": _BYTES, "wint8": 1, "wint4": 0.5 + _BYTES / 32}  # of a value: a scale is for 32 of them at least
 
 
 class CardNeeds(msgspec.Struct, frozen=True):
@@ -63,7 +64,15 @@ def card_needs(model: ModelConfig, num_weights: int, values: dict[str, Any], max
         in_attention = min(num_rows * keys * model.num_attention_heads, _MAX_SCORES) * _COPIES_OF_SCORES * _BYTES
         return num_rows * (_BYTES * width + _MASK_BYTES * keys) + in_attention + logits
 
-    return CardNeeds(_BYTES * num_weights, inputs, step_of(rows), step_of(largest) if largest else 0)
+    weights = _weights_bytes(model, num_weights, values["quantization"]) if num_weights else 0
+    return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0)
+
+
+def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str) -> int:
+    """Embeddings are floats; the head is a matrix of its own, also where a checkpoint has one for both."""
+    embedding, of_value = model.vocab_size * model.hidden_size, _ROUNDED_BYTES[quantization]
+    others = max(num_weights - embedding * (1 if model.tie_word_embeddings else 2), 0)
+    return math.ceil(_BYTES * embedding + max(of_value, 1) * embedding + of_value * others)
 
 
 def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_bytes: int) -> int:

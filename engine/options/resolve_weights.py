@@ -35,8 +35,10 @@ def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -
     """Weights that are stored as integers are never rounded a second time."""
     if asked == "none":
         return asked
-    if ops != "native":
-        raise OptionError(f"--quantization {asked} needs native ops, the ops are {ops}; use --quantization none")
+    if ops not in ("native", "cuda"):
+        raise OptionError(
+            f"--quantization {asked} needs native ops (--ops cuda on GPUs), the ops are {ops}; use --quantization none"
+        )
     try:
         stored = model.quantization.method if model.quantization else _stored_types(path)
     except CheckpointError as error:

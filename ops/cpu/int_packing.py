@@ -15,7 +15,7 @@ import numpy as np
 
 from ops import _cpu
 from ops.cpu.cuts import cut
-from ops.weight_format import Fill, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
+from ops.weight_format import Fill, Memory, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
 KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
 
@@ -106,6 +106,27 @@ class IntPacking:
         source = (floats.ctypes.data, floats.dtype == np.uint16, output_stride, input_stride)
         shape = (*floats.shape, self._format.group_size)
         _cpu.quantize_weight(packed.ctypes.data, scales.ctypes.data, address, self._kind, *source, *shape)
+
+
+def rounded(values: np.ndarray, format: WeightFormat) -> QuantizedWeight:
+    """Floats [out, in], or the bits of bfloat16, as this table rounds them to `format`: for other tables."""
+    num_outputs, num_inputs = values.shape
+    packed, *others = IntPacking("", format, num_inputs, num_outputs, [lambda: values]).keep(Memory())
+    lines = packed.reshape(*packed.shape[:2], _cpu.PANEL, 4)
+    if format.kind == "int4":
+        lines = np.stack([lines & 15, lines >> 4], axis=2).reshape(len(lines), -1, _cpu.PANEL, 4)
+    else:
+        lines = (lines ^ 128).view(np.int8)
+    integers = lines.transpose(0, 2, 1, 3).reshape(len(lines) * _cpu.PANEL, -1)[:num_outputs, :num_inputs]
+    scales, multipliers, offsets = (None if each is None else _by_output(each, num_outputs) for each in others)
+    assert scales is not None, "every format has scales"
+    return QuantizedWeight(format, np.ascontiguousarray(integers), scales, offsets, multipliers)
+
+
+def _by_output(grouped: np.ndarray, num_outputs: int) -> np.ndarray:
+    """[panels, groups, PANEL] -> [out, groups]"""
+    by_output: np.ndarray = grouped.transpose(0, 2, 1).reshape(len(grouped) * _cpu.PANEL, -1)[:num_outputs]
+    return by_output
 
 
 def _in_panels(values: np.ndarray) -> np.ndarray:

@@ -1,10 +1,12 @@
 """What the kernels take of a card, by ptxas: `python -m ops.cuda.resources [NVCC]` prints a table; where one spills it fails.
 
 The compiler is asked as for a build, for all cards, and says of each kernel its registers, shared memory and what it spills.
+The table is kept in `.github/DEVICES.md` with the digest of the sources that it is of: asking takes minutes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -62,6 +64,14 @@ def table(found: Iterable[Resources]) -> str:
     return "\n".join(lines)
 
 
+def digest() -> str:
+    """Of the sources, and of how they are compiled."""
+    found = hashlib.blake2b(repr(card_command("nvcc")).encode(), digest_size=8)
+    for file in sorted({*SOURCES.glob("*.cu"), *SOURCES.glob("*.h")} - {SOURCES / "emulation.h"}):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()
+
+
 def main(nvcc: str = "nvcc") -> int:
     """The exit code: 1 where a kernel spills."""
     found: list[Resources] = []
@@ -73,7 +83,7 @@ def main(nvcc: str = "nvcc") -> int:
         if made.returncode != 0:
             raise BuildError(f"{nvcc} ended with {made.returncode} and said at last:\n{made.stderr[-2000:]}")
         found += resources_of(made.stdout + made.stderr)
-    print(table(found))
+    print(f"Of sources `{digest()}`:\n\n{table(found)}")
     return int(any(each.spilled_bytes for each in found))
 
 

@@ -1,7 +1,7 @@
 """The op table of CUDA's rows: what is not a row of its own is the reference's, in Paddle.
 
-Tensors are Paddle's, on the card, or on the CPU where the rows are emulated. Activations are float32; weights float32, int8 or
-int4, keys and values of any type that `operands.h` knows.
+Tensors are Paddle's, on the card, or on the CPU where the rows are emulated. Activations are float32; weights float32, or int8
+and int4 as a checkpoint stores them or as the native table rounds them, keys and values of any type that `operands.h` knows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 import paddle
 
+from ops.cpu.int_packing import rounded
 from ops.cuda.library import Library
 from ops.cuda.operands import TYPE_BYTES, TYPES, operands
 from ops.modules import (
     AttentionShape,
     Columns,
+    Embedding,
     Experts,
     HeadNorm,
     KvCache,
@@ -32,9 +34,10 @@ from ops.modules import (
 from ops.paddle import reference
 from ops.paddle.metadata import InPlace
 from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
-from ops.weight_format import QuantizedWeight, Source, Store, float32
+from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, float32
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
+INTEGERS = ("int8", "int4")  # kinds of weights
 KEYS_OF_PART = 512  # as kPart in attention.cu
 _STEP = 32  # inputs of a linear come in multiples of it
 _TILE_ROWS = 16  # of an expert's, as kTileRows in linear.h
@@ -90,7 +93,7 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0) -> OpTab
         reference.TABLE,
         name="cuda",
         pack=pack,
-        integer_kinds=("int8", "int4"),
+        integer_kinds=INTEGERS,
         cache_view=lambda memory, block_size: memory,
         clear_block=clear_block,
         drawing=Drawing(rows.draw, is_greedy=False),
@@ -116,24 +119,37 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
     """Linears as the rows take them; what the reference computes, as it packs it."""
     match module:
         case Linear():
-            module.weight = _packed(sources["weight"](), module.columns)
+            module.weight = _packed(sources["weight"](), module.columns, module.format)
             if "bias" in sources:
                 module.bias = paddle.to_tensor(_own(float32(sources["bias"]()), module.columns))
         case HeadNorm():  # queries are alike, and so are keys
             values = [float32(sources[name]()).reshape(-1) for name in ("queries", "keys")]
             module.weight = paddle.to_tensor(np.stack(values))
         case Router():
-            module.linear.weight = _packed(sources["weight"](), ())
+            module.linear.weight = _packed(sources["weight"](), (), module.linear.format)
             if "correction" in sources:
                 module.correction = paddle.to_tensor(float32(sources["correction"]()).reshape(-1))
         case Experts():
             parts = {
-                part: _stacked([_packed(sources[f"{part}.{index}"](), linear.columns) for index, linear in enumerate(linears)])
+                part: _stacked(
+                    [
+                        _packed(sources[f"{part}.{index}"](), linear.columns, linear.format)
+                        for index, linear in enumerate(linears)
+                    ]
+                )
                 for part, linears in module.parts.items()
             }
             module.weight = PackedExperts(**parts)
+        case Embedding():  # of what its head has, where they are one matrix
+            numbers = _in_format(sources["weight"](), module.format)
+            reference.pack(module, {"weight": lambda: numbers}, store)
         case _:
             reference.pack(module, sources, store)
+
+
+def _in_format(values: Values, format: WeightFormat) -> Values:
+    """Floats rounded, where integers are to be kept of them."""
+    return rounded(values, format) if isinstance(values, np.ndarray) and format.kind in INTEGERS else values
 
 
 def _stacked(linears: list[PackedLinear]) -> PackedLinear:
@@ -152,8 +168,9 @@ def _own(values: np.ndarray, columns: Columns) -> np.ndarray:
     return np.concatenate([values[begin:end] for begin, end in columns]) if columns else values
 
 
-def _packed(values: np.ndarray | QuantizedWeight, columns: Columns) -> PackedLinear:
+def _packed(values: Values, columns: Columns, format: WeightFormat) -> PackedLinear:
     scales = offsets = None
+    values = _in_format(values, format)
     if isinstance(values, QuantizedWeight):
         kind, integers = values.format.kind, _own(values.values, columns)
         num_inputs = integers.shape[1]
@@ -200,7 +217,8 @@ def keep_rows(step: Step, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Ste
     return Step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
 
 
-def _describe(tensor: paddle.Tensor) -> tuple[int, int]:
+def describe(tensor: paddle.Tensor) -> tuple[int, int]:
+    """Where it lies, and its bytes."""
     assert tensor.is_contiguous(), "rows read memory as it lies"
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 
@@ -229,7 +247,7 @@ class _Rows:
         self._stream = stream
 
     def _run(self, row: str, **values: Any) -> None:
-        self._library.run(row, operands(row, _describe, **values), self._stream())
+        self._library.run(row, operands(row, describe, **values), self._stream())
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
         if inputs.in_place is not None:

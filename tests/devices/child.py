@@ -8,10 +8,21 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.devices.board import Board
 from tests.devices.build import environment
+
+
+class Linears(NamedTuple):
+    """Two ways to multiply [rows, inputs] by [outputs, inputs]: seconds, and by how much of the largest number they differ."""
+
+    num_rows: int
+    num_inputs: int
+    num_outputs: int
+    own: float
+    librarys: float
+    error: float
 
 
 class Child:
@@ -22,7 +33,7 @@ class Child:
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
         """What it returns or raises there."""
-        return self._pool.submit(_call, function, arguments, options).result()
+        return self._pool.submit(call_there, function, arguments, options).result()
 
     def __enter__(self) -> Child:
         return self
@@ -35,5 +46,6 @@ def _set_environment(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _call(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def call_there(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Of `on_device.py`, in the process that calls this."""
     return getattr(importlib.import_module("tests.devices.on_device"), function)(*arguments, **options)

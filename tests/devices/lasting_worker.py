@@ -1,22 +1,53 @@
 """A rank whose cache is memory of a card, by the stand-in for its driver: Paddle's CPU place takes the addresses, which are the
-host's. Run by `test_device_arena.py`."""
+host's; or of a real one. Run by `test_device_arena.py` and by `tools/test --device gpu`."""
 
 from __future__ import annotations
 
 import functools
+import json
+import signal
+import subprocess
+import sys
 from typing import Any
 
 from engine.messages import SamplingParams
-from tests.paths import GOLDEN
+from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.serving import Sample, Serving, make_runner
 from workers.runners.gpu import gpu_runner
 
+NUM_BYTES = 9 << 20  # of an arena that has room for it
+# Computes a prompt, prints its answer and then waits for its death; or goes on from the blocks that are there.
+_WORKER = """
+import json, sys
+from tests.devices.lasting_worker import serve
+print(json.dumps(serve(*json.loads(sys.argv[1]))), flush=True)
+sys.stdin.read()
+"""
 
-def serve(library: str, descriptor: int, num_bytes: int, has_blocks: bool) -> dict[str, Any]:
+
+def run_worker(library: str, descriptor: int, device: str = "cpu", *, has_blocks: bool) -> dict[str, Any]:
+    """What one says that is killed then, of the arena `descriptor`."""
+    worker = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _WORKER, json.dumps([library, descriptor, has_blocks, device])],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[descriptor],
+    )
+    with worker:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        worker.send_signal(signal.SIGKILL)
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def serve(library: str, descriptor: int, has_blocks: bool, device: str) -> dict[str, Any]:
     """The answer to a prompt of 40 tokens; `has_blocks`: without computing the first two blocks."""
     kind = functools.partial(gpu_runner, device_arena=descriptor)
-    arena = memoryview(bytearray(num_bytes))
-    options = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference"}
+    arena = memoryview(bytearray(NUM_BYTES))
+    options = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference", "device": device}
     runner = make_runner(GOLDEN / "qwen3", kind=kind, arena=arena, device_arena_library=library, **options)
     assert runner.device.capabilities.is_arena_lasting
     assert not any(arena), "nothing lies on the host"

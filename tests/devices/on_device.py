@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import paddle
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams
+from ops.cuda.library import Library
+from ops.cuda.operands import TYPES, operands
+from ops.cuda.table import PackedLinear, describe
 from tests.devices.board import Board
 from tests.devices.build import NAME
+from tests.devices.child import Linears
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, golden_samples, make_runner
 from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
+from workers.devices.card_ops import current_stream
 from workers.runner import ModelRunner
 from workers.runners.cpu import CpuRunner
 from workers.runners.xpu import xpu_runner
@@ -182,3 +192,36 @@ def registered(runner: ModelRunner) -> list[object]:
     own = [tokens[slot, :count].tolist() for slot, count in enumerate(counts)]
     rest = on_device[sizes.tables_at :].tolist()
     return [[array.tolist() for _, array in slots.arrays()], own, rest]
+
+
+def linears_beside_the_librarys(
+    library: str, place: str, dtype: str, shapes: list[tuple[int, int, int]], num_runs: int
+) -> list[Linears]:
+    """CUDA's linear and Paddle's product, which calls the card's own library, for (rows, inputs, outputs)."""
+    paddle.device.set_device(place)
+    rows, stream = Library(Path(library)), 0 if place == "cpu" else current_stream()
+    found = []
+    for num_rows, inputs, outputs in shapes:
+        x, weight = (paddle.randn([count, inputs]).astype(dtype) for count in (num_rows, outputs))
+        y = paddle.zeros([num_rows, outputs], cast(Any, dtype))
+        weights = PackedLinear(weight, None, None, dtype, inputs, inputs, outputs, 32).operands()
+        given = operands("Linear", describe, type=TYPES[dtype], x=x, y=y, weights=weights, bias=None, num_rows=num_rows)
+        run_row = functools.partial(rows.run, "Linear", given, stream)
+        run_library = functools.partial(paddle.matmul, x, weight, transpose_y=True)
+        run_row()
+        expected = run_library().astype("float32").numpy()
+        error = float(np.abs(y.astype("float32").numpy() - expected).max() / np.abs(expected).max())
+        turns = [(_seconds(run_row, y, num_runs), _seconds(run_library, y, num_runs)) for _ in range(5)]
+        own, others = (statistics.median(each) for each in zip(*turns, strict=True))
+        found.append(Linears(num_rows, inputs, outputs, own, others, error))
+    return found
+
+
+def _seconds(run: Callable[[], object], waited_for: paddle.Tensor, num_runs: int) -> float:
+    """Of one of so many that are enqueued behind each other. What comes behind them is waited for."""
+    waited_for[0, 0].item()
+    begin = time.perf_counter()
+    for _ in range(num_runs):
+        run()
+    waited_for[0, 0].item()
+    return (time.perf_counter() - begin) / num_runs

@@ -4,11 +4,7 @@ comes after one that was killed."""
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,19 +12,10 @@ import pytest
 from engine.errors import StartError
 from engine.supervisor.device_arenas import device_arenas
 from shm.device_memory import DeviceMemory
+from tests.devices.lasting_worker import NUM_BYTES, run_worker
 from tests.native_program import build_program
-from tests.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
-NUM_BYTES = 9 << 20
-# Computes a prompt, prints its answer and then waits for its death; or goes on from the blocks that are there.
-WORKER = """
-import json, sys
-from tests.devices.lasting_worker import serve
-library, descriptor, num_bytes, has_blocks = json.loads(sys.argv[1])
-print(json.dumps(serve(library, descriptor, num_bytes, has_blocks)), flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +34,6 @@ def test_what_a_killed_worker_computed_is_found_again(driver: str) -> None:
     assert (again["outputs"], again["logprobs"]) == (whole["outputs"], whole["logprobs"])
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(arena)
-
-
-def run_worker(driver: str, descriptor: int, *, has_blocks: bool) -> dict[str, object]:
-    """What one says that is killed then."""
-    argument = json.dumps([driver, descriptor, NUM_BYTES, has_blocks])
-    worker = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", WORKER, argument],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=[descriptor],
-    )
-    with worker:
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        worker.send_signal(signal.SIGKILL)
-    found: dict[str, object] = json.loads(line)
-    return found
 
 
 def test_memory_is_zeros_and_the_same_at_every_address(driver: str) -> None:

@@ -8,34 +8,24 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from engine.errors import OptionError
 from engine.options.resolve_device import installed_paddle, resolve_device
+from tests.devices import engines
 from tests.devices.board import Board
 from tests.devices.build import NAME, environment
 from tests.devices.child import Child
-from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
+from tests.devices.engines import BODIES, CAPTURED, CUT, DRAFTS, Expected, beside_a_kill, order, said
+from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_chaos import VICTIMS, Deltas, kill_in_turn, wait_for_503
-from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies, stream_all
+from tests.e2e.workload import Answer, answers, answers_together, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
-OPTIONS = ("--ops", "reference", "--max-model-len", "300", "--threads", "1", "--restart-limit", "100")
-DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}')
-# Prompts of three blocks that grow to six, of which the memory has thirteen: some are preempted, whoever comes first.
-CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "13")
-CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "24,12,6,3")
+OPTIONS = ("--ops", "reference", *engines.OPTIONS)
 HANG = re.compile(r"worker0 hangs in step [1-9]\d*: no heartbeat for 6 s")
-BODIES = [
-    body | {"prompt": [3 + (number * 211 + place * place * 17) % 990 for place in range(21)]}
-    for number, body in enumerate(mixed_bodies(5, seed=5, max_tokens=24))
-]
 KILLS = (("tokenizer0", "cache"), ("scheduler",), ("worker0",))
-
-
-Expected = list[tuple[list[int], list[float]]]
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +47,6 @@ def expected(plugin: Path, board: Board) -> Expected:
     with Child(plugin, board) as child:
         found: Expected = child.call("answers_to", BODIES, {"max_model_len": 300})
     return found
-
-
-def said(answers: list[Answer]) -> Expected:
-    return [(answer.token_ids, answer.token_logprobs) for answer in answers]
-
-
-async def beside_a_kill(
-    engine: EngineProcess, bodies: list[Body], concurrency: int, victim: str, restarted: tuple[str, ...]
-) -> list[Answer]:
-    """`victim` dies while they flow, and those of `restarted` begin again."""
-    flowing = asyncio.Event()
-    streams = asyncio.create_task(stream_all(engine.url, bodies, concurrency, flowing.set))
-    await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
-    epoch = await asyncio.to_thread(engine.kill, victim)
-    for name in restarted:
-        await asyncio.to_thread(engine.wait_for_restart, name, epoch)
-    return await streams
-
-
-def order(engine: EngineProcess, path: str) -> None:
-    answer = httpx.post(f"{engine.url}/admin/{path}", json={}, timeout=WATCHDOG_S, headers=OPERATOR)
-    assert answer.status_code == 200, answer.text
 
 
 def test_same_bytes(engine: EngineProcess, expected: Expected, board: Board) -> None:
@@ -133,17 +101,6 @@ def test_a_stream_that_stops_is_a_hang_of_its_rank(engine: EngineProcess, expect
         return await streams
 
     assert said(asyncio.run(run_and_stop())) == expected
-
-
-def test_two_ranks(plugin: Path, board: Board, engine: EngineProcess, expected: Expected) -> None:
-    """They exchange tensors on their streams, in graphs too, all the same ones; where one dies, both begin again, and
-    run again what they had begun."""
-    sizes = ("--cudagraph-capture-sizes", "8,4,1")
-    options = ("--device", NAME, *OPTIONS, "--plan", "captured", *sizes, "-tp", "2", "--num-kv-blocks", "60")
-    with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as pair:
-        assert said(asyncio.run(beside_a_kill(pair, BODIES, 6, "worker1", restarted=("worker0", "worker1")))) == expected
-    found = board.counts(device=1)
-    assert (found["collectives"] > 100, found["replays"] > 10) == (True, True)
 
 
 def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> None:

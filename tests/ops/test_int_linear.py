@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ops import _cpu
+from ops.cpu.int_packing import rounded
 from ops.cpu.packing import PackedWeight
 from ops.modules import Embedding, Linear
 from ops.table import OpTable
@@ -170,6 +171,16 @@ def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
     assert (numbers[5, :192] == 0).all()
     error = np.sqrt(((numbers - weight) ** 2).sum() / (weight**2).sum())
     assert error < (0.011 if format.kind == "int8" else ERRORS[format])
+
+
+@pytest.mark.parametrize("format", QUANTIZING, ids=named)
+def test_what_other_tables_keep_is_rounded_alike(format: WeightFormat) -> None:
+    weight = random(37, 300, seed=3)
+    with table(f"{_cpu.variants()[-1]}-1") as k:
+        kept = linear_of(k, weight, format).weight
+    found = rounded(weight, format)
+    assert found.format == format
+    np.testing.assert_array_equal(values_of(found), unpacked(kept, format, 37, 300))
 
 
 def test_a_weight_of_another_format_is_quantized_anew() -> None:

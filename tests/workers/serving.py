@@ -46,10 +46,12 @@ def make_runner(
     kind: Callable[..., Runner] = CpuRunner,
     model: ModelConfig | None = None,
     adapters: Sequence[Path] | None = None,
+    rank: int = 0,
     **options: Any,
 ) -> ModelRunner:
     """The core of a runner over an arena, by default of its own, with the weights of `path`. `model`: what is computed of it;
-    None: what its config.json says. `adapters`: of its slots, one after another; None: it takes none."""
+    None: what its config.json says. `adapters`: of its slots, one after another; None: it takes none.
+    `rank`: of the engine, whose card it has."""
     model = model or ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32}
     settings |= {"run_id": "0", "run_dir": "", **options}
@@ -58,7 +60,7 @@ def make_runner(
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
-    peers, own = Peers(config, 0, communicator, experts), {} if adapters is None else {"adapters": arena_of(model, adapters)}
+    peers, own = Peers(config, rank, communicator, experts), {} if adapters is None else {"adapters": arena_of(model, adapters)}
     runner = kind(config, model, memory, peers, features=features, **own).core
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)

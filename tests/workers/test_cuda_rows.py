@@ -5,20 +5,32 @@ The answers are the reference's to the token, and the same bits in any company, 
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
+from engine.errors import OptionError
 from engine.messages import SamplingParams
+from ops.cpu.int_packing import rounded
 from ops.cuda import table as cuda
+from ops.weight_format import WeightFormat, float32
 from tests.ops.tables import emulated_card
-from tests.workers.serving import Sample, Serving
-from tests.workers.test_runners import GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
+from tests.paths import GOLDEN
+from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.test_runners import SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
 from workers.device_inputs import DeviceInputs
 from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
 from workers.runners.cpu import CpuRunner
+from workers.runners.gpu import gpu_runner
 from workers.step.execution import make_plan
+
+INT8 = WeightFormat("int8")
 
 
 class OnEmulatedCard:
@@ -81,3 +93,43 @@ def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
     sizes = {"max_model_len": 16, "kv_cache_dtype": kv_dtype}
     found = answers(core_of(OnEmulatedCard, "llama", ops="cuda", **sizes, **captured(1)))
     assert answers(core_of(OnEmulatedCard, "llama", **sizes), is_alone=True, chunk=8) == found
+
+
+@pytest.mark.parametrize(("name", "quantization"), [("llama", "wint8"), ("qwen3_moe", "wint4")])
+def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
+    """As the reference computes a checkpoint of the numbers that they stand for."""
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    is_tied = "lm_head.weight" not in tensors
+    for tensor, values in tensors.items():
+        is_head = tensor.startswith("lm_head") or (is_tied and "embed_tokens" in tensor)
+        if "_proj." not in tensor and not is_head:
+            continue
+        fitting = [size for size in (64, 32) if values.shape[1] % size == 0]
+        is_int8 = is_head or quantization == "wint8" or not fitting
+        tensors[tensor] = float32(rounded(values, INT8 if is_int8 else WeightFormat("int4", fitting[0], is_folded=True)))
+    shutil.copytree(GOLDEN / name, tmp_path, dirs_exist_ok=True)
+    save_file(tensors, tmp_path / "model.safetensors")
+    sizes = {"max_model_len": 32, "kv_cache_dtype": "float32"}
+    found = answers(core_of(OnEmulatedCard, name, quantization=quantization, **sizes))
+    rounded_before = answers(make_runner(tmp_path, kind=CpuRunner, **{**SIZES, **sizes}))
+    plain = answers(core_of(CpuRunner, name, **sizes))
+    for answer, expected in zip(found, rounded_before, strict=True):
+        assert answer[0] == expected[0]
+        np.testing.assert_allclose(answer[1], expected[1], atol=1e-4)
+    assert not np.allclose(found[0][1], plain[0][1], atol=1e-3), "they were rounded"
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Other ops serve, but not where they lack what was asked for."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("ops.cuda.library.USUAL_NVCC", "/nowhere/nvcc")
+    for option, value, name in (
+        ("quantization", "wint8", "--quantization"),
+        ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),
+    ):
+        says = f"--ops cuda: there is no nvcc .*; {name} {value} needs them, leave it out or install nvcc"
+        with pytest.raises(OptionError, match=says):
+            core_of(gpu_runner, "llama", ops="cuda", **{option: value})
+    runner = core_of(gpu_runner, "llama", ops="cuda")
+    assert runner.device.ops.name == "fused"
+    assert "--ops cuda: fused ops are taken: there is no nvcc" in caplog.text

@@ -17,6 +17,7 @@ from ops.cuda.operands import TYPE_BYTES, TYPES
 
 Values = dict[str, Any]
 Outcome = Mapping[str, np.ndarray]
+_ATTENTION_BAR = 0.7  # of the bandwidth that copies reach, where one row reads 16,384 keys
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -27,6 +28,7 @@ class Case(msgspec.Struct, frozen=True):
     num_bytes: int
     num_operations: int = 0
     dtype: str = "float32"  # of the arithmetic
+    bandwidth_bar: float = 0.0  # of what copies reach, at least
 
     @property
     def tolerance(self) -> float:
@@ -138,13 +140,14 @@ def _attention(is_large: bool) -> list[Case]:
     found = []
     for dtype, kv_dtype in (("float32", "float32"), ("bfloat16", "bfloat16")):
         for count, length, tile_rows in ((1, 16384, 1), (32, 2048, 1), (512, 2048, 16)) if is_large else ((2, 1100, 1),):
-            is_prompt = tile_rows > 1
-            found.append(_attend(dtype, kv_dtype, count, length, tile_rows, (heads, kv_heads, dim), is_prompt))
+            case = _attend(dtype, kv_dtype, count, length, tile_rows, (heads, kv_heads, dim), is_prompt=tile_rows > 1)
+            is_longest = length == 16384 or not is_large
+            found.append(msgspec.structs.replace(case, bandwidth_bar=_ATTENTION_BAR if is_longest else 0.0))
     return found
 
 
 def _attend(
-    dtype: str, kv_dtype: str, rows: int, length: int, tile_rows: int, shape: tuple[int, int, int], is_prompt: bool
+    dtype: str, kv_dtype: str, rows: int, length: int, tile_rows: int, shape: tuple[int, int, int], *, is_prompt: bool
 ) -> Case:
     """Rows that each decode in a sequence of so many positions; or the last of one prompt."""
     heads, kv_heads, dim = shape

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.checkpoint.files import user_cache
 from ops.cuda.library import USUAL_NVCC, BuildError, Library, RowError, build, card_command, emulation_command
 from ops.cuda.operands import ROWS, TYPES, operands
 from tools.device.card import Card, CardError
@@ -116,24 +117,44 @@ def measure(card: Card, rows: Library, copied_bytes: int, steps: int, blocks: in
     return Roofline(of_copies, operations)
 
 
-def time(card: Card, rows: Library, case: Case, roofline: Roofline, num_runs: int) -> str:
+class Timed(msgspec.Struct, frozen=True):
+    """A row with a case's operands, on a card that was measured."""
+
+    case: Case
+    seconds: float
+    roofline: Roofline
+
+    @property
+    def bandwidth_share(self) -> float:
+        return self.case.num_bytes / self.seconds / self.roofline.num_bytes
+
+    @property
+    def line(self) -> str:
+        case, seconds = self.case, self.seconds
+        rates = f"{case.num_bytes / seconds / 1e9:.1f} | {case.num_operations / seconds / 1e12:.2f}"
+        return f"| {case.row} | {case.text} | {seconds * 1e6:.1f} | {rates} | {self.roofline.share(case, seconds):.2f} |"
+
+
+def time(card: Card, rows: Library, case: Case, roofline: Roofline, num_runs: int) -> Timed:
     placed = Placed(card, case)
     try:
-        seconds = card.seconds(lambda: rows.run(case.row, placed.operands), num_runs)
+        return Timed(case, card.seconds(lambda: rows.run(case.row, placed.operands), num_runs), roofline)
     finally:
         placed.free()
-    rates = f"{case.num_bytes / seconds / 1e9:.1f} | {case.num_operations / seconds / 1e12:.2f}"
-    return f"| {case.row} | {case.text} | {seconds * 1e6:.1f} | {rates} | {roofline.share(case, seconds):.2f} |"
 
 
-def library_of(given: str) -> Library:
+def library_path(given: str) -> Path:
     """CUDA's rows for a card. BuildError: there is no compiler for them."""
     if given:
-        return Library(Path(given))
+        return Path(given)
     nvcc = shutil.which("nvcc") or shutil.which(USUAL_NVCC)
     if nvcc is None:
         raise BuildError(f"no nvcc on PATH nor at {USUAL_NVCC}, which the rows are built with; name it, or give --library FILE")
-    return Library(build(card_command(nvcc), Path("build") / "cuda"))
+    return build(card_command(nvcc), user_cache() / "cuda")  # where engines look for it too
+
+
+def emulated() -> Library:
+    return Library(build(emulation_command(), Path("build") / "cuda"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -146,19 +167,21 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         card = Card(options.driver, options.card)
-        rows, emulated = library_of(options.library), Library(build(emulation_command(), Path("build") / "cuda"))
-        return _run(card, rows, emulated, is_small=options.small)
+        passed, failed, _ = run(card, Library(library_path(options.library)), is_small=options.small)
+        print(f"\n{passed} of {passed + failed} checks passed")
+        return int(failed > 0)
     except (CardError, BuildError, RowError, OSError) as error:
         print(f"tools/test --device gpu --rows: {error}", file=sys.stderr)
         return 2
 
 
-def _run(card: Card, rows: Library, emulated: Library, *, is_small: bool) -> int:
-    checked = cases(is_large=False)
+def run(card: Card, rows: Library, *, is_small: bool) -> tuple[int, int, list[Timed]]:
+    """Checks and times, printing what it finds: how many checks were right, how many wrong, and times."""
+    checked, expected = cases(is_large=False), emulated()
     assert {case.row for case in checked} == set(ROWS) - {"Peak"}, "a row has no case"
     failed = 0
     for case in checked:
-        wrong = check(card, rows, emulated, case)
+        wrong = check(card, rows, expected, case)
         failed += bool(wrong)
         print(f"{'wrong' if wrong else 'right'}: {case.row}, {case.text}{': ' if wrong else ''}{wrong}", flush=True)
     scale = (1 << 20, 2, 2) if is_small else (_COPIED_BYTES, _PEAK_STEPS, _PEAK_BLOCKS)
@@ -166,10 +189,11 @@ def _run(card: Card, rows: Library, emulated: Library, *, is_small: bool) -> int
     peaks = ", ".join(f"{rate / 1e12:.1f} TFLOP/s {dtype}" for dtype, rate in roofline.operations.items())
     print(f"\n{card.name}: {roofline.num_bytes / 1e9:.0f} GB/s, {peaks}\n")
     print("| row | with | us | GB/s | TFLOP/s | share of the roofline |\n|---|---|---|---|---|---|")
+    timed = []
     for case in checked if is_small else cases(is_large=True):
-        print(time(card, rows, case, roofline, 1 if is_small else _RUNS), flush=True)
-    print(f"\n{len(checked) - failed} of {len(checked)} checks passed")
-    return int(failed > 0)
+        timed.append(time(card, rows, case, roofline, 1 if is_small else _RUNS))
+        print(timed[-1].line, flush=True)
+    return len(checked) - failed, failed, timed
 
 
 if __name__ == "__main__":

@@ -10,31 +10,31 @@ import shutil
 from typing import Any
 
 from engine.checkpoint.files import user_cache
+from engine.errors import OptionError
 from ops.table import OpTable
 
 _LOG = logging.getLogger(__name__)
 
 
-def card_ops(others: OpTable) -> OpTable:
-    """The rows' table; without a compiler for them `others`, which is said."""
+def card_ops(others: OpTable, needs_rows: str = "") -> OpTable:
+    """The rows' table; without a compiler for them `others`, which is said. OptionError: an option `needs_rows`."""
     from ops.cuda.library import USUAL_NVCC, BuildError, Library, build, card_command  # with Paddle's table
     from ops.cuda.table import make_table
 
     nvcc = shutil.which("nvcc") or shutil.which(USUAL_NVCC)
-    if nvcc is None:
-        _LOG.warning(
-            "--ops cuda: there is no nvcc (on PATH or %s), which builds these kernels; fused ops are taken", USUAL_NVCC
-        )
-        return others
     try:
+        if nvcc is None:
+            raise BuildError(f"there is no nvcc (on PATH or {USUAL_NVCC}), which builds these kernels")
         library = Library(build(card_command(nvcc), user_cache() / "cuda"))
     except BuildError as error:
-        _LOG.warning("--ops cuda: the kernels cannot be built, fused ops are taken: %s", error)
+        if needs_rows:
+            raise OptionError(f"--ops cuda: {error}; {needs_rows} needs them, leave it out or install nvcc") from error
+        _LOG.warning("--ops cuda: fused ops are taken: %s", error)
         return others
-    return make_table(library, _stream)
+    return make_table(library, current_stream)
 
 
-def _stream() -> int:
+def current_stream() -> int:
     """The address of that on which Paddle enqueues now."""
     import paddle
 

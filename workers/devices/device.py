@@ -69,7 +69,8 @@ class Device(Protocol):
         """Enqueue: the values of a float32 or int32 `tensor` to memory of the host, which each `key` has of its own."""
 
     def capture(self, run: Callable[[], object]) -> Graph:
-        """What `run` enqueues, which is run once before. DeviceError: it cannot be captured."""
+        """What `run` enqueues, which is run once before. Ranks that share matrices capture the same together. DeviceError, on
+        all of them: one cannot capture it."""
 
     def address(self, tensor: Tensor) -> int:
         """Where it lies."""

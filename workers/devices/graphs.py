@@ -7,7 +7,7 @@ pool: the largest is to be captured first, in whose memory the others find room.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import paddle
@@ -15,16 +15,21 @@ from paddle.base import core
 from paddle.device.cuda import graphs
 
 from workers.devices.capabilities import DeviceError
+from workers.devices.groups import PaddleGroup
 
 
 class PaddleGraph:
-    """What `run` enqueues at `place`."""
+    """What `run` enqueues at `place`. Ranks of `groups`, which capture alike, exchange nothing while they do."""
 
-    def __init__(self, place: Any, run: Callable[[], object]) -> None:
+    def __init__(self, place: Any, run: Callable[[], object], groups: Sequence[PaddleGroup] = ()) -> None:
         if isinstance(place, core.CPUPlace) or not graphs.is_cuda_graph_supported():  # which may be another device's
             raise DeviceError(f"{place}: the installed Paddle {paddle.__version__} has no graphs")
+        for group in groups:
+            group.rehearse()
         run()  # libraries make their handles and choose algorithms at a first call, which no capture survives
         paddle.device.synchronize()
+        for group in groups:
+            group.record()
         self._graph = graphs.CUDAGraph(place, pool_id=_pool())
         errors: list[Exception] = []  # the first says why
         for call in (self._graph.capture_begin, run, self._graph.capture_end):

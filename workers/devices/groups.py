@@ -30,24 +30,47 @@ class PaddleGroup:
         self.place, self.count = meeting.communicator.place, meeting.communicator.count
         os.environ["PADDLE_TRAINER_ID"] = str(meeting.communicator.rank)  # Paddle reads both from there
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["NCCL_GRAPH_REGISTER"] = "0"  # NCCL would have the ranks meet while they capture, to register buffers
         backend = _BACKENDS.get(device, "xccl")
         self._group = _process_group(backend, meeting.port, meeting.life, self.place, self.count)
         self._has_stream = backend != "gloo"
+        self._told: list[np.ndarray] | None = None  # in the rehearsal of what is captured
+        self._is_recording = False
+
+    def rehearse(self) -> None:
+        """What comes next is run, and then captured."""
+        self._told, self._is_recording = [], False
+
+    def record(self) -> None:
+        """What was rehearsed comes again, and is recorded. Nothing is exchanged then, so no rank waits for another that may
+        have failed midway; what ranks tell is what they told before."""
+        self._is_recording = True
+
+    def end_capture(self) -> None:
+        self._told, self._is_recording = None, False
 
     def tell(self, values: np.ndarray) -> np.ndarray:
-        return self._communicator.all_gather(values)
+        if self._is_recording:
+            assert self._told, "more is told than was rehearsed"
+            return self._told.pop(0)
+        told = self._communicator.all_gather(values)
+        if self._told is not None:
+            self._told.append(told)
+        return told
 
     def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
         """GangBroken: a rank is gone. RuntimeError: something else is wrong."""
         y = paddle.empty([self.count * x.shape[0], x.shape[1]])
-        self._communicator.barrier()
+        if not self._is_recording:
+            self._communicator.barrier()
         try:
             if self._has_stream:  # that of all other work: in a graph too it comes behind what it sends
                 self._group.all_gather_into_tensor_on_calc_stream(y, x.contiguous())
             else:
                 self._group.all_gather_into_tensor(y, x.contiguous(), True).wait()
         except RuntimeError:
-            self._communicator.barrier()  # breaks as soon as the supervisor says who is gone
+            if not self._is_recording:
+                self._communicator.barrier()  # breaks as soon as the supervisor says who is gone
             raise
         return y.reshape([self.count, *x.shape])
 

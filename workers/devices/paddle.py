@@ -22,7 +22,7 @@ from engine.errors import OptionError
 from engine.metrics import DEVICE_DTYPES
 from ops.paddle import reference
 from ops.paddle.gang import GangOps
-from workers.devices.capabilities import Capabilities
+from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.enqueued import Fetch, Fetched, Traffic
 from workers.devices.graphs import PaddleGraph, replays
 from workers.devices.groups import PaddleGroup
@@ -68,9 +68,11 @@ class PaddleDevice:
         core.set_cublas_switch(False)  # products of float32 in float32, where there are others (TF32)
         self._arrivals: dict[str, Any] = {}  # events, as long as the device: whoever destroys one waits for it
         self.ops = reference.TABLE
+        self._groups: list[PaddleGroup] = []
         if meetings is not None:
             groups = [PaddleGroup(meeting, name) if meeting else None for meeting in (meetings.tensor, meetings.experts)]
             self.ops = GangOps(*groups).table()
+            self._groups = [group for group in groups if group is not None]
         self.capabilities = self._ask(paddle.device.get_device())
 
     def tensor(self, host: np.ndarray) -> paddle.Tensor:
@@ -126,7 +128,18 @@ class PaddleDevice:
         return _Landing(self._arrivals[key], host[:size].reshape(tensor.shape), self.traffic)
 
     def capture(self, run: Callable[[], object]) -> PaddleGraph:
-        return PaddleGraph(self.place, run)
+        graph, cause = None, ""
+        try:
+            graph = PaddleGraph(self.place, run, self._groups)
+        except DeviceError as error:
+            cause = str(error)
+        for group in self._groups:
+            group.end_capture()
+            if not group.tell(np.array([graph is not None])).all():
+                cause = cause or f"{self.place}: another rank cannot capture it"
+        if graph is None or cause:
+            raise DeviceError(cause)
+        return graph
 
     def address(self, tensor: paddle.Tensor) -> int:
         address: int = tensor.data_ptr()

@@ -30,7 +30,8 @@ from engine.config import EngineConfig
 from ops import _cpu
 from ops.cpu.gang import Gang
 from ops.modules import KvCache
-from workers.captures import StepMode
+from ops.table import KEY_SPLIT
+from workers.captures import Phase, StepMode
 from workers.devices.device import Device
 from workers.drafts.drafter import Drafts
 from workers.models import Model
@@ -70,16 +71,19 @@ class MtpDrafter:
         self._cache = cache
         self._plan: DraftPlan | None = None
         self._config = config
-        self._ops = device.ops
+        self._device = device
         seats = config.max_num_seqs
-        shared = inputs.block_tables, model.hidden_size
+        max_key_splits = -(-config.max_model_len // KEY_SPLIT)
+        shared = inputs.block_tables, model.hidden_size, max_key_splits
         room = Room(seats, max_rows(config.max_num_batched_tokens, seats), device.ops.row_tile)
         self._standing = DraftInputs(device, room, *shared)
         # what was captured with so many samples; a step of one size of these has that many at most, or one for each row
         num_rows = 1 + config.speculative_config.num_speculative_tokens
         sizes = {min(seats, size) for each in config.cudagraph_capture_sizes for size in (each, each // num_rows)}
-        are_captured = not config.graph_only_prefill and device.ops.name == "native"  # as tapes: devices have no graphs of them
-        self._sizes = tuple(sorted(sizes, reverse=True)) if are_captured else ()
+        self._sizes = () if config.graph_only_prefill else tuple(sorted(sizes, reverse=True))
+        # of entries of what stands, whose tape is for any number
+        self._entry_sizes = () if device.ops.name == "native" or not self._sizes else config.cudagraph_capture_sizes
+        self._mode = StepMode(Phase.NONE, 0)  # of the last step
         single = Room(seats, max_rows(0, seats), device.ops.row_tile, max(self._sizes, default=0))
         self._single = DraftInputs(device, single, *shared)
         num_drafts = config.speculative_config.max_drafts
@@ -114,10 +118,15 @@ class MtpDrafter:
     def load(self, model: Model, on_op: Callable[[], None], gang: Gang | None) -> None:
         """Go on with the layers of `model`."""
         self._plan = make_draft_plan(
-            self._config.plan, model.drafts, self._ops, self._standing, self._single, self._cache, on_op, gang, self._sizes
+            self._config.plan, model.drafts, self._device, self._standing, self._single, self._cache, on_op, gang, self._sizes
         )
         if isinstance(self._plan, TapeDraftPlan):
             self._layers.set_tapes(*self._plan.tapes())
+
+    @property
+    def num_uncaptured(self) -> int:
+        """Graphs that the device could not capture."""
+        return 0 if self._plan is None else self._plan.num_failed
 
     def clear(self) -> None:
         """Let go of the weights."""
@@ -148,6 +157,10 @@ class MtpDrafter:
         """Replay what was captured once: padded rows alone, so nothing but the dummy block is written."""
         assert self._plan is not None, "a plan comes with the weights"
         none = np.zeros(0, np.int32)
+        for size in self._entry_sizes:
+            self._standing.set_rows(none, none, none, self._slots.token_ids, none)
+            self._standing.pad_entries(size)
+            self._plan.store(size)
         for size in self._sizes:
             self._single.set_rows(none, none, none, self._slots.token_ids, none)
             self._single.pad(size)
@@ -165,6 +178,7 @@ class MtpDrafter:
     def draft(self, rows: StepRows, mode: StepMode, guess: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
         """Put guesses behind the last tokens of the rows that verify some of it. `mode`: of the step; `guess`: of logits
         [n, vocab]."""
+        self._mode = mode
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():
             return
@@ -218,8 +232,17 @@ class MtpDrafter:
             assert self._plan is not None, "a plan comes with the weights"
             slots, firsts, num_entries, first_keys = (np.array(each, np.int32) for each in left)
             self._standing.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
-            self._plan.store()
+            self._store_entries()
             self._mark(slots, firsts, firsts + num_entries)
+
+    def _store_entries(self) -> None:
+        """Of the standing rows that are set, as captured where the step was."""
+        assert self._plan is not None, "a plan comes with the weights"
+        sizes = self._entry_sizes if self._mode.size else ()
+        size = min((size for size in sizes if size >= self._standing.num_tokens), default=0)
+        if size:
+            self._standing.pad_entries(size)
+        self._plan.store(size)
 
     # ------------------------------------------------------------------------------------------------- what there is
 

@@ -41,6 +41,9 @@ class Layer(Protocol):
 class DraftLayer(Protocol):
     """What guesses further tokens beside a trunk (`mtp.py`)."""
 
+    def parts(self) -> Sequence[object]:
+        """What has the weights that it reads, its trunk's too."""
+
     def store(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
         """Entries of tokens that stand: those of `inputs`, with the trunk's `hidden` states before them [R, hidden]. `begin`
         was called for them."""

@@ -11,6 +11,8 @@ next guess comes of the guessed token and h'_j in place of h_j, by the next modu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.drafts import DraftNames
 from ops.modules import KvCache, Linear, Norm, Tensor
@@ -38,6 +40,10 @@ class DraftModule:
         head = parts.head(names.head) if names.head else trunk.head
         assert head is not None, "a trunk that generates has a head"
         self.head = head
+
+    def parts(self) -> Sequence[object]:
+        shared = self._trunk.embedding, self._trunk.rotary, self.head
+        return *shared, self.embedding_norm, self.hidden_norm, self.projection, self.layer, self.norm
 
     def store(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
         h, _ = self._enter(ops, inputs, hidden)

@@ -21,6 +21,13 @@ from workers.runners.ahead import Ahead
 from workers.step.execution import make_plan
 
 
+def _needed_by(config: EngineConfig) -> str:
+    """The option that no other ops on a card have."""
+    if config.quantization != "none":
+        return f"--quantization {config.quantization}"
+    return "" if config.kv_cache_dtype == "float32" else f"--kv-cache-dtype {config.kv_cache_dtype}"
+
+
 def gpu_runner(
     config: EngineConfig,
     model_config: ModelConfig,
@@ -36,5 +43,5 @@ def gpu_runner(
         lasting = LastingArena(config.device_arena_library, peers.rank, device_arena, arena)
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
     if config.ops == "cuda":
-        device.ops = card_ops(device.ops)
+        device.ops = card_ops(device.ops, needs_rows=_needed_by(config))
     return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))

@@ -5,9 +5,12 @@ Owned by the drafter (`workers/drafts/mtp.py`), over the block tables of the ste
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ops.modules import Tensor
+from ops.table import NUM_ROWS
 from workers.devices.device import Device
 from workers.step.inputs import Room, RowInputs
 
@@ -17,9 +20,11 @@ class DraftInputs(RowInputs):
 
     hidden: Tensor
 
-    def __init__(self, device: Device, room: Room, block_tables: Tensor, hidden_size: int) -> None:
+    def __init__(self, device: Device, room: Room, block_tables: Tensor, hidden_size: int, max_key_splits: int) -> None:
+        """`max_key_splits`: of a sequence of any length."""
         super().__init__(device, room)
         self.block_tables = block_tables
+        self._max_key_splits = max_key_splits
         self._add("hidden", room.max_rows, hidden_size, dtype=np.float32)
         self.host_hidden = self._host["hidden"]
 
@@ -37,3 +42,33 @@ class DraftInputs(RowInputs):
         self._set_tokens(slots, starts, counts, slot_token_ids)
         self._set_bounds((first_keys.repeat(counts), self._host["positions"][: self.num_tokens]))
         self._upload("hidden")
+
+    def set_logit_rows(self, row_ids: np.ndarray) -> None:
+        super().set_logit_rows(row_ids)
+        self.has_first_logit_rows = bool((row_ids == np.arange(len(row_ids))).all())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().tensors()
+        yield "block_tables", self.block_tables
+
+    def pad(self, size: int) -> None:
+        """Of devices: have the numbers of rows, tiles and keys of every step that is padded to `size` rows, each a sequence of
+        its own."""
+        if self._row_tile == 1:
+            super().pad(size)
+            return
+        assert self.num_tokens <= size <= self.max_rows, f"{self.num_tokens} rows to be padded to {size}"
+        self._fix(self.padded(size), self._max_key_splits)
+
+    def pad_entries(self, size: int) -> None:
+        """Likewise, of rows whose entries are written, and that see nothing."""
+        assert self.num_tokens <= size <= self.max_rows, f"{self.num_tokens} rows to be padded to {size}"
+        self._fix(self.padded(size), 1)
+
+    def _fix(self, num_rows: int, num_key_splits: int) -> None:
+        self.num_rows = self.num_tiles = self.host_counts[NUM_ROWS] = num_rows
+        self.tile_rows, self.num_key_splits = 1, num_key_splits
+        row_ids = np.arange(num_rows)
+        for name in ("tile_row_ids", "row_queries"):
+            if (self._host[name][:num_rows] != row_ids).any():
+                self._set(name, row_ids)

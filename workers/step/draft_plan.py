@@ -6,10 +6,13 @@ Made by the drafter, anew for new weights. `store` is for tokens that stand: onl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ops import _cpu
 from ops.cpu.array import Array, address_of
@@ -18,19 +21,28 @@ from ops.cpu.gang import Gang
 from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
 from ops.table import NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, OpTable
+from workers.devices.capabilities import DeviceError
+from workers.devices.device import Device
+from workers.devices.enqueued import Graph
 from workers.models.llama import DraftLayer
 from workers.step.draft_inputs import DraftInputs
 from workers.step.execution import telling
+from workers.step.graph_memory import GraphMemory
 from workers.step.rows import StepRows
+
+_LOG = logging.getLogger(__name__)
+_ENTRIES = -1  # in the place of a module: those of all of them
 
 
 class DraftPlan(Protocol):
     """Modules bound to the inputs of both kinds."""
 
     num_modules: int
+    num_failed: int  # graphs that could not be captured, whose work is done op by op
 
-    def store(self) -> None:
-        """Write the entries of the standing rows in every module's layer."""
+    def store(self, size: int = 0) -> None:
+        """Write the entries of the standing rows in every module's layer. `size`: as it was captured for so many, to which they
+        are padded; 0: those that there are."""
 
     def forward(self, module: int, size: int = 0) -> None:
         """Guess with one of the modules; entries of the rows are written in the others' layers, too. `size`: as for
@@ -46,7 +58,7 @@ class DraftPlan(Protocol):
 def make_draft_plan(
     name: str,
     modules: Sequence[DraftLayer],
-    ops: OpTable,
+    device: Device,
     standing: DraftInputs,
     single: DraftInputs,
     cache: KvCache,
@@ -55,8 +67,11 @@ def make_draft_plan(
     sizes: tuple[int, ...] = (),
 ) -> DraftPlan:
     """As `make_plan`; `sizes` of single rows."""
+    ops = device.ops
     if name != "eager" and ops.name == "native":
         return TapeDraftPlan(modules, standing, single, cache, gang, sizes)
+    if name == "captured":
+        return GraphDraftPlan(modules, device, telling(ops, on_op), standing, single, cache)
     return EagerDraftPlan(modules, telling(ops, on_op), standing, single, cache)
 
 
@@ -76,21 +91,28 @@ class EagerDraftPlan:
     def __init__(
         self, modules: Sequence[DraftLayer], ops: OpTable, standing: DraftInputs, single: DraftInputs, cache: KvCache
     ) -> None:
-        self.num_modules = len(modules)
+        self.num_modules, self.num_failed = len(modules), 0
         self._modules, self._ops, self._cache = modules, ops, cache
         self._standing, self._single = standing, single
 
-    def store(self) -> None:
-        inputs = self._standing
-        _store(self._ops, self._modules, inputs, inputs.hidden[: inputs.num_rows], self._cache)
+    def store(self, size: int = 0) -> None:
+        assert not size, f"{size} rows were never captured"
+        self._store_rows(self._ops)
 
     def forward(self, module: int, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
+        self._run_module(module, self._ops)
+
+    def _store_rows(self, ops: OpTable) -> None:
+        inputs = self._standing
+        _store(ops, self._modules, inputs, inputs.hidden[: inputs.num_rows], self._cache)
+
+    def _run_module(self, module: int, ops: OpTable) -> None:
         inputs = self._single
         hidden = inputs.hidden[: inputs.num_rows]
         if self.num_modules > 1:
-            _store(self._ops, _others(self._modules, module), inputs, hidden, self._cache)
-        self._read, self._fed = self._modules[module].forward(self._ops, inputs, hidden, self._cache)
+            _store(ops, _others(self._modules, module), inputs, hidden, self._cache)
+        self._read, self._fed = self._modules[module].forward(ops, inputs, hidden, self._cache)
 
     def fed(self, module: int) -> np.ndarray:
         return np.asarray(self._fed.numpy())
@@ -99,6 +121,83 @@ class EagerDraftPlan:
         inputs = self._single
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
         return np.asarray(self._modules[module].logits(self._ops, self._read, row_ids).numpy())
+
+
+class _Captured(msgspec.Struct, frozen=True):
+    """A graph, what it leaves, and where all lies that it reads and writes."""
+
+    graph: Graph
+    addresses: tuple[int, ...]
+    read: Tensor = None
+    fed: Tensor = None
+    logits: Tensor = None  # of the first rows
+
+
+class GraphDraftPlan(EagerDraftPlan):
+    """As `GraphPlan`: graphs of the device for rows that are padded to a size, captured when it is run first; of single rows
+    one for each module, with logits of the first of them."""
+
+    def __init__(
+        self,
+        modules: Sequence[DraftLayer],
+        device: Device,
+        ops: OpTable,
+        standing: DraftInputs,
+        single: DraftInputs,
+        cache: KvCache,
+    ) -> None:
+        super().__init__(modules, ops, standing, single, cache)
+        self._device = device
+        self._captured: dict[tuple[int, int], _Captured | None] = {}  # by module, or _ENTRIES, and size; None: it cannot be
+        self._first_rows = device.tensor(np.arange(single.padded(single.max_logit_rows), dtype=np.int32))
+        self._logits: Tensor | None = None  # that the last replay left
+        parts = {"cache": cache.layers, "weights": [module.parts() for module in modules], "rows": [self._first_rows]}
+        self._memory = GraphMemory(device, {"standing.": standing, "single.": single}, **parts)
+
+    def store(self, size: int = 0) -> None:
+        if not self._replay(_ENTRIES, size, self._store_rows):
+            self._store_rows(self._ops)
+
+    def forward(self, module: int, size: int = 0) -> None:
+        found = self._replay(module, size, lambda ops: self._guess(module, size, ops))
+        self._logits = None
+        if found:
+            self._read, self._fed, self._logits = found.read, found.fed, found.logits
+        else:
+            self._run_module(module, self._ops)
+
+    def logits(self, module: int) -> np.ndarray:
+        inputs = self._single
+        if self._logits is None or inputs.num_logit_rows > len(self._logits) or not inputs.has_first_logit_rows:
+            return super().logits(module)
+        return np.asarray(self._logits[: inputs.padded(inputs.num_logit_rows)].numpy())
+
+    def _guess(self, module: int, size: int, ops: OpTable) -> Tensor:
+        self._run_module(module, ops)
+        row_ids = self._first_rows[: self._single.padded(min(size, self._single.max_logit_rows))]
+        return self._modules[module].logits(ops, self._read, row_ids)
+
+    def _replay(self, of: int, size: int, run: Callable[[OpTable], Tensor | None]) -> _Captured | None:
+        """What was done as it was captured, which it is first where it was not; None: nothing, it cannot be or is not to be."""
+        if size and (of, size) not in self._captured:
+            self._captured[of, size] = self._capture(of, size, run)
+        found = self._captured.get((of, size))
+        if found is not None:
+            self._memory.check(f"{size} rows of layers that draft", found.addresses)
+            found.graph.replay()
+        return found
+
+    def _capture(self, of: int, size: int, run: Callable[[OpTable], Tensor | None]) -> _Captured | None:
+        logits: list[Tensor | None] = []
+        ops = replace(self._ops, **self._ops.captured)
+        try:
+            graph = self._device.capture(lambda: logits.append(run(ops)))
+        except DeviceError as error:
+            self.num_failed += 1
+            _LOG.warning("%d rows of layers that draft are run op by op, since they cannot be captured: %s", size, error)
+            return None
+        left = () if of == _ENTRIES else (self._read, self._fed, logits[-1])
+        return _Captured(graph, self._memory.addresses(), *left)
 
 
 class TapeDraftPlan:
@@ -114,7 +213,7 @@ class TapeDraftPlan:
         gang: Gang | None = None,
         sizes: tuple[int, ...] = (),
     ) -> None:
-        self.num_modules = len(modules)
+        self.num_modules, self.num_failed = len(modules), 0
         self._single = single
         recording = Recording(gang)
         _store(make_table(recording), modules, standing, _hidden(recording, standing), cache)
@@ -144,7 +243,8 @@ class TapeDraftPlan:
         """All guesses of a step's rows at once; `layers` has the tapes."""
         layers.draft(*rows.addresses())
 
-    def store(self) -> None:
+    def store(self, size: int = 0) -> None:
+        assert not size, f"{size} rows were never captured"
         self._store.replay()
 
     def forward(self, module: int, size: int = 0) -> None:

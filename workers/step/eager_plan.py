@@ -25,9 +25,6 @@ class EagerPlan:
         self._inputs = inputs
         self._cache = cache
 
-    def leave(self, sizes: Collection[int]) -> None:
-        """None was captured."""
-
     def replay(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
         self._run()

@@ -36,9 +36,6 @@ class Plan(Protocol):
     def captured(self) -> Collection[int]:
         """The sizes that were."""
 
-    def leave(self, sizes: Collection[int]) -> None:
-        """Run these op by op from now on, as if they could not be captured."""
-
     def replay(self, size: int = 0) -> None:
         """Run the step that the inputs hold, up to the hidden states of the rows that are kept. `size`: as it was captured for
         so many rows, to which the inputs are padded; 0: with the rows that there are."""

@@ -9,8 +9,7 @@ cache and weights with the addresses of now; where one differs it is an error th
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
@@ -23,6 +22,7 @@ from workers.devices.device import Device
 from workers.devices.enqueued import Graph
 from workers.models import Model
 from workers.step.eager_plan import EagerPlan
+from workers.step.graph_memory import GraphMemory
 from workers.step.inputs import StepInputs
 
 _LOG = logging.getLogger(__name__)
@@ -37,19 +37,6 @@ class Captured(msgspec.Struct, frozen=True):
     addresses: tuple[int, ...]
 
 
-class Place(NamedTuple):
-    """Where a tensor is kept."""
-
-    name: str
-    owner: Any
-    key: Any
-
-    @property
-    def tensor(self) -> Tensor:
-        """The one that is there now."""
-        return self.owner[self.key] if isinstance(self.owner, dict | list | tuple) else getattr(self.owner, self.key)
-
-
 class GraphPlan(EagerPlan):
     def __init__(self, model: Model, device: Device, ops: OpTable, inputs: StepInputs, cache: KvCache) -> None:
         super().__init__(model, ops, inputs, cache)
@@ -57,11 +44,7 @@ class GraphPlan(EagerPlan):
         self.captured: dict[int, Captured] = {}
         self.failed_sizes: Collection[int] = ()
         self._replayed: Captured | None = None  # in the last step
-        self._places = [*places_of(cache.layers, "cache", set()), *places_of(model, "weights", set())]
-
-    def leave(self, sizes: Collection[int]) -> None:
-        self.failed_sizes = {*self.failed_sizes, *sizes}
-        self.captured = {size: found for size, found in self.captured.items() if size not in sizes}
+        self._memory = GraphMemory(device, {"": inputs, "kept.": inputs.kept}, cache=cache.layers, weights=model)
 
     def replay(self, size: int = 0) -> None:
         self._replayed = None
@@ -71,7 +54,7 @@ class GraphPlan(EagerPlan):
             self._run()
             return
         found = self._replayed = self.captured[size]
-        self._check(size, found.addresses)
+        self._memory.check(f"{size} rows", found.addresses)
         found.graph.replay()
         self._hidden = found.written["hidden"]
 
@@ -114,44 +97,4 @@ class GraphPlan(EagerPlan):
             self.failed_sizes = {*self.failed_sizes, size}
             _LOG.warning("steps of %d rows are run op by op, since they cannot be captured: %s", size, error)
             return
-        self.captured[size] = Captured(graph, written, num_rows, self._addresses())
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All that is read and written, as it is now."""
-        yield from self._inputs.tensors()
-        yield from ((f"kept.{name}", tensor) for name, tensor in self._inputs.kept.tensors())
-        yield from ((place.name, place.tensor) for place in self._places)
-
-    def _addresses(self) -> tuple[int, ...]:
-        return tuple(self._device.address(tensor) for _, tensor in self._tensors())
-
-    def _check(self, size: int, captured: tuple[int, ...]) -> None:
-        now = self._addresses()
-        if now == captured:
-            return
-        moved = [
-            f"{name} at {there:#x}, now at {here:#x}"
-            for (name, _), there, here in zip(self._tensors(), captured, now, strict=True)
-            if there != here
-        ]
-        raise DeviceError(f"what was captured for {size} rows reads {'; '.join(moved[:4])}: load the weights again")
-
-
-def places_of(part: Any, name: str, seen: set[int]) -> Iterator[Place]:
-    """Where modules, lists and tables of them keep tensors; those that were `seen` are left out."""
-    if id(part) in seen:
-        return
-    seen.add(id(part))
-    found: Iterable[tuple[Any, Any]]
-    if isinstance(part, dict):
-        found = part.items()
-    elif isinstance(part, list | tuple):
-        found = enumerate(part)
-    else:
-        of_type = (*getattr(part, "__struct_fields__", ()), *getattr(part, "__dataclass_fields__", ()))
-        found = [(field, getattr(part, field)) for field in (*of_type, *getattr(part, "__dict__", ()))]
-    for key, value in found:
-        if hasattr(value, "data_ptr"):
-            yield Place(f"{name}.{key}", part, key)
-        else:
-            yield from places_of(value, f"{name}.{key}", seen)
+        self.captured[size] = Captured(graph, written, num_rows, self._memory.addresses())

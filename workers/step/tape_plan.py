@@ -38,9 +38,6 @@ class TapePlan:
         self._logits = model.logits(make_table(recording), self._hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
         self.head = recording.finish(self._logits)
 
-    def leave(self, sizes: Collection[int]) -> None:
-        assert not sizes, f"what was recorded can be replayed: {sizes}"
-
     def replay(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
         inputs = self._inputs

@@ -58,6 +58,8 @@ _MATRICES = (Linear, HeadLinear, Embedding)
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CacheOutcome = Literal["hit", "miss", "damaged", "off"]
 
+_BITS = {"int8": 8, "int4": 4}
+
 
 class Stored(Protocol):
     """Where values come from: a checkpoint or chance. Names are those of Hugging Face."""
@@ -264,7 +266,7 @@ class _Loading:
     def _sizes(self, layout: Layout) -> list[int]:
         """Bytes of each module as it will be kept; `layout` has them afterwards."""
         if self._ops.layout is None:
-            sizes = [4 * _num_values(module) for module in self._modules]
+            sizes = [_num_bytes(module) for module in self._modules]
             self.num_bytes = sum(sizes)
             return sizes
         ends = []
@@ -378,25 +380,24 @@ def _shape(config: ModelConfig, weights: Weights) -> str:
     return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), linears, *pixels])
 
 
-def _num_values(module: Module) -> int:
+def _num_bytes(module: Module) -> int:
+    """As tables without a packed layout keep it: float32 but for integers of linears."""
     match module:
         case Linear():
-            return module.width * (module.num_inputs + module.has_bias)
+            return module.width * (module.num_inputs * _BITS.get(module.format.kind, 32) // 8 + 4 * module.has_bias)
         case HeadLinear():
-            return module.num_heads * module.num_inputs * module.num_outputs
+            return 4 * module.num_heads * module.num_inputs * module.num_outputs
         case Embedding():
-            return module.num_rows * module.width
-        case HeadNorm():
-            return 2 * module.width
+            return 4 * module.num_rows * module.width
+        case HeadNorm() | LayerNorm():
+            return 8 * module.width
         case Router():
-            return _num_values(module.linear) + math.prod(module.correction_shape or (0,))
+            return _num_bytes(module.linear) + 4 * math.prod(module.correction_shape or (0,))
         case Experts():
-            return sum(_num_values(linear) for linears in module.parts.values() for linear in linears)
+            return sum(_num_bytes(linear) for linears in module.parts.values() for linear in linears)
         case Norm():
-            return module.width
-        case LayerNorm():
-            return 2 * module.width
+            return 4 * module.width
         case PositionTable():
-            return module.side * module.side * module.width
+            return 4 * module.side * module.side * module.width
         case _:
             raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -20,7 +20,8 @@ constexpr int MOST = 64, NUM_DEVICES = 4;
     X(kernel_ns)       /* a kernel takes so long at least */ \
     X(delay_seed)      /* not 0: streams pause now and then */ \
     X(memory_bytes)    /* not 0: a device has no more */ \
-    X(capture_bytes)   /* not 0: nor has a capture, beyond what there was before */
+    X(capture_bytes)   /* not 0: nor has a capture, beyond what there was before */ \
+    X(capture_devices) /* not 0: that is so of the devices alone whose bits are set */
 #define COUNTERS(X) \
     X(copies_to_device) X(copies_to_host) X(bytes_to_device) X(bytes_to_host) \
     X(blocking_copies) /* of these: the host waited for them, and for all before */ \

@@ -43,7 +43,8 @@ void *Memory::allocate(size_t size, bool is_capturing) {
     size = (size + ALIGNMENT) / ALIGNMENT * ALIGNMENT;  // never 0
     if (is_capturing && !was_capturing_) num_before_capture_ = num_used_;
     was_capturing_ = is_capturing;
-    const size_t in_captures = get(Control::capture_bytes);
+    const int64_t devices = get(Control::capture_devices);
+    const size_t in_captures = devices && !(devices >> device_ & 1) ? 0 : get(Control::capture_bytes);
     if (num_used_ + size > limit()) return nullptr;
     if (is_capturing && in_captures && num_used_ + size > num_before_capture_ + in_captures) return nullptr;
     size_t begin = 0;

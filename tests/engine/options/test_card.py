@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.resolve import resolve
-from engine.options.resolve_card import CardNeeds, card_blocks, num_weights
+from engine.options.resolve_card import CardNeeds, card_blocks, card_needs, num_weights
 from engine.options.resolve_device import InstalledPaddle
 from engine.options.table import read_options
 from tools.demo import MODEL
@@ -55,6 +56,19 @@ def test_the_cache_has_what_all_else_leaves() -> None:
     captured = configure("--device", "gpu", "--plan", "captured")
     assert captured.num_kv_blocks < config.num_kv_blocks, "graphs take a part"
     assert configure("--device", "gpu", "--max-num-batched-tokens", "2048").num_kv_blocks < config.num_kv_blocks
+
+
+def test_rounded_weights_leave_more_of_it() -> None:
+    """A value is a byte or less; embeddings are floats, and their head has a copy of its own."""
+    model, values, count = ModelConfig.read(MODEL), read_options([str(MODEL)], {}).values, num_weights(MODEL)
+    embedding = model.vocab_size * model.hidden_size
+    assert model.tie_word_embeddings
+    found = {}
+    for name in ("none", "wint8", "wint4"):
+        found[name] = card_needs(model, count, values | {"quantization": name}, 512, 0).weights - 4 * embedding
+    assert found["none"] == 4 * count
+    assert found["wint8"] == count
+    assert found["wint4"] == pytest.approx(embedding + 0.625 * (count - embedding), abs=1)
 
 
 def test_what_is_asked_for_wins() -> None:

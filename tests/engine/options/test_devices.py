@@ -52,7 +52,6 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
             "--ops cuda: these kernels are for --device gpu, the device is xpu; use",
         ),
         (["--device", "gpu", "--ops", "cuda", "-dp", "2"], WITH_CARDS, "2 ranks are asked for, these kernels serve one; use"),
-        (["--device", "gpu", "--ops", "cuda", "--quantization", "wint8"], WITH_CARDS, "needs native ops, the ops are cuda"),
         (["--device", "gpu", "--quantization", "wint8"], WITH_CARDS, "--quantization wint8 needs native ops"),
         (
             ["--device", "gpu", "--kv-cache-dtype", "int8"],
@@ -65,6 +64,11 @@ def test_what_a_device_lacks_is_named_with_a_remedy(arguments: list[str], paddle
     with pytest.raises(OptionError) as error:
         configure(*arguments, paddle=paddle)
     assert said in str(error.value)
+
+
+def test_cudas_kernels_take_rounded_weights() -> None:
+    found = configure("--device", "gpu", "--ops", "cuda", "--quantization", "wint4", paddle=WITH_CARDS)
+    assert (found.quantization, found.kv_cache_dtype) == ("wint4", "bfloat16")
 
 
 @pytest.mark.parametrize("device", ["gpu", "xpu", "npu"])

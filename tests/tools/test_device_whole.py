@@ -1,0 +1,100 @@
+"""`tools/test --device` on the simulated device: its way through all parts, with rows that are emulated and a stand-in for
+CUDA's driver. What it measures here means nothing, so misses of speed are whatever they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.devices.board import Board
+from tests.devices.build import NAME, built_plugin, environment
+from tests.native_program import build_program
+from tests.ops.cuda.card import emulated_library
+from tests.paths import REPOSITORY
+from tools.device.engines import WAYS, Target, same_bytes
+from tools.device.findings import Finding, Outcome, least, summary
+from tools.device.whole import main
+
+
+def run(variables: dict[str, str], *arguments: str) -> tuple[int, list[str], str]:
+    command = [sys.executable, "-W", "ignore", "-m", "tools.device.whole", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, check=False, timeout=500)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.slow
+def test_all_of_it(tmp_path: Path) -> None:
+    """On 1 rank and on 2, with kills, reloads and graphs."""
+    board = Board(tmp_path / "board")
+    board.set(delay_seed=11)
+    driver = build_program(tmp_path, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC"))
+    of_rows = ("--driver", str(driver), "--library", str(emulated_library()), "--small")
+    few = ("--only", "linear,arena,bytes,golden,captured", "--ways", "eager,captured-pair", "--models", "qwen3")
+    code, lines, said = run(environment(built_plugin(), board), NAME, "--ops", "reference", *few, *of_rows)
+    found = {line.split(": ", 1)[1].rpartition(": ")[0]: line.split(": ")[0] for line in lines[1 : lines.index("")]}
+    of_speed = {line for line in found if "its rate" in line or "beside op by op" in line}
+    assert len(of_speed) == 3, lines
+    assert {what for what, outcome in found.items() if outcome != "held"} - of_speed == {"rows"}, (lines, said)
+    ways = ("op by op", "captured on 2 ranks")
+    for way in ways:
+        of_way = [what for what in found if what.startswith(f"--ops reference, {way}: ")]
+        assert len(of_way) == 3 + ("captured" in way), of_way
+    assert "--ops reference: golden qwen3" in found
+    assert code == int("missed" in found.values())
+    assert board.counts(device=1)["collectives"] > 100
+    assert board.counts(device=1)["replays"] > 10
+
+
+def test_what_a_machine_has_too_few_cards_for_is_named() -> None:
+    pairs = [way for way in WAYS.values() if way.num_ranks == 2]
+    found = list(same_bytes(Target("gpu", 1), "fused", pairs))
+    assert [finding.outcome for finding in found] == [Outcome.NOT_RUN] * 2
+    assert found[1].line == (
+        "not run: --ops fused, captured on 2 ranks: the same bytes: it needs 2 cards, and this machine has 1"
+    )
+    assert "these kernels serve one rank" in next(same_bytes(Target("gpu", 2), "cuda", pairs)).line
+
+
+def test_a_miss_is_a_miss() -> None:
+    """And so is a run that showed nothing."""
+    held, missed = least("captured", 2.0, 2.0), least("captured", 1.999, 2.0)
+    other = Finding("rows", Outcome.NOT_RUN, "no card")
+    assert summary([held, other]) == (["1 held, 0 missed, 1 not run", "not run: rows: no card"], 0)
+    lines, code = summary([held, missed, other])
+    assert (lines[1], code) == ("missed: captured: 2 (bar: at least 2)", 1)
+    assert summary([other])[1] == 1
+
+
+def test_no_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("tools/test: --device gpu: installed is Paddle ")
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("gpu", "this machine has no card for --device gpu: there is no /dev/nvidia0"),
+        ("xpu", "this machine has no card for --device xpu: there is no /dev/xpu0"),
+        ("", "--device needs a name: gpu, xpu or a custom device of Paddle's"),
+    ],
+)
+def test_the_script_installs_nothing_where_there_is_no_card(device: str, says: str, tmp_path: Path) -> None:
+    variables = {**os.environ, "TOKAMAK_VENV": str(tmp_path / "venv")}
+    done = subprocess.run(
+        [REPOSITORY / "tools" / "test", "--device", *([device] if device else [])],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"tokamak: error: {says}")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,174 @@
+"""What engines on a device show over HTTP: the same bytes op by op, captured, on one rank and on two, after a worker's death
+and after a reload; golden models; and how much sooner a captured step is done.
+
+Used by `whole.py`. Answers are compared with those of the same ops, op by op on one rank, each request alone: a device's sums
+are its own to the last bit. Golden tokens are a third party's. The requests and the engines' options are the tests'
+(`tests/devices/engines.py`), in which prompts are cut into chunks and samples preempted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+import httpx
+import msgspec
+
+from tests.devices.engines import (
+    BODIES,
+    CAPTURED,
+    CAPTURED_PAIRS,
+    CUT,
+    DRAFTS,
+    OF_PAIRS,
+    OPTIONS,
+    Expected,
+    beside_a_kill,
+    order,
+    said,
+)
+from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.test_golden import TOLERANCE, body_of, golden_cases
+from tests.e2e.workload import answers, answers_together, stream_one
+from tools.device.findings import Finding, Findings, Outcome, least
+
+MODEL = GOLDEN / "qwen3"
+CAPTURED_BAR = 2.0  # steps a second as captured, of those op by op
+_ROUNDS = 5
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A device, and how many cards of it there are."""
+
+    device: str
+    num_cards: int
+
+    def engine(self, model: Path, ops: str, *options: str) -> EngineProcess:
+        return EngineProcess(model, "--device", self.device, "--ops", ops, *options)
+
+
+class Way(msgspec.Struct, frozen=True):
+    """In which the same answers are to come."""
+
+    name: str
+    options: tuple[str, ...]
+    num_ranks: int = 1
+
+
+EAGER = Way("op by op", ("--plan", "eager", *CUT))
+WAYS = {
+    "eager": EAGER,
+    "captured": Way("captured", (*CAPTURED, *CUT, *DRAFTS)),
+    "eager-pair": Way("op by op on 2 ranks", ("--plan", "eager", *OF_PAIRS), 2),
+    "captured-pair": Way("captured on 2 ranks", (*CAPTURED_PAIRS, *OF_PAIRS), 2),
+}
+
+
+def same_bytes(target: Target, ops: str, ways: Iterable[Way]) -> Findings:
+    """Of each way that answers are those op by op, together, beside a killed worker, and after sleep and a reload."""
+    expected: Expected = []
+    runnable = []
+    for way in ways:
+        cause = _what_is_missing(target, ops, way)
+        if cause:
+            yield Finding(f"--ops {ops}, {way.name}: the same bytes", Outcome.NOT_RUN, cause)
+        else:
+            runnable.append(way)
+    for way in sorted(runnable, key=lambda way: way is not EAGER):
+        with target.engine(MODEL, ops, *OPTIONS, *way.options) as engine:
+            expected = expected or said(answers(engine, BODIES, concurrency=1))
+            yield from _same_bytes(engine, f"--ops {ops}, {way.name}", expected, way.num_ranks)
+
+
+def _what_is_missing(target: Target, ops: str, way: Way) -> str:
+    if way.num_ranks > target.num_cards:
+        return f"it needs {way.num_ranks} cards, and this machine has {target.num_cards}"
+    return "these kernels serve one rank" if way.num_ranks > 1 and ops == "cuda" else ""
+
+
+def _same_bytes(engine: EngineProcess, name: str, expected: Expected, num_ranks: int) -> Findings:
+    yield _compared(f"{name}: the same bytes together and in chunks", expected, said(answers_together(engine, BODIES)))
+    if "captured" in name:
+        replayed = engine.metric("captured_step_rows_count")
+        failed = engine.metric("uncaptured_step_sizes")
+        is_whole = replayed > 0 and not failed
+        yield Finding.of(
+            f"{name}: steps are replayed", is_whole, f"{replayed:.0f} steps, {failed:.0f} sizes could not be captured"
+        )
+    ranks = tuple(f"worker{rank}" for rank in range(num_ranks))
+    disturbed = asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), ranks[-1], restarted=ranks))
+    yield _compared(f"{name}: the same bytes though {ranks[-1]} was killed", expected, said(disturbed))
+    for path in ("sleep", "wake", "reload"):
+        order(engine, path)
+    yield _compared(f"{name}: the same bytes after sleep, wake and reload", expected, said(answers(engine, BODIES)))
+
+
+def _compared(what: str, expected: Expected, found: Expected) -> Finding:
+    different = [number for number, (own, other) in enumerate(zip(expected, found, strict=True)) if own != other]
+    if not different:
+        return Finding.of(what, True, f"{len(found)} answers")
+    (tokens, _), (others, _) = expected[different[0]], found[different[0]]
+    at = next((place for place, pair in enumerate(zip(tokens, others, strict=False)) if pair[0] != pair[1]), None)
+    where = "of other log-probabilities" if at is None and len(tokens) == len(others) else f"other from token {at} on"
+    return Finding.of(what, False, f"{len(different)} of {len(found)} answers differ, the first is {where}")
+
+
+def golden(target: Target, ops: str, models: Iterable[str]) -> Findings:
+    """Greedy tokens of a third party, and their log-probabilities."""
+    for model in models:
+        what = f"--ops {ops}: golden {model}"
+        with target.engine(
+            GOLDEN / model, ops, "--plan", "eager", "--max-model-len", "400", "--num-kv-blocks", "600"
+        ) as engine:
+            cases = golden_cases(model)
+            found = answers_together(engine, [body_of(case) for case in cases])
+        num_other = sum(answer.token_ids != case["greedy_token_ids"] for answer, case in zip(found, cases, strict=True))
+        furthest = max(
+            (
+                abs(own - best[0][1])
+                for answer, case in zip(found, cases, strict=True)
+                for own, best in zip(answer.token_logprobs, case["top_logprobs"], strict=True)
+            ),
+            default=0.0,
+        )
+        text = f"{num_other} of {len(cases)} answers have other tokens, log-probabilities are off by {furthest:.2g} at most"
+        yield Finding.of(what, num_other == 0 and furthest <= TOLERANCE, text)
+
+
+def captured_speed(target: Target, ops: str, model: Path, num_tokens: int) -> Findings:
+    """Decode steps a second of one stream, captured and op by op, in turns."""
+    common = ("--max-model-len", str(num_tokens + 64), "--max-num-seqs", "4", "--num-kv-blocks", str(num_tokens // 16 + 16))
+    captured = ("--plan", "captured", "--cudagraph-capture-sizes", "1")
+    with (
+        target.engine(model, ops, *common, "--plan", "eager") as eager,
+        target.engine(model, ops, *common, *captured) as replaying,
+    ):
+        rates: dict[str, list[float]] = {eager.url: [], replaying.url: []}
+        for number in range(1 + _ROUNDS):  # the first is not counted
+            for url, found in rates.items():
+                rate = asyncio.run(_steps_a_second(url, num_tokens))
+                found += [rate] if number else []
+    op_by_op, replayed = (median(found) for found in rates.values())
+    beside = least(f"--ops {ops}: captured beside op by op at batch 1", replayed / op_by_op, CAPTURED_BAR)
+    text = f"{beside.text}, {replayed:.1f} and {op_by_op:.1f} tokens a second, medians of {_ROUNDS} turns"
+    yield msgspec.structs.replace(beside, text=text)
+
+
+async def _steps_a_second(url: str, num_tokens: int) -> float:
+    """Tokens after the first, by the time that they take to come."""
+    arrivals: list[float] = []
+    body = {
+        "prompt": [5, 9, 3, 30, 22],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    async with httpx.AsyncClient(base_url=url, timeout=240) as client:
+        answer = await stream_one(client, body, lambda: arrivals.append(time.monotonic()))
+    assert answer.error is None, answer.error
+    assert len(answer.token_ids) == num_tokens > 1, f"{len(answer.token_ids)} tokens of {num_tokens}"
+    return (num_tokens - 1) / (arrivals[-1] - arrivals[0])

@@ -1,0 +1,46 @@
+"""What `tools/test --device` has found: of each thing that a card is to show whether it held, and what could not be run."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+
+class Outcome(enum.Enum):
+    HELD = "held"
+    MISSED = "missed"
+    NOT_RUN = "not run"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    what: str
+    outcome: Outcome
+    text: str = ""  # what was measured, how it went wrong, or why it was not run
+
+    @staticmethod
+    def of(what: str, is_held: bool, text: str = "") -> Finding:
+        return Finding(what, Outcome.HELD if is_held else Outcome.MISSED, text)
+
+    @property
+    def line(self) -> str:
+        return f"{self.outcome.value}: {self.what}{': ' if self.text else ''}{self.text}"
+
+
+Findings = Iterator[Finding]
+
+
+def least(what: str, found: float, bar: float, unit: str = "") -> Finding:
+    """A number that is to be `bar` or more."""
+    return Finding.of(what, found >= bar, f"{found:.3g}{unit} (bar: at least {bar:g})")
+
+
+def summary(findings: Iterable[Finding]) -> tuple[list[str], int]:
+    """Its lines, and the exit code: 1 where something was missed or nothing was run."""
+    by_outcome: dict[Outcome, list[Finding]] = {outcome: [] for outcome in Outcome}
+    for finding in findings:
+        by_outcome[finding.outcome].append(finding)
+    counts = ", ".join(f"{len(found)} {outcome.value}" for outcome, found in by_outcome.items())
+    named = [finding.line for outcome in (Outcome.MISSED, Outcome.NOT_RUN) for finding in by_outcome[outcome]]
+    return [counts, *named], int(bool(by_outcome[Outcome.MISSED]) or not by_outcome[Outcome.HELD])
