@@ -70,9 +70,10 @@ class Lengths:
         """Drafts of `slots` (int32 [n]) came from another rank."""
         self._native.tell_layers(_cpu.address(slots), len(slots))
 
-    def took(self, num_rows: int, step_ns: int) -> None:
-        """A step of so many rows took so long, with the guesses for the next."""
-        self._native.took(num_rows, step_ns)
+    def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool) -> None:
+        """A step of so many rows took so long, with the guesses for the next. `has_prompts`: there are rows of prompts in it, or
+        others started."""
+        self._native.took(has_prompts, has_drafts, num_rows, step_ns)
 
     def wanted(self, slots: np.ndarray) -> np.ndarray:
         """How many drafts would pay in the next step, int32 [n]."""

@@ -480,9 +480,11 @@ void bind_drafts(nb::module_ &module) {
     });
     nb::class_<StepTimes>(module, "StepTimes")
         .def(nb::init<>())
-        .def("learn", &StepTimes::learn)
-        .def("of", &StepTimes::of)
-        .def("num_steps_since", &StepTimes::num_steps_since);
+        .def("learn", [](StepTimes &self, bool has_prompts, bool has_drafts, i64 num_rows,
+                         double step_ns) { self.learn(kind_of(has_prompts, has_drafts), num_rows, step_ns); })
+        .def("of", [](const StepTimes &self, bool has_prompts, bool has_drafts,
+                      i64 num_rows) { return self.of(kind_of(has_prompts, has_drafts), num_rows); })
+        .def("num_plain_since", &StepTimes::num_plain_since);
     nb::class_<DraftLengths>(module, "DraftLengths")
         .def("__init__",
              [](DraftLengths *self, std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers,
@@ -519,7 +521,8 @@ void bind_drafts(nb::module_ &module) {
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
-        .def("took", &DraftLengths::took);
+        .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows,
+                        double step_ns) { self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns); });
     module.def("follow", [](Address slots, i64 count, Address are_following, Address starts, Address counts,
                             Address num_sampled, Address granted, Address num_tokens, Address max_total_tokens) {
         follow({ints(slots), count, truths(are_following), ints(starts), ints(counts), ints(num_sampled), ints(granted)},
