@@ -428,6 +428,9 @@ class Tape:
     def times_ns(self) -> list[int]: ...
 
 def address(array: np.ndarray | bytes) -> int: ...
+def find_ends(
+    slots: int, positions: int, token_ids: int, count: int, samplings: int, num_prompt_tokens: int, is_ended: int
+) -> None: ...
 def follow(
     slots: int,
     count: int,

@@ -134,9 +134,9 @@ class Drafting:
             self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=bool(rows.num_drafts.any()))
 
     def take_figures(self) -> list[tuple[str, int, int]]:
-        """Of each method how many drafts were verified since the last call, and how many of these stood."""
-        num_verified = self._lengths.take_verified()
-        return [(method, int(num), int(stood)) for method, num, stood in zip(self.methods, *num_verified, strict=True)]
+        """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""
+        verified = self._lengths.take_verified()
+        return [(method, *numbers) for method, numbers in zip(self.methods, verified, strict=True)] if verified else []
 
     def forget(self) -> None:
         """Other weights come, or the prefix cache is emptied."""

@@ -20,12 +20,12 @@ constexpr double kLeast = 0.05;      // chance of a draft that is tried because 
 constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
 
-constexpr double kLevelGain = 0.1, kMostWeight = 40;  // steps that a share is the mean of
-constexpr double kRowShare = 1.0 / 48;                 // of a step: what a row more costs, before anything is known
-constexpr double kMostOver = 2, kMostOverFirst = 3;  // what takes so many times of what was expected was held up by others
+constexpr double kLevelGain = 0.1, kMostWeight = 40;     // steps that a share is the mean of
+constexpr double kRowShare = 1.0 / 48;                   // of a step: what a row more costs, before anything is known
+constexpr double kMostOver = 2, kMostOverFirst = 3;      // what takes so many times of what was expected was held up by others
 constexpr i64 kRemembered = 2048, kForgetInterval = 64;  // steps
 constexpr i64 kNever = -(i64{1} << 40);
-constexpr double kAlikeRows = 1.2;                   // numbers of rows within such a factor take about as long
+constexpr double kAlikeRows = 1.2;  // numbers of rows within such a factor take about as long
 
 }  // namespace
 
@@ -50,9 +50,10 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
     if (!level_) level_ = step_ns;
     const double expected = of(kind, num_rows);
     double &share = shares.met[cell], &weight = shares.weights[cell];
-    if (!shares.is_empty) step_ns = std::min(step_ns, (weight ? kMostOver : kMostOverFirst) * expected);
+    if (!shares.cells.empty()) step_ns = std::min(step_ns, (weight ? kMostOver : kMostOverFirst) * expected);
     // prompts of as many rows differ, by their contexts and by how many there are
     if (weight && kind != StepKind::kMixed) level_ += kLevelGain * (step_ns / shares.fitted[cell] - level_);
+    if (!weight) shares.cells.insert(std::lower_bound(shares.cells.begin(), shares.cells.end(), cell), cell);
     weight = std::min(weight + 1, kMostWeight);
     share += (step_ns / level_ - share) / weight;
     shares.met_at[cell] = num_steps_;
@@ -66,17 +67,19 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
 void StepTimes::fit(Shares &shares) const {
     struct Block {
         double sum, weight;
-        i64 begin;
+        std::size_t begin;
     };
+    std::vector<i64> &cells = shares.cells;
+    const auto is_forgotten = [&](i64 cell) { return shares.met_at[cell] < num_steps_ - kRemembered; };
+    for (const i64 cell : cells) {
+        if (is_forgotten(cell)) shares.weights[cell] = shares.met[cell] = shares.fitted[cell] = 0;
+    }
+    cells.erase(std::remove_if(cells.begin(), cells.end(), is_forgotten), cells.end());
     std::vector<Block> blocks;
-    std::vector<i64> cells;
-    for (i64 cell = 0; cell < static_cast<i64>(shares.met.size()); ++cell) {
-        if (shares.met_at[cell] < num_steps_ - kRemembered) shares.weights[cell] = shares.met[cell] = 0;
-        const double weight = shares.weights[cell];
-        shares.fitted[cell] = 0;
-        if (!weight) continue;
-        blocks.push_back({weight * shares.met[cell], weight, static_cast<i64>(cells.size())});
-        cells.push_back(cell);
+    blocks.reserve(cells.size());
+    for (std::size_t place = 0; place < cells.size(); ++place) {
+        const double weight = shares.weights[cells[place]];
+        blocks.push_back({weight * shares.met[cells[place]], weight, place});
         while (blocks.size() > 1) {
             Block &before = blocks[blocks.size() - 2], &last = blocks.back();
             if (before.sum * last.weight <= last.sum * before.weight) break;
@@ -84,18 +87,18 @@ void StepTimes::fit(Shares &shares) const {
             blocks.pop_back();
         }
     }
-    for (std::size_t index = 0; index < blocks.size(); ++index) {
-        const i64 end = index + 1 < blocks.size() ? blocks[index + 1].begin : static_cast<i64>(cells.size());
-        for (i64 place = blocks[index].begin; place < end; ++place)
-            shares.fitted[cells[place]] = blocks[index].sum / blocks[index].weight;
+    std::size_t end = cells.size();
+    for (; !blocks.empty(); blocks.pop_back()) {
+        const Block &block = blocks.back();
+        for (std::size_t place = block.begin; place < end; ++place) shares.fitted[cells[place]] = block.sum / block.weight;
+        end = block.begin;
     }
-    shares.is_empty = cells.empty();
 }
 
 // Those of the kind, or of another while nothing is known of it.
 const StepTimes::Shares &StepTimes::known(StepKind kind) const {
     for (const StepKind each : {kind, StepKind::kPlain, StepKind::kDrafted, StepKind::kMixed}) {
-        if (!shares_[static_cast<int>(each)].is_empty) return shares_[static_cast<int>(each)];
+        if (!shares_[static_cast<int>(each)].cells.empty()) return shares_[static_cast<int>(each)];
     }
     return shares_[0];
 }

@@ -33,8 +33,7 @@ private:
     // Of the cells in which numbers of rows lie.
     struct Shares {
         std::vector<double> met, weights, fitted;  // weight 0: not met
-        std::vector<i64> met_at;
-        bool is_empty = true;
+        std::vector<i64> met_at, cells;            // cells: those that were met, in order
     };
     i64 cell_of(i64 num_rows) const;
     void fit(Shares &shares) const;

@@ -17,6 +17,7 @@
 #include "draft_lengths.h"
 #include "drafts.h"
 #include "layer_drafts.h"
+#include "logit_edits.h"
 #include "ops.h"
 #include "packing.h"
 #include "philox.h"
@@ -521,8 +522,14 @@ void bind_drafts(nb::module_ &module) {
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
-        .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows,
-                        double step_ns) { self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns); });
+        .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows, double step_ns) {
+            self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns);
+        });
+    module.def("find_ends", [](Address slots, Address positions, Address token_ids, i64 count, Address samplings,
+                               Address num_prompt_tokens, Address is_ended) {
+        find_ends(ints(slots), reinterpret_cast<const i64 *>(positions), ints(token_ids), count,
+                  reinterpret_cast<const SlotSampling *>(samplings), ints(num_prompt_tokens), truths(is_ended));
+    });
     module.def("follow", [](Address slots, i64 count, Address are_following, Address starts, Address counts,
                             Address num_sampled, Address granted, Address num_tokens, Address max_total_tokens) {
         follow({ints(slots), count, truths(are_following), ints(starts), ints(counts), ints(num_sampled), ints(granted)},
