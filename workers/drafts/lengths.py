@@ -73,7 +73,7 @@ class Lengths:
         self._native.tell_layers(_cpu.address(slots), len(slots))
 
     def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool) -> None:
-        """A step of so many rows took so long, with the guesses for the next. `has_prompts`: there are rows of prompts in it, or
+        """A step of so many rows took so long, with the guesses for the next. `has_prompts`: rows of prompts were in it, or
         others started."""
         self._native.took(has_prompts, has_drafts, num_rows, step_ns)
 
