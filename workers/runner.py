@@ -400,7 +400,8 @@ class ModelRunner:
             self._standing = None
         self.drafting.propose()
         draft_ns = time.monotonic_ns() - begin_ns
-        self.drafting.took(self.inputs.num_tokens, self._step_ns + draft_ns)
+        if self.inputs.num_tokens:
+            self.drafting.took(self.inputs.num_tokens, self._step_ns + draft_ns)
         return draft_ns + self._guess_ns
 
     def run_without_rows(self) -> None:

@@ -56,6 +56,7 @@ class Drafting:
         self._counts = _NONE
         self._generation = 0  # of the prefix cache
         self._num_steps = 0
+        self._has_starts = False  # the last step
         self._is_resting = False  # nobody wants drafts
 
     @property
@@ -73,6 +74,7 @@ class Drafting:
 
     def begin_step(self, step: Step) -> None:
         """What a step says of sequences that are complete, before others start."""
+        self._has_starts = len(step.starts) > 0
         for slot, num_tokens in np.frombuffer(step.ended, np.int32).reshape(-1, 2).tolist():
             token_ids = self._slots.token_ids[slot, :num_tokens]
             for drafter, is_used in self._drafters:
@@ -126,12 +128,15 @@ class Drafting:
 
     def took(self, num_rows: int, step_ns: int) -> None:
         """The step that was run last had so many rows, and took so long with the guesses behind it."""
-        self._lengths.took(num_rows, step_ns)
+        rows = self._rows
+        if rows is not None:
+            has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows
+            self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=bool(rows.num_drafts.any()))
 
     def take_figures(self) -> list[tuple[str, int, int]]:
-        """Of each method how many drafts were verified since the last call, and how many of these stood."""
-        num_verified = self._lengths.take_verified()
-        return [(method, int(num), int(stood)) for method, num, stood in zip(self.methods, *num_verified, strict=True)]
+        """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""
+        verified = self._lengths.take_verified()
+        return [(method, *numbers) for method, numbers in zip(self.methods, verified, strict=True)] if verified else []
 
     def forget(self) -> None:
         """Other weights come, or the prefix cache is emptied."""

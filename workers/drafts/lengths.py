@@ -34,7 +34,7 @@ class Lengths:
             *(trusts, slots.draft_trusts.shape[1], _cpu.address(slots.num_rested), _cpu.address(slots.draft_pauses)),
             _cpu.address(slots.is_drafted_by_layers),
         )
-        self._told = np.zeros((2, len(first_classes)), np.int64)
+        self._told = [0] * (2 * len(first_classes))
 
     def clear(self, slots: np.ndarray) -> None:
         """`slots` (int32 [n]) have no drafts any more."""
@@ -59,20 +59,23 @@ class Lengths:
         num_drafts, counts = np.ascontiguousarray(num_drafts, np.int32), np.ascontiguousarray(counts, np.int32)
         self._native.learn(_cpu.address(slots), len(slots), _cpu.address(num_drafts), _cpu.address(counts))
 
-    def take_verified(self) -> np.ndarray:
-        """Of each method how many drafts were verified since the last call, and how many of these stood: int64 [2, methods]."""
-        told = np.array(self._native.num_verified, np.int64).reshape(2, -1)
-        verified: np.ndarray = told - self._told
+    def take_verified(self) -> list[tuple[int, int]]:
+        """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""
+        told = self._native.num_verified
+        if told == self._told:
+            return []
+        new = [now - before for now, before in zip(told, self._told, strict=True)]
         self._told = told
-        return verified
+        return list(zip(new[: len(new) // 2], new[len(new) // 2 :], strict=True))
 
     def tell_layers(self, slots: np.ndarray) -> None:
         """Drafts of `slots` (int32 [n]) came from another rank."""
         self._native.tell_layers(_cpu.address(slots), len(slots))
 
-    def took(self, num_rows: int, step_ns: int) -> None:
-        """A step of so many rows took so long, with the guesses for the next."""
-        self._native.took(num_rows, step_ns)
+    def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool) -> None:
+        """A step of so many rows took so long, with the guesses for the next. `has_prompts`: rows of prompts were in it, or
+        others started."""
+        self._native.took(has_prompts, has_drafts, num_rows, step_ns)
 
     def wanted(self, slots: np.ndarray) -> np.ndarray:
         """How many drafts would pay in the next step, int32 [n]."""

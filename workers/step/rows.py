@@ -35,12 +35,16 @@ class StepRows(msgspec.Struct, frozen=True):
     @staticmethod
     def of(step: Step, slots: Slots, choose: Choice | None = None) -> StepRows:
         """Rows with the drafts that `slots` have for them, as many as are granted and chosen (None: all that are), put behind
-        the slots' tokens. A sequence that has all its tokens, which its scheduler did not know yet, gets no row; nor does one
-        whose last step was not run for want of features: the scheduler gives that up, and the steps behind it."""
+        the slots' tokens. A sequence that has all its tokens or drew a stop token, which its scheduler did not know yet, gets
+        no row; nor does one whose last step was not run for want of features: the scheduler gives that up, and the steps
+        behind it."""
         slot_ids = np.frombuffer(step.slots, np.int32)
         starts = np.frombuffer(step.start, np.int32)
         counts = np.frombuffer(step.num_tokens, np.int32)
         num_sampled = np.frombuffer(step.is_sampling, np.int8).astype(np.int32)
+        is_ended = slots.is_ended[slot_ids]
+        if is_ended.any():
+            counts, num_sampled = counts * ~is_ended, num_sampled * ~is_ended
         if not step.is_following and not step.num_drafts:
             return StepRows(slot_ids, starts, counts, num_sampled, np.zeros_like(counts))
         starts, counts, num_drafts = starts.copy(), counts.copy(), np.zeros_like(counts)

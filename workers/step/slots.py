@@ -41,6 +41,7 @@ class Slots:
         self.token_ids = self._register("token_ids", np.zeros((self._capacity, max_model_len + 2), np.int32), 0)
         self.num_tokens = self._register("num_tokens", np.zeros(self._capacity, np.int32), 0)
         self.max_total_tokens = self._register("max_total_tokens", np.zeros(self._capacity, np.int32), 0)
+        self.is_ended = self._register("is_ended", np.zeros(self._capacity, np.bool_), False)  # by a stop token
         self.drafts = self._register("drafts", np.zeros((self._capacity, max_drafts), np.int32), 0)
         self.draft_classes = self._register("draft_classes", np.zeros((self._capacity, max_drafts), np.int32), 0)
         self.draft_chances = self._register("draft_chances", np.zeros((self._capacity, max_drafts)), 0)  # with those before
@@ -179,6 +180,11 @@ class Slots:
         self.token_ids[slots, positions] = token_ids
         self.num_tokens[slots] = positions + 1
         self.num_drafts[slots] = 0
+        slots, positions = np.ascontiguousarray(slots, np.int32), np.ascontiguousarray(positions, np.int64)
+        token_ids = np.ascontiguousarray(token_ids, np.int32)
+        drawn = _cpu.address(slots), _cpu.address(positions), _cpu.address(token_ids), len(slots)
+        of_slots = _cpu.address(self.sampling), _cpu.address(self.num_prompt_tokens), _cpu.address(self.is_ended)
+        _cpu.find_ends(*drawn, *of_slots)
 
 
 def _checked_bounds(message: SlotStart) -> np.ndarray:

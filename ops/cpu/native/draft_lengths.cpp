@@ -20,17 +20,22 @@ constexpr double kLeast = 0.05;      // chance of a draft that is tried because 
 constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
 
-constexpr double kLevelGain = 0.2, kShareGain = 0.1;
-constexpr double kRowShare = 1.0 / 48;  // of a step: what a row more costs, before anything is known
-constexpr double kMostOver = 3;  // what takes longer than so many times of what was expected was held up by something else
+constexpr double kLevelGain = 0.1, kMostWeight = 40;     // steps that a share is the mean of
+constexpr double kRowShare = 1.0 / 48;                   // of a step: what a row more costs, before anything is known
+constexpr double kMostOver = 2, kMostOverFirst = 3;      // what takes so many times of what was expected was held up by others
+constexpr i64 kRemembered = 2048, kForgetInterval = 64;  // steps
+constexpr i64 kNever = -(i64{1} << 40);
+constexpr double kAlikeRows = 1.2;  // numbers of rows within such a factor take about as long
 
 }  // namespace
 
 StepTimes::StepTimes() {
     for (i64 rows = 1; rows <= 64; ++rows) least_rows_.push_back(rows);
     for (double rows = 70; rows < 65536; rows *= 1.09) least_rows_.push_back(static_cast<i64>(rows));
-    shares_.assign(least_rows_.size(), 0);
-    met_at_.assign(least_rows_.size(), -(i64{1} << 40));
+    for (Shares &shares : shares_) {
+        for (std::vector<double> *each : {&shares.met, &shares.weights, &shares.fitted}) each->assign(least_rows_.size(), 0);
+        shares.met_at.assign(least_rows_.size(), kNever);
+    }
 }
 
 i64 StepTimes::cell_of(i64 num_rows) const {
@@ -38,36 +43,91 @@ i64 StepTimes::cell_of(i64 num_rows) const {
     return std::max<i64>(above - 1, 0);
 }
 
-void StepTimes::learn(i64 num_rows, double step_ns) {
+void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
+    Shares &shares = shares_[static_cast<int>(kind)];
     const i64 cell = cell_of(num_rows);
-    double &share = shares_[cell];
-    met_at_[cell] = ++num_steps_;
-    if (!level_) {
-        level_ = step_ns;
-        share = 1;
-    } else if (!share) {
-        share = step_ns / level_;
-    } else {
-        step_ns = std::min(step_ns, kMostOver * level_ * share);
-        level_ += kLevelGain * (step_ns / share - level_);
-        share += kShareGain * (step_ns / level_ - share);
+    ++num_steps_;
+    if (!level_) level_ = step_ns;
+    const double expected = of(kind, num_rows);
+    double &share = shares.met[cell], &weight = shares.weights[cell];
+    if (!shares.cells.empty()) step_ns = std::min(step_ns, (weight ? kMostOver : kMostOverFirst) * expected);
+    // prompts of as many rows differ, by their contexts and by how many there are
+    if (weight && kind != StepKind::kMixed) level_ += kLevelGain * (step_ns / shares.fitted[cell] - level_);
+    if (!weight) shares.cells.insert(std::lower_bound(shares.cells.begin(), shares.cells.end(), cell), cell);
+    weight = std::min(weight + 1, kMostWeight);
+    share += (step_ns / level_ - share) / weight;
+    shares.met_at[cell] = num_steps_;
+    fit(shares);
+    if (num_steps_ % kForgetInterval == 0) {
+        for (Shares &each : shares_) fit(each);
     }
 }
 
-double StepTimes::of(i64 num_rows) const {
+// Shares that grow with the rows and are the nearest to what was met.
+void StepTimes::fit(Shares &shares) const {
+    struct Block {
+        double sum, weight;
+        std::size_t begin;
+    };
+    std::vector<i64> &cells = shares.cells;
+    const auto is_forgotten = [&](i64 cell) { return shares.met_at[cell] < num_steps_ - kRemembered; };
+    for (const i64 cell : cells) {
+        if (is_forgotten(cell)) shares.weights[cell] = shares.met[cell] = shares.fitted[cell] = 0;
+    }
+    cells.erase(std::remove_if(cells.begin(), cells.end(), is_forgotten), cells.end());
+    std::vector<Block> blocks;
+    blocks.reserve(cells.size());
+    for (std::size_t place = 0; place < cells.size(); ++place) {
+        const double weight = shares.weights[cells[place]];
+        blocks.push_back({weight * shares.met[cells[place]], weight, place});
+        while (blocks.size() > 1) {
+            Block &before = blocks[blocks.size() - 2], &last = blocks.back();
+            if (before.sum * last.weight <= last.sum * before.weight) break;
+            before.sum += last.sum, before.weight += last.weight;
+            blocks.pop_back();
+        }
+    }
+    std::size_t end = cells.size();
+    for (; !blocks.empty(); blocks.pop_back()) {
+        const Block &block = blocks.back();
+        for (std::size_t place = block.begin; place < end; ++place) shares.fitted[cells[place]] = block.sum / block.weight;
+        end = block.begin;
+    }
+}
+
+// Those of the kind, or of another while nothing is known of it.
+const StepTimes::Shares &StepTimes::known(StepKind kind) const {
+    for (const StepKind each : {kind, StepKind::kPlain, StepKind::kDrafted, StepKind::kMixed}) {
+        if (!shares_[static_cast<int>(each)].cells.empty()) return shares_[static_cast<int>(each)];
+    }
+    return shares_[0];
+}
+
+double StepTimes::of(StepKind kind, i64 num_rows) const { return (level_ ? level_ : 1) * share_of(known(kind), num_rows); }
+
+double StepTimes::share_of(const Shares &shares, i64 num_rows) const {
+    const std::vector<double> &fitted = shares.fitted;
     i64 below = cell_of(num_rows), above = below;
-    const i64 num_cells = static_cast<i64>(shares_.size());
-    while (below >= 0 && !shares_[below]) --below;
-    while (above < num_cells && !shares_[above]) ++above;
+    const i64 num_cells = static_cast<i64>(fitted.size());
+    while (below >= 0 && !fitted[below]) --below;
+    while (above < num_cells && !fitted[above]) ++above;
     const double rows = static_cast<double>(num_rows);
     if (below < 0 && above == num_cells) return 1 + kRowShare * rows;
-    if (below < 0) return level_ * shares_[above] / (1 + kRowShare * (static_cast<double>(least_rows_[above]) - rows));
+    if (below < 0) return fitted[above] / (1 + kRowShare * (static_cast<double>(least_rows_[above]) - rows));
     const double least = static_cast<double>(least_rows_[below]);
-    if (above == num_cells)
-        return level_ * shares_[below] * (1 + kRowShare * (rows - least) / std::max(1.0, least * kRowShare));
-    if (above == below) return level_ * shares_[below];
+    if (above == num_cells) return fitted[below] * (1 + kRowShare * (rows - least) / std::max(1.0, least * kRowShare));
+    if (above == below) return fitted[below];
     const double part = (rows - least) / (static_cast<double>(least_rows_[above]) - least);
-    return level_ * (shares_[below] + part * (shares_[above] - shares_[below]));
+    return fitted[below] + part * (fitted[above] - fitted[below]);
+}
+
+i64 StepTimes::num_plain_since(i64 num_rows) const {
+    const std::vector<i64> &met_at = shares_[static_cast<int>(StepKind::kPlain)].met_at;
+    const i64 last = cell_of(static_cast<i64>(static_cast<double>(num_rows) * kAlikeRows));
+    i64 met = kNever;
+    for (i64 cell = cell_of(static_cast<i64>(std::ceil(static_cast<double>(num_rows) / kAlikeRows))); cell <= last; ++cell)
+        met = std::max(met, met_at[cell]);
+    return num_steps_ - met;
 }
 
 DraftLengths::DraftLengths(std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers,
@@ -150,23 +210,25 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
                      [](const Draft &one, const Draft &other) { return one.chance > other.chance; });
     // Tokens for the time of the step. Where others' prompts are in it, drafts are to bring more tokens for the time that they
     // take than a step without prompts would.
-    const double plain = times_.of(num_rows), tokens = static_cast<double>(num_sampled);
+    const double tokens = static_cast<double>(num_sampled);
     const bool is_alone = num_rows == num_sampled;
-    const double rate = tokens / (is_alone ? plain : times_.of(num_sampled));
+    const StepKind without = is_alone ? StepKind::kPlain : StepKind::kMixed, with = is_alone ? StepKind::kDrafted : without;
+    const double plain = times_.of(without, num_rows);
+    const double rate = tokens / (is_alone ? plain : times_.of(StepKind::kPlain, num_sampled));
     double time = plain, promised = 0, best = is_alone ? rate : 0;
     i64 num_best = 0;
     least_chance_ = 1;  // if all had it, so many would pay
     for (std::size_t count = 1; count <= drafts.size(); ++count) {
-        time = std::max(time, times_.of(num_rows + static_cast<i64>(count)));  // never less for more rows
+        time = std::max(time, times_.of(with, num_rows + static_cast<i64>(count)));  // never less for more rows
         least_chance_ = std::min(least_chance_, rate * (time - plain) / static_cast<double>(count));
         if (drafts[count - 1].chance < kLeast) continue;
         promised += drafts[count - 1].chance;
         const double gain = is_alone ? (tokens + promised) / time : promised - rate * (time - plain);
         if (gain > best) best = gain, num_best = static_cast<i64>(count);
     }
-    if (is_alone && times_.num_steps_since(num_rows) > kPlainInterval) return;
+    if (is_alone && times_.num_plain_since(num_rows) > kPlainInterval) return;
     for (i64 count = 0; count < num_best; ++count) ++chosen[drafts[count].row];
-    probe(slots, num_slots, granted, num_rows + num_best, chosen);
+    probe(slots, num_slots, granted, num_best ? with : without, num_rows + num_best, chosen);
 }
 
 // Tokens of a slot without drafts after which it is tried. Where nobody has had any for long none: who comes and goes in fewer
@@ -176,7 +238,7 @@ i32 DraftLengths::pause_of(i32 slot) const {
 }
 
 // A draft of the sample that has been waiting for one the longest, where that does not cost too much.
-void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, i64 num_rows, i32 *chosen) {
+void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, StepKind kind, i64 num_rows, i32 *chosen) {
     i64 longest = -1;
     for (i64 row = 0; row < num_slots; ++row) {
         const i64 slot = slots[row];
@@ -184,14 +246,15 @@ void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, i6
         if (chosen[row] || std::min(granted[row], slots_.num_drafts[slot]) < 1) continue;
         if (longest < 0 || slots_.num_rested[slot] > slots_.num_rested[slots[longest]]) longest = row;
     }
-    probe_cost_ = std::clamp(times_.of(num_rows + 1) / times_.of(num_rows) - 1, 0.0, kMostCredit);
+    const StepKind with = kind == StepKind::kPlain ? StepKind::kDrafted : kind;
+    probe_cost_ = std::clamp(times_.of(with, num_rows + 1) / times_.of(kind, num_rows) - 1, 0.0, kMostCredit);
     if (longest < 0 || probe_cost_ > probe_credit_) return;
     probe_credit_ -= probe_cost_;
     chosen[longest] = 1;
 }
 
-void DraftLengths::took(i64 num_rows, double step_ns) {
-    times_.learn(num_rows, step_ns);
+void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns) {
+    times_.learn(kind, num_rows, step_ns);
     probe_credit_ = std::min(probe_credit_ + kProbeShare, kMostCredit);
 }
 

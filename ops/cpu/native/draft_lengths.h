@@ -7,24 +7,41 @@
 
 namespace tokamak::cpu {
 
-// Nanoseconds of steps by their number of rows. Long contexts and other programs slow down all steps alike, so what is kept is a
-// level that moves quickly, and of each number of rows a share of it that moves slowly. Numbers that were not met lie between
-// their neighbours; beyond them a further row is taken to be cheap, which is soon found out where it is not.
+// Steps whose times are known apart: those of decoding rows without drafts; those with some, which layers may have made in them;
+// and those with rows of prompts, which others started in.
+enum class StepKind { kPlain, kDrafted, kMixed };
+
+inline StepKind kind_of(bool has_prompts, bool has_drafts) {
+    return has_prompts ? StepKind::kMixed : has_drafts ? StepKind::kDrafted : StepKind::kPlain;
+}
+
+// Nanoseconds of steps by their kind and number of rows. Long contexts and other programs slow down all steps alike, so what is
+// kept is a level that moves with each step, and of each number of rows a share of it, the mean of the last ones. More rows never
+// take less: neighbours that say so are taken together, which is what most errors come to. Numbers that were not met lie between
+// their neighbours; beyond them a further row is taken to be cheap, which is soon found out where it is not. What was not met
+// for long is forgotten, so that a wrong share which speaks against so many rows does not do so for ever.
 class StepTimes {
 public:
     StepTimes();
-    void learn(i64 num_rows, double step_ns);
+    void learn(StepKind kind, i64 num_rows, double step_ns);
     // What a step of so many rows is expected to take.
-    double of(i64 num_rows) const;
-    // Steps since one of so many rows.
-    i64 num_steps_since(i64 num_rows) const { return num_steps_ - met_at_[cell_of(num_rows)]; }
+    double of(StepKind kind, i64 num_rows) const;
+    // Steps since one without drafts of about so many rows.
+    i64 num_plain_since(i64 num_rows) const;
 
 private:
+    // Of the cells in which numbers of rows lie.
+    struct Shares {
+        std::vector<double> met, weights, fitted;  // weight 0: not met
+        std::vector<i64> met_at, cells;            // cells: those that were met, in order
+    };
     i64 cell_of(i64 num_rows) const;
+    void fit(Shares &shares) const;
+    const Shares &known(StepKind kind) const;
+    double share_of(const Shares &shares, i64 num_rows) const;
 
     std::vector<i64> least_rows_;  // of each cell
-    std::vector<double> shares_;   // 0: never met
-    std::vector<i64> met_at_;
+    Shares shares_[3];             // by kind
     double level_ = 0;
     i64 num_steps_ = 0;
 };
@@ -67,7 +84,7 @@ public:
     void wanted(const i32 *slots, i64 num_slots, i32 *wanted) const;
     // The same of a sample that comes.
     i64 wanted_by_newcomers() const;
-    void took(i64 num_rows, double step_ns);
+    void took(StepKind kind, i64 num_rows, double step_ns);
 
 private:
     double chance_of(i32 which) const;
@@ -75,7 +92,7 @@ private:
     i64 method_of(i32 which) const;
     bool is_worth(double chance) const;
     i32 pause_of(i32 slot) const;
-    void probe(const i32 *slots, i64 num_slots, const i32 *granted, i64 num_rows, i32 *chosen);
+    void probe(const i32 *slots, i64 num_slots, const i32 *granted, StepKind kind, i64 num_rows, i32 *chosen);
 
     std::vector<i64> first_classes_, are_layers_;
     std::vector<i64> num_verified_;

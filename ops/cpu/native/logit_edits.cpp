@@ -133,4 +133,16 @@ void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampli
     if (mask != nullptr) constrain(edited, logits, vocab, mask, kernels);
 }
 
+void find_ends(const i32 *slots, const i64 *positions, const i32 *token_ids, i64 count, const SlotSampling *samplings,
+               const i32 *num_prompt_tokens, bool *is_ended) {
+    for (i64 index = 0; index < count; ++index) {
+        const i32 slot = slots[index];
+        const SlotSampling &sampling = samplings[slot];
+        if (sampling.masks != nullptr || positions[index] + 1 - num_prompt_tokens[slot] <= sampling.min_tokens) continue;
+        const i32 *stops = sampling.lists + 2 * sampling.num_biases + std::max(sampling.num_allowed, 0);
+        const i32 *end = stops + sampling.num_stops;
+        if (std::find(stops, end, token_ids[index]) != end) is_ended[slot] = true;
+    }
+}
+
 }  // namespace tokamak::cpu

@@ -24,4 +24,9 @@ bool changes_logits(const SlotSampling &sampling, const History &history);
 void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampling &sampling, const History &history,
                  std::vector<i32> &token_counts, const SamplingKernels &kernels);
 
+// Of the tokens that slots got, at these positions: is_ended[slot] where one ends its sequence, as the scheduler will see it
+// (engine/scheduler/results.py). Of an answer that has a form it is left to that.
+void find_ends(const i32 *slots, const i64 *positions, const i32 *token_ids, i64 count, const SlotSampling *samplings,
+               const i32 *num_prompt_tokens, bool *is_ended);
+
 }  // namespace tokamak::cpu

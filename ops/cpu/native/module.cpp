@@ -17,6 +17,7 @@
 #include "draft_lengths.h"
 #include "drafts.h"
 #include "layer_drafts.h"
+#include "logit_edits.h"
 #include "ops.h"
 #include "packing.h"
 #include "philox.h"
@@ -480,9 +481,11 @@ void bind_drafts(nb::module_ &module) {
     });
     nb::class_<StepTimes>(module, "StepTimes")
         .def(nb::init<>())
-        .def("learn", &StepTimes::learn)
-        .def("of", &StepTimes::of)
-        .def("num_steps_since", &StepTimes::num_steps_since);
+        .def("learn", [](StepTimes &self, bool has_prompts, bool has_drafts, i64 num_rows,
+                         double step_ns) { self.learn(kind_of(has_prompts, has_drafts), num_rows, step_ns); })
+        .def("of", [](const StepTimes &self, bool has_prompts, bool has_drafts,
+                      i64 num_rows) { return self.of(kind_of(has_prompts, has_drafts), num_rows); })
+        .def("num_plain_since", &StepTimes::num_plain_since);
     nb::class_<DraftLengths>(module, "DraftLengths")
         .def("__init__",
              [](DraftLengths *self, std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers,
@@ -519,7 +522,14 @@ void bind_drafts(nb::module_ &module) {
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
-        .def("took", &DraftLengths::took);
+        .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows, double step_ns) {
+            self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns);
+        });
+    module.def("find_ends", [](Address slots, Address positions, Address token_ids, i64 count, Address samplings,
+                               Address num_prompt_tokens, Address is_ended) {
+        find_ends(ints(slots), reinterpret_cast<const i64 *>(positions), ints(token_ids), count,
+                  reinterpret_cast<const SlotSampling *>(samplings), ints(num_prompt_tokens), truths(is_ended));
+    });
     module.def("follow", [](Address slots, i64 count, Address are_following, Address starts, Address counts,
                             Address num_sampled, Address granted, Address num_tokens, Address max_total_tokens) {
         follow({ints(slots), count, truths(are_following), ints(starts), ints(counts), ints(num_sampled), ints(granted)},

@@ -59,8 +59,13 @@ class Rig:
         chosen = self.lengths.choose(self.which, grants, num_slots, num_slots)
         self.lengths.learn(self.which, chosen, 1 + np.minimum(chosen, num_right))
         num_rows = num_slots + int(chosen.sum())
-        self.lengths.took(num_rows, int(self.time_of(num_rows)))
+        self.took(num_rows)
         return [int(number) for number in chosen]
+
+    def took(self, num_rows: int, step_ns: float = 0, *, has_prompts: bool = False) -> None:
+        """A step of all slots; step_ns 0: what it takes here."""
+        num_ns = int(step_ns or self.time_of(num_rows))
+        self.lengths.took(num_rows, num_ns, has_prompts=has_prompts, has_drafts=num_rows > len(self.which))
 
 
 def test_drafts_that_stand_are_asked_for() -> None:
@@ -79,7 +84,7 @@ def test_as_many_as_stand() -> None:
         rig.offer(np.minimum(np.arange(K), 2))
         number = rig.lengths.choose(rig.which, np.full(1, K, np.int32), 1, 1)
         rig.lengths.learn(rig.which, number, 1 + np.minimum(number, 2))
-        rig.lengths.took(1 + int(number[0]), int(rig.time_of(1 + int(number[0]))))
+        rig.took(1 + int(number[0]))
         chosen.append(int(number[0]))
     assert np.median(chosen[50:]) == 2
 
@@ -136,7 +141,7 @@ def test_short_answers_are_tried_again() -> None:
         num_rows = 4 + int(chosen.sum())
         num_drafts += num_rows - 4
         rig.lengths.learn(rig.which, chosen, 1 + chosen)
-        rig.lengths.took(num_rows, int(rig.time_of(num_rows)))
+        rig.took(num_rows)
         granted = rig.lengths.wanted(rig.which)
     assert num_drafts > 1000
 
@@ -185,9 +190,9 @@ def test_steps_that_take_long_get_fewer() -> None:
 def test_the_budget_goes_to_those_with_the_best_chance() -> None:
     rig = Rig(2, lambda num_rows: 1e6 * max(3, num_rows) ** 2)
     for _ in range(40):
-        rig.lengths.took(2, int(3e6))
-        rig.lengths.took(3, int(3e6))
-        rig.lengths.took(4, int(9e6))
+        rig.took(2, 3e6)
+        rig.took(3, 3e6)
+        rig.took(4, 9e6)
     rig.slots.draft_chances[:2, 0] = 0.5, 0.8
     rig.slots.num_drafts[:2] = 1
     assert rig.lengths.choose(rig.which, np.full(2, K, np.int32), 2, 2).tolist() == [0, 1]
@@ -219,14 +224,61 @@ def test_alike_wherever_a_slot_lies() -> None:
     np.testing.assert_array_equal(rig.slots.draft_chances, before[::-1])
 
 
+PLAIN, DRAFTED, MIXED = (False, False), (False, True), (True, False)  # has prompts, has drafts
+
+
 def test_times_between_those_that_were_met() -> None:
     times = StepTimes()
     for _ in range(100):
         for num_rows in (1, 9):
-            times.learn(num_rows, flat(num_rows) if num_rows == 1 else 2 * flat(1))
-    found = [times.of(num_rows) for num_rows in range(1, 12)]
+            times.learn(*PLAIN, num_rows, flat(num_rows) if num_rows == 1 else 2 * flat(1))
+    found = [times.of(*PLAIN, num_rows) for num_rows in range(1, 12)]
     assert found == sorted(found)
     assert found[4] / found[0] == pytest.approx(1.5, rel=0.05)
-    for _ in range(60):
-        times.learn(1, 4 * flat(1))  # a longer context: all steps take longer
-    assert times.of(9) == pytest.approx(8 * flat(1), rel=0.4)
+    for _ in range(100):
+        times.learn(*PLAIN, 1, 4 * flat(1))  # a longer context: all steps take longer
+    assert times.of(*PLAIN, 9) == pytest.approx(8 * flat(1), rel=0.4)
+
+
+def test_a_step_that_was_held_up_says_little_of_others() -> None:
+    """Steps of 6 and 12 rows: more rows take no less, so the one that seems to is taken with its neighbours."""
+    times = StepTimes()
+    for number in range(400):
+        for num_rows in (4, 5, 6, 7, 8):
+            times.learn(*DRAFTED, num_rows, flat(num_rows) * (50 if num_rows == 6 and number == 0 else 1))
+        assert times.of(*DRAFTED, 6) < 2.1 * flat(6)
+    found = [times.of(*DRAFTED, num_rows) for num_rows in range(4, 9)]
+    assert found == sorted(found)
+    assert found == pytest.approx([flat(num_rows) for num_rows in range(4, 9)], rel=0.1)
+
+
+def test_prompts_of_so_many_rows_do_not_speak_for_drafts() -> None:
+    """Short prompts take long, since others start in their steps: steps of as many rows with drafts do not."""
+    rig = Rig(4)
+    for _ in range(40):
+        for num_rows in (8, 16, 24, 36):
+            rig.took(num_rows, 4 * flat(num_rows), has_prompts=True)
+        rig.step(2, [K] * 4)
+    assert rig.step(2, [K] * 4) == [K] * 4
+
+
+def test_steps_without_drafts_are_known_by_their_neighbours() -> None:
+    times = StepTimes()
+    for _ in range(300):
+        times.learn(*DRAFTED, 40, 2e6)
+    assert times.num_plain_since(10) > 256
+    times.learn(*PLAIN, 9, 1e6)
+    assert times.num_plain_since(10) == 0
+    assert times.num_plain_since(20) > 256
+
+
+def test_what_is_known_of_times_is_forgotten() -> None:
+    """One measurement must not speak against so many rows for ever."""
+    times = StepTimes()
+    for _ in range(20):
+        times.learn(*PLAIN, 1, 1e6)
+    times.learn(*DRAFTED, 3, 1.9e6)
+    assert times.of(*DRAFTED, 3) > 1.5e6
+    for _ in range(3000):
+        times.learn(*PLAIN, 1, 1e6)
+    assert times.of(*DRAFTED, 3) < 1.2e6

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from engine.messages import MediaUnit, SamplingParams, SlotStart
+from engine.messages import MediaUnit, SamplingParams, SlotStart, Step
+from engine.scheduler.results import finish_reason_of
+from tests.engine.scheduler.sequences import make_sample
 from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner
 from workers.runner import ModelRunner
+from workers.step.rows import StepRows
 from workers.step.slots import Slots
 
 NUM_SLOTS = 5
@@ -130,6 +134,49 @@ def test_unknown_token_ids_are_dropped() -> None:
     bias = int(np.float32(1.0).view(np.int32))
     assert slots.token_lists[0].tolist() == [5, bias, 7, 0, 1, 4]
     assert kept["lists"] == slots.token_lists[0].ctypes.data
+
+
+STOPS = st.lists(st.integers(0, 120), max_size=3)  # some of no token of the vocabulary
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=8), STOPS, st.integers(0, 5), st.booleans(), st.booleans())
+def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
+    drawn: list[int], stops: list[int], min_tokens: int, is_allowed: bool, has_biases: bool
+) -> None:
+    """By one token or several at a time, whatever lists lie before the stop tokens in memory."""
+    sampling = SamplingParams(
+        stop_token_ids=[*stops, drawn[-1]] if is_allowed else stops,
+        min_tokens=min_tokens,
+        allowed_token_ids=list(range(90)) if is_allowed else [],
+        logit_bias={3: 1.0, 4: -1.0} if has_biases else {},
+    )
+    sequence = make_sample("r", [1, 2], max_tokens=50)
+    sequence.request = replace(sequence.request, sampling=sampling)
+    slots, own = empty_slots(), np.ones(len(drawn), np.int32)
+    slots.start(SlotStart(1, "r", int32([1, 2]), 2, sampling, int32([])))
+    ends = []
+    for token_id in drawn:
+        sequence.token_ids.append(token_id)
+        ends.append(finish_reason_of(sequence) == "stop")
+    slots.append(own, 2 + np.arange(len(drawn)), np.array(drawn))
+    assert slots.is_ended.tolist() == [False, any(ends), False, False, False]
+    slots.start(SlotStart(1, "r", int32([1, 2]), 2, sampling, int32([])))
+    for number, token_id in enumerate(drawn):
+        slots.append(own[:1], np.array([2 + number]), np.array([token_id]))
+        assert slots.is_ended[1] == any(ends[: number + 1])
+
+
+def test_a_row_behind_a_stop_token_is_none() -> None:
+    """Its scheduler did not know yet, with drafts in flight or without; another slot's goes on."""
+    slots = empty_slots()
+    for slot in (1, 2):
+        sampling = SamplingParams(stop_token_ids=[9])
+        slots.start(SlotStart(slot, "r", int32([5, 6]), 2, sampling, int32([1]), max_total_tokens=20))
+        slots.append(np.array([slot], np.int32), np.array([2]), np.array([9 if slot == 1 else 8]))
+    columns = int32([1, 2]), int32([2, 2]), int32([1, 1]), bytes([1, 1]), b"", b"", b""
+    for step in (Step(7, [], *columns), Step(7, [], *columns, is_following=bytes([1, 1]), num_drafts=int32([0, 0]))):
+        rows = StepRows.of(step, slots)
+        assert (rows.counts.tolist(), rows.num_sampled.tolist()) == ([0, 1], [0, 1])
 
 
 @settings(max_examples=5)
