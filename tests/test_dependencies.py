@@ -25,6 +25,7 @@ BY_HAND = {  # run by a person who installs what their docstrings name
         for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor", "vllm")
     },
     "tools/clients/run.py": {"tests"},  # of the same checkout: a model that makes vectors
+    **{f"tools/device/{name}.py": {"tests", "httpx"} for name in ("engines", "whole")},  # likewise; tools/test runs them
     "tools/demo/evaluate.py": {"httpx"},
     "tools/demo/vision/agreement.py": {"httpx", "torch", "transformers"},
     "tools/demo/vision/evaluate.py": {"httpx"},
