@@ -19,6 +19,7 @@ from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
+from engine.options.idle import note_idle
 from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_card import card_blocks, card_needs, num_weights
 from engine.options.resolve_collector import resolve_collector
@@ -159,7 +160,7 @@ def resolve(
         num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
     else:
         num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
-        _note_no_share_of_a_card(options, device)
+    note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=card_bytes > 0)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
     chat_template = _template(values["chat_template"])
@@ -334,18 +335,6 @@ def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> in
         f"(--num-kv-blocks, --kv-cache-memory); longer requests are refused"
     )
     return limit if is_asked else int(room)
-
-
-def _note_no_share_of_a_card(options: OptionValues, device: str) -> None:
-    if "gpu_memory_utilization" not in options.given:
-        return
-    if is_cache_asked(options.values):
-        why = "the cache's size is given (--num-kv-blocks, --kv-cache-memory)"
-    elif device == "cpu":
-        why = "it is of a card, the engine runs on the cpu; the cache's size is --kv-cache-memory"
-    else:
-        why = f"Paddle does not tell the memory of {device}; give the cache's size (--kv-cache-memory)"
-    options.notes.append(f"--gpu-memory-utilization without effect: {why}")
 
 
 def _check_draft_budget(max_drafts: int, max_num_tokens: int) -> None:

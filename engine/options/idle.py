@@ -1,0 +1,48 @@
+"""Options that were given and that nothing comes of, beside the others and the model: each is said in a note, since whoever
+gave it expects something of it. Part of `resolve.py`. What contradicts another option is refused where that is resolved."""
+
+from __future__ import annotations
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.options.table import OptionValues
+
+_OF_MEDIA = (
+    *(
+        "mm_chunk_tokens",
+        "max_num_batched_encoder_embeds",
+        "disable_chunked_mm_input",
+        "limit_mm_per_prompt",
+        "media_io_kwargs",
+    ),
+    *("allowed_media_domains", "allowed_media_networks", "allowed_local_media_path", "media_download_parallel"),
+    *("media_fetch_timeout", "max_image_pixels", "max_media_bytes", "media_memory", "mm_processor_cache_gb"),
+    *("mm_processor_kwargs", "enable_mm_embeds"),
+)
+
+
+def note_idle(options: OptionValues, model: ModelConfig, device: str, *, is_cache_asked: bool, is_card_known: bool) -> None:
+    """`is_cache_asked`: the cache's size is given; `is_card_known`: the memory of the card."""
+    values = options.values
+    if is_cache_asked:
+        share = "the cache's size is given (--num-kv-blocks, --kv-cache-memory)"
+    elif device == "cpu":
+        share = "it is of a card, the engine runs on the cpu; the cache's size is --kv-cache-memory"
+    else:
+        share = f"Paddle does not tell the memory of {device}; give the cache's size (--kv-cache-memory)"
+    rows: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+        (("gpu_memory_utilization",), not is_card_known, share),
+        (("max_loras", "max_lora_rank"), not values["enable_lora"], "the engine takes no adapters (--enable-lora)"),
+        (_OF_MEDIA, model.vision is None, "the model takes text alone"),
+        (
+            ("expert_placement_strategy",),
+            not values["enable_expert_parallel"],
+            "no ranks share experts (--enable-expert-parallel)",
+        ),
+        (("eplb_config",), not values["enable_eplb"], "experts stay where they are (--enable-eplb)"),
+        (("data_parallel_routing",), values["data_parallel_size"] == 1, "there is one replica (--data-parallel-size)"),
+        (("weight_cache_limit",), not values["weight_cache"], "no packed weights are kept (--no-weight-cache)"),
+    )
+    for keys, is_idle, why in rows:
+        found = [f"--{key.replace('_', '-')}" for key in keys if key in options.given]
+        if is_idle and found:
+            options.notes.append(f"{' and '.join(found)} without effect: {why}")

@@ -1,0 +1,37 @@
+"""Options that nothing comes of are said, each in a note of its own cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.options.resolve import resolve
+from engine.options.table import read_options
+from tools.demo import MODEL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["--gpu-memory-utilization", "0.5", "--ops", "reference"], "--gpu-memory-utilization without effect: it is of a card"),
+        (["--max-loras", "4", "--max-lora-rank", "8"], "--max-loras and --max-lora-rank without effect: the engine takes no"),
+        (["--mm-chunk-tokens", "64"], "--mm-chunk-tokens without effect: the model takes text alone"),
+        (["--disable-chunked-mm-input"], "--disable-chunked-mm-input without effect: the model takes text alone"),
+        (["--max-media-bytes", "4096"], "--max-media-bytes without effect: the model takes text alone"),
+        (["--expert-placement-strategy", "linear"], "--expert-placement-strategy without effect: no ranks share experts"),
+        (["--eplb-config", "{}"], "--eplb-config without effect: experts stay where they are"),
+        (["--data-parallel-routing", "load"], "--data-parallel-routing without effect: there is one replica"),
+        (["--weight-cache-limit", "1GiB", "--no-weight-cache"], "--weight-cache-limit without effect: no packed weights"),
+    ],
+)
+def test_what_nothing_comes_of_is_said(arguments: list[str], note: str) -> None:
+    options = read_options([str(MODEL), *arguments], {})
+    resolve(options)
+    assert len(options.notes) == 1
+    assert options.notes[0].startswith(note)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--enable-lora", "--max-loras", "4"], ["--weight-cache-limit", "1GiB"]])
+def test_what_acts_is_not(arguments: list[str]) -> None:
+    options = read_options([str(MODEL), *arguments], {})
+    resolve(options)
+    assert options.notes == []
