@@ -45,6 +45,14 @@ def test_answers_are_the_cpus(child: Child, model: str, method: str) -> None:
     assert (failed_sizes, said) == ([], []), "experts too, whose choices no host looks at in a graph"
 
 
+def test_prompts_are_captured_too(child: Child) -> None:
+    sizes = {"graph_only_prefill": True, "cudagraph_capture_sizes": (32, 16), "max_cudagraph_capture_size": 32}
+    replays = child.board.counts()["replays"]
+    expected, _, _ = child.call("answers_of", "qwen3", "cpu")
+    assert child.call("answers_of", "qwen3", "captured", **sizes) == (expected, [], [])
+    assert child.board.counts()["replays"] > replays + 1 + 2, "beside those that are tried when it starts"
+
+
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 def test_steps_begin_before_what_they_read_is_known(child: Child, plan: str) -> None:
     expected, found, num_unknown = child.call("answers_ahead", plan)
