@@ -48,7 +48,7 @@ class DeviceInputs(StepInputs):
         )
         assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory: numbers have 31 bits"
         assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions: {MAX_DIVIDED} can be divided into blocks"
-        self._has_drafts = num_drafts > 0
+        self._pads_tiles = num_drafts > 0 or room.pads_prompts
         self._max_splits = -(-max_model_len // KEY_SPLIT)
         self._staging = [device.staging(sizes.num_sent) for _ in range(2)]  # one may be on its way while the other is filled
         self.sent = device.tensor(np.zeros(sizes.num_sent, np.int32))
@@ -177,7 +177,7 @@ class DeviceInputs(StepInputs):
         rows.num_rows = rows.num_tiles = num_rows
         rows.host_counts[NUM_ROWS] = num_rows
         rows.tile_rows, rows.num_key_splits = 1, self._max_splits
-        if self._has_drafts:
+        if self._pads_tiles:
             rows.tile_rows, rows.num_tiles = (
                 ROW_TILE,
                 min(self.sizes.max_tiles, num_rows // ROW_TILE + self.sizes.num_slots + 1),

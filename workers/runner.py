@@ -173,6 +173,7 @@ class ModelRunner:
             max_drafts,
             model_config.max_position_embeddings if model_config.bidirectional else 0,
             adapters is not None,
+            config.graph_only_prefill,
         )
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         sizes = config.cudagraph_capture_sizes

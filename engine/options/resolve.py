@@ -152,7 +152,7 @@ def resolve(
     if pooling is not None and pooling.is_whole:
         limit = resolve_whole_prompts(options, limit)
     plan = resolve_plan(values["plan"], ops, device)
-    captures = resolve_captures(options, plan, ops)
+    captures = resolve_captures(options, plan)
     card_bytes = 0 if device == "cpu" or is_cache_asked(values) else ask().memory.get(device, 0)
     if card_bytes:
         largest = captures["max_cudagraph_capture_size"]

@@ -18,7 +18,7 @@ _EVERY = 8  # samples between two sizes, from 8 on
 _OF_CAPTURES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "graph_only_prefill")
 
 
-def resolve_captures(options: OptionValues, plan: str, ops: str) -> dict[str, Any]:
+def resolve_captures(options: OptionValues, plan: str) -> dict[str, Any]:
     """The settings of captures. OptionError where they contradict each other or the plan. Sizes that are left out are noted."""
     values = options.values
     if plan != "captured":
@@ -32,10 +32,6 @@ def resolve_captures(options: OptionValues, plan: str, ops: str) -> dict[str, An
         return {"cudagraph_capture_sizes": (), "max_cudagraph_capture_size": 0, "graph_only_prefill": False}
     speculation: SpeculativeConfig = values["speculative_config"]
     only_prefill: bool = values["graph_only_prefill"]
-    if only_prefill and ops != "native":
-        raise OptionError(
-            f"--graph-only-prefill needs native ops, the ops are {ops}: graphs are of steps that decode; leave it out"
-        )
     unit = 1 if only_prefill else 1 + speculation.max_drafts
     num_samples, num_tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
     most = max(num_tokens, num_samples) if only_prefill else min(max(num_tokens, num_samples), num_samples * unit)

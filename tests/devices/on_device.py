@@ -63,6 +63,15 @@ def answers_of(model: str, plan: str, method: str = "", **options: Any) -> tuple
         logging.getLogger("workers.step.graph_plan").removeHandler(handler)
 
 
+def tokens_of_rows(path: str, plan: str) -> list[int]:
+    """How many tokens each row brings where layers draft."""
+    serving = Serving(runner_of(path, plan, "mtp"))
+    sample = Sample([5, 9, 3], SamplingParams(temperature=0.0), 20)
+    serving.place(sample, 0)
+    serving.run([sample])
+    return serving.num_tokens_of_rows
+
+
 def answers_after_loading_again(model: str) -> list[Answers]:
     """Before and after weights are cleared and loaded."""
     runner = runner_of(model, "captured")

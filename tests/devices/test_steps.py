@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from ops.table import ROW_TILE
 from tests.devices.board import Board
 from tests.devices.child import Child
 from tests.paths import GOLDEN
+from tests.workers.mtp import write_walk
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 5
@@ -43,6 +45,22 @@ def test_answers_are_the_cpus(child: Child, model: str, method: str) -> None:
     found, failed_sizes, said = child.call("answers_of", model, "captured", method)
     assert found == expected
     assert (failed_sizes, said) == ([], []), "experts too, whose choices no host looks at in a graph"
+
+
+def test_guesses_of_captured_layers_stand_as_well(child: Child, tmp_path: Path) -> None:
+    """Of a layer that knows what the model will say."""
+    write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
+    expected = child.call("tokens_of_rows", str(tmp_path), "cpu")
+    assert max(expected) == 3
+    assert child.call("tokens_of_rows", str(tmp_path), "captured") == expected
+
+
+def test_prompts_are_captured_too(child: Child) -> None:
+    sizes = {"graph_only_prefill": True, "cudagraph_capture_sizes": (32, 16), "max_cudagraph_capture_size": 32}
+    replays = child.board.counts()["replays"]
+    expected, _, _ = child.call("answers_of", "qwen3", "cpu")
+    assert child.call("answers_of", "qwen3", "captured", **sizes) == (expected, [], [])
+    assert child.board.counts()["replays"] > replays + 1 + 2, "beside those that are tried when it starts"
 
 
 @pytest.mark.parametrize("plan", ["eager", "captured"])

@@ -79,8 +79,8 @@ def test_no_card(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("gpu", "this machine has no card for --device gpu: there is no /dev/nvidia0"),
-        ("xpu", "this machine has no card for --device xpu: there is no /dev/xpu0"),
+        ("gpu", "this machine has no card for --device gpu: there is no /dev/nvidiactl"),
+        ("xpu", "this machine has no card for --device xpu: there is no /dev/xpu*"),
         ("", "--device needs a name: gpu, xpu or a custom device of Paddle's"),
     ],
 )

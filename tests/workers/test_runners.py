@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, SpeculativeConfig
 from engine.messages import SamplingParams
 from tests.paths import GOLDEN, REPOSITORY
+from tests.workers.deepseek import CONFIG as DEEPSEEK
+from tests.workers.mtp import drafting, write_walk, write_with_layers
 from tests.workers.serving import Sample, Serving, ServingAhead, make_runner
+from tests.workers.test_mixtures import COMMON
 from workers.device_inputs import DeviceInputs
 from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
@@ -28,12 +32,14 @@ from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.runner import Runner
 from workers.runners.xpu import xpu_runner
+from workers.step.draft_plan import GraphDraftPlan
 from workers.step.execution import make_plan
 from workers.step.graph_plan import GraphPlan
 
 SIZES = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference"}
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2, adaptive=False)
 NONE = SpeculativeConfig()
+QWEN = {**COMMON, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
 
 
 class Again:
@@ -111,6 +117,79 @@ def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeC
     traffic = runner.device.traffic
     assert traffic.num_to_device >= traffic.num_to_host >= len(runner.ran)
     assert num_replayed >= (1 if config.max_drafts else len(before)), "how many rows there are with drafts depends on these"
+
+
+@pytest.mark.parametrize(
+    ("write", "num_modules", "replayed"),
+    [
+        (lambda path: write_with_layers(path, QWEN, 2), 2, {0, 1}),
+        (lambda path: write_with_layers(path, {**DEEPSEEK, "rms_norm_eps": 1e-6}), 1, {0}),
+        (lambda path: write_walk(path, np.random.default_rng(0).permutation(80), is_by_hidden=True), 1, {-1, 0}),
+    ],
+    ids=["two in turn", "latents", "whose guesses stand"],
+)
+def test_layers_that_draft_are_replayed_where_the_model_is(
+    write: Callable[[Path], object], num_modules: int, replayed: set[int], tmp_path: Path
+) -> None:
+    """Their guesses, and the entries of what stands (-1)."""
+    write(tmp_path)
+    options = {**SIZES, "speculative_config": drafting(2)}
+    expected = answers(make_runner(tmp_path, kind=CpuRunner, **options))
+    runner = make_runner(tmp_path, kind=WithGraphs, **{**options, **captured(3)})
+    assert runner.mtp is not None
+    plan = runner.mtp._plan
+    assert isinstance(plan, GraphDraftPlan)
+
+    def replays() -> dict[tuple[int, int], int]:
+        return {key: found.graph.num_replays for key, found in plan._captured.items()}  # type: ignore[union-attr,attr-defined]
+
+    before = replays()
+    assert set(before) == {(-1, size) for size in (12, 6, 3)} | {
+        (module, size) for module in range(num_modules) for size in (4, 3, 2, 1)
+    }
+    assert answers(runner) == expected
+    after = replays()
+    assert len(after) == len(before)
+    assert {of for of, size in after if after[of, size] > before[of, size]} >= replayed
+    assert runner.mtp.num_uncaptured == 0
+    plan._modules[0].norm.weight = plan._modules[0].norm.weight + 0.0  # type: ignore[attr-defined]
+    with pytest.raises(
+        DeviceError, match=r"captured for \d rows of layers that draft reads weights\.\w+(\.\w+)*\.weight at 0x"
+    ):
+        answers(runner)
+
+
+PROMPTS: dict[str, Any] = {
+    "plan": "captured",
+    "graph_only_prefill": True,
+    "cudagraph_capture_sizes": (40, 16, 5),
+    "max_cudagraph_capture_size": 40,
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+def test_steps_of_prompts_are_replayed(name: str) -> None:
+    """In chunks, of one and of several, whose last tokens draw; what sees other keys than those before it is run op by op."""
+
+    def of(runner: ModelRunner) -> list[tuple[object, ...]]:
+        bounds = np.stack([np.zeros(20), np.maximum(np.arange(20), 9)], 1).astype(np.int32)
+        batch = [*samples(), Sample([7, 8, 9, 4] * 5, SamplingParams(temperature=0.0), 4, mask_bounds=bounds.tobytes())]
+        serving = Serving(runner, chunk=16)
+        for slot, sample in enumerate(batch):
+            serving.place(sample, slot)
+        for sample in batch:
+            serving.step([sample])
+        serving.run(batch)
+        return [sample.answer() for sample in batch]
+
+    runner = core_of(WithGraphs, name, **PROMPTS)
+    plan = runner.weights.plan
+    assert isinstance(plan, GraphPlan)
+    before = {size: found.graph.num_replays for size, found in plan.captured.items()}  # type: ignore[attr-defined]
+    assert list(before) == [40, 16, 5]
+    assert of(runner) == of(core_of(CpuRunner, name))
+    after = {size: found.graph.num_replays for size, found in plan.captured.items()}  # type: ignore[attr-defined]
+    assert sum(after[size] > before[size] for size in before) > 1
 
 
 def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture) -> None:

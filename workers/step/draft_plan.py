@@ -127,10 +127,11 @@ class _Captured(msgspec.Struct, frozen=True):
     """A graph, what it leaves, and where all lies that it reads and writes."""
 
     graph: Graph
+    written: dict[str, Tensor]
     addresses: tuple[int, ...]
-    read: Tensor = None
-    fed: Tensor = None
-    logits: Tensor = None  # of the first rows
+
+
+_Work = Callable[[OpTable, dict[str, Tensor]], None]  # with these ops, and where to say what it leaves
 
 
 class GraphDraftPlan(EagerDraftPlan):
@@ -155,14 +156,14 @@ class GraphDraftPlan(EagerDraftPlan):
         self._memory = GraphMemory(device, {"standing.": standing, "single.": single}, **parts)
 
     def store(self, size: int = 0) -> None:
-        if not self._replay(_ENTRIES, size, self._store_rows):
+        if not self._replay(_ENTRIES, size, lambda ops, written: self._store_rows(ops)):
             self._store_rows(self._ops)
 
     def forward(self, module: int, size: int = 0) -> None:
-        found = self._replay(module, size, lambda ops: self._guess(module, size, ops))
+        found = self._replay(module, size, lambda ops, written: self._guess(module, size, ops, written))
         self._logits = None
         if found:
-            self._read, self._fed, self._logits = found.read, found.fed, found.logits
+            self._read, self._fed, self._logits = (found.written[name] for name in ("read", "fed", "logits"))
         else:
             self._run_module(module, self._ops)
 
@@ -172,12 +173,12 @@ class GraphDraftPlan(EagerDraftPlan):
             return super().logits(module)
         return np.asarray(self._logits[: inputs.padded(inputs.num_logit_rows)].numpy())
 
-    def _guess(self, module: int, size: int, ops: OpTable) -> Tensor:
+    def _guess(self, module: int, size: int, ops: OpTable, written: dict[str, Tensor]) -> None:
         self._run_module(module, ops)
         row_ids = self._first_rows[: self._single.padded(min(size, self._single.max_logit_rows))]
-        return self._modules[module].logits(ops, self._read, row_ids)
+        written |= {"read": self._read, "fed": self._fed, "logits": self._modules[module].logits(ops, self._read, row_ids)}
 
-    def _replay(self, of: int, size: int, run: Callable[[OpTable], Tensor | None]) -> _Captured | None:
+    def _replay(self, of: int, size: int, run: _Work) -> _Captured | None:
         """What was done as it was captured, which it is first where it was not; None: nothing, it cannot be or is not to be."""
         if size and (of, size) not in self._captured:
             self._captured[of, size] = self._capture(of, size, run)
@@ -187,17 +188,16 @@ class GraphDraftPlan(EagerDraftPlan):
             found.graph.replay()
         return found
 
-    def _capture(self, of: int, size: int, run: Callable[[OpTable], Tensor | None]) -> _Captured | None:
-        logits: list[Tensor | None] = []
+    def _capture(self, of: int, size: int, run: _Work) -> _Captured | None:
+        written: dict[str, Tensor] = {}
         ops = replace(self._ops, **self._ops.captured)
         try:
-            graph = self._device.capture(lambda: logits.append(run(ops)))
+            graph = self._device.capture(lambda: run(ops, written))
         except DeviceError as error:
             self.num_failed += 1
             _LOG.warning("%d rows of layers that draft are run op by op, since they cannot be captured: %s", size, error)
             return None
-        left = () if of == _ENTRIES else (self._read, self._fed, logits[-1])
-        return _Captured(graph, self._memory.addresses(), *left)
+        return _Captured(graph, written, self._memory.addresses())
 
 
 class TapeDraftPlan:

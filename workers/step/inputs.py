@@ -42,6 +42,7 @@ class Room(msgspec.Struct, frozen=True):
     max_padded: int = 0  # rows that a step is padded to by `pad`
     features: np.ndarray | None = None  # of the encoder arena
     has_adapters: bool = False
+    pads_prompts: bool = False  # what is padded by `pad` are steps of prompts
 
     @property
     def max_tiles(self) -> int:
@@ -308,10 +309,12 @@ class StepInputs(RowInputs):
         num_drafts: int = 0,
         num_looked_up: int = 0,
         has_adapters: bool = False,
+        pads_prompts: bool = False,
     ) -> None:
         """`num_looked_up`: of models that look positions up, so many are there of each type of text."""
         features = None if media is None else media.features
-        room = Room(max_num_seqs, max_rows(max_num_tokens, max_num_seqs), row_tile, max_padded, features, has_adapters)
+        num_rows = max_rows(max_num_tokens, max_num_seqs)
+        room = Room(max_num_seqs, num_rows, row_tile, max_padded, features, has_adapters, pads_prompts)
         num_blocks = -(-(-(-max_model_len // KEY_SPLIT) * KEY_SPLIT) // block_size)
         of_rows, of_kept = self._make_derived(device, room, max_model_len, num_blocks, num_drafts)
         super().__init__(device, room, num_drafts, of_rows)

@@ -44,7 +44,6 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
         (["--device", "xpu", "--plan", "tape"], WITH_CARDS, "--plan tape: on --device xpu only native ops can be recorded"),
         (["--ops", "reference", "--plan", "captured"], WITH_CARDS, "--plan captured: on --device cpu only native ops"),
         (["--device", "npu", "--ops", "native"], WITH_CARDS, "--ops native: there are native ops for the CPU alone"),
-        (["--device", "gpu", "--plan", "captured", "--graph-only-prefill"], WITH_CARDS, "--graph-only-prefill needs native"),
         (["--device", "gpu", "--ops", "reference", "--allow-variant-ops"], WITH_CARDS, "the ops are reference; add --ops"),
         (
             ["--device", "xpu", "--ops", "cuda"],
