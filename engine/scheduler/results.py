@@ -1,7 +1,8 @@
 """What came of a step: sequences have more tokens, outputs go to the tokenizers, and what is complete ends.
 
 Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
-parameters; what a step in flight computes beyond that end is dropped.
+parameters; what a step in flight computes beyond that end is dropped. Ranks that see the same stop token leave such rows out
+(`Slots.is_ended`), which saves their time and decides nothing.
 """
 
 from __future__ import annotations

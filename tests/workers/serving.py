@@ -106,8 +106,14 @@ class Sample:
         return self.prompt + self.outputs
 
     @property
+    def is_stopped(self) -> bool:
+        """By a stop token, as the scheduler sees it; an answer that has a form goes on here."""
+        is_counted = len(self.outputs) > self.sampling.min_tokens and self.sampling.grammar is None
+        return is_counted and self.outputs[-1] in self.sampling.stop_token_ids
+
+    @property
     def is_done(self) -> bool:
-        return len(self.outputs) == self.num_outputs
+        return len(self.outputs) == self.num_outputs or self.is_stopped
 
     def answer(self, num_outputs: int | None = None) -> tuple[object, ...]:
         """Everything that must be the same, bit for bit; of its first outputs alone where a number is given."""
@@ -234,6 +240,8 @@ class Serving:
             assert (counts[row] > 0) == _samples(sample, count)
             sample.num_computed += max(count, count - 1 + counts[row])
             for token in range(first, first + counts[row]):
+                if sample.is_stopped:
+                    break  # what was drawn behind its end is dropped
                 sample.outputs.append(int(token_ids[token]))
                 sample.logprobs.append(float(logprobs[token]))
                 sample.ranks.append(int(ranks[token]))

@@ -33,6 +33,7 @@ class Lengths:
             *(drafts, classes, chances, num_drafts),
             *(trusts, slots.draft_trusts.shape[1], _cpu.address(slots.num_rested), _cpu.address(slots.draft_pauses)),
             _cpu.address(slots.is_drafted_by_layers),
+            _cpu.address(slots.is_ended),
         )
         self._told = [0] * (2 * len(first_classes))
 

@@ -271,6 +271,7 @@ void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts,
         const i64 method = method_of(slots_.classes[slot * slots_.k]), num_methods = static_cast<i64>(first_classes_.size());
         num_verified_[method] += num_drafts[row];
         num_verified_[num_methods + method] += std::max(counts[row] - 1, 0);
+        if (slots_.is_ended[slot]) continue;
         const double before = trust_of(static_cast<i32>(slot), method);
         const i64 num_judged = std::min(num_drafts[row], counts[row]);
         double odds = before / (1 - before);

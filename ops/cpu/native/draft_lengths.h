@@ -56,6 +56,7 @@ struct LengthSlots {
     i64 num_methods;
     i32 *num_rested, *pauses;  // tokens
     bool *is_drafted_by_layers;
+    const bool *is_ended;  // by a stop token: what was drafted behind it stood by luck alone, and says nothing
 };
 
 // A sample goes on as a method expects, or it does not: drafts of the one kind stand as often as those of their class do, of the

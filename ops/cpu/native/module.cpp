@@ -490,7 +490,7 @@ void bind_drafts(nb::module_ &module) {
         .def("__init__",
              [](DraftLengths *self, std::vector<double> priors, std::vector<i64> first_classes, std::vector<i64> are_layers,
                 bool is_adaptive, i64 k, Address drafts, Address classes, Address chances, Address num_drafts, Address trusts,
-                i64 num_methods, Address num_rested, Address pauses, Address is_drafted_by_layers) {
+                i64 num_methods, Address num_rested, Address pauses, Address is_drafted_by_layers, Address is_ended) {
                  const auto doubles = [](Address address) { return reinterpret_cast<double *>(address); };
                  const LengthSlots slots{k,
                                          ints(drafts),
@@ -501,7 +501,8 @@ void bind_drafts(nb::module_ &module) {
                                          num_methods,
                                          ints(num_rested),
                                          ints(pauses),
-                                         truths(is_drafted_by_layers)};
+                                         truths(is_drafted_by_layers),
+                                         truths(is_ended)};
                  new (self)
                      DraftLengths(std::move(priors), std::move(first_classes), std::move(are_layers), slots, is_adaptive);
              })

@@ -227,6 +227,23 @@ def test_alike_wherever_a_slot_lies() -> None:
 PLAIN, DRAFTED, MIXED = (False, False), (False, True), (True, False)  # has prompts, has drafts
 
 
+def test_what_was_drafted_behind_a_stop_token_says_nothing() -> None:
+    """Short answers: in the last row of each the first draft is right and ends it, and nothing behind it can stand."""
+    rig = Rig(1)
+    for _ in range(60):
+        rig.start(0)
+        for _ in range(3):
+            last = rig.step(2, [K])
+        rig.propose(2)
+        rig.slots.is_ended[0] = True
+        rig.lengths.learn(rig.which, np.full(1, K, np.int32), np.ones(1, np.int32))
+        assert last == [K]
+    assert rig.lengths.wanted_by_newcomers() == K
+    rig.start(0)
+    rig.propose(2)
+    assert rig.slots.draft_chances[0, 0] > 0.9, "as if no answer had ended"
+
+
 def test_times_between_those_that_were_met() -> None:
     times = StepTimes()
     for _ in range(100):
