@@ -53,7 +53,7 @@ public:
 
     void run() {
         const i64 num_tiles = static_cast<i64>(tiles_.size()), threads = engine_.pool().num_threads();
-        if (num_rows_ * op_.heads * op_.head_dim * longest_ < SMALL_WORK || threads == 1) {
+        if (num_rows_ * op_.heads * op_.head_dim * longest_ < engine_.pool().small(SMALL_WORK) || threads == 1) {
             for (const Tile &tile : tiles_) attend_tile(tile, 0, op_.kv_heads, 0);
         } else if (is_in_splits(num_tiles, threads)) {
             run_in_splits();

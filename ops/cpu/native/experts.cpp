@@ -161,7 +161,7 @@ public:
                 tasks_.push_back({static_cast<i32>(i), begin, end, 0, 0});
             }
         }
-        run(num_elements <= SMALL_COUNT,
+        run(num_elements <= engine_.pool().small(SMALL_COUNT),
             [&](const Task &task) { kernels_.prepare(linears_[task.linear], task.row_begin, task.row_end); });
     }
 
@@ -174,7 +174,7 @@ public:
             num_rows += linears_[i].rows;
             add_tasks(i, count - i <= threads);
         }
-        run(num_rows * linears_[0].inputs * num_panels_ * PANEL <= SMALL_PRODUCT, [&](const Task &task) {
+        run(num_rows * linears_[0].inputs * num_panels_ * PANEL <= engine_.pool().small(SMALL_PRODUCT), [&](const Task &task) {
             kernels_.linear(linears_[task.linear], task.row_begin, task.row_end, task.panel_begin, task.panel_end);
         });
     }

@@ -43,7 +43,7 @@ void multiply_heads(Engine &engine, const HeadLinear &op) {
         const i64 head = task / blocks, block = task % blocks;  // neighbours in time share their weights
         multiply_block(engine, op, head, rows * block / blocks, rows * (block + 1) / blocks, thread);
     };
-    if (rows * op.heads * op.shape.inputs * op.shape.outputs > SMALL_PRODUCT) {
+    if (rows * op.heads * op.shape.inputs * op.shape.outputs > engine.pool().small(SMALL_PRODUCT)) {
         engine.pool().run(blocks * op.heads, multiply);
     } else {
         for (i64 task = 0; task < blocks * op.heads; ++task) multiply(task, 0);

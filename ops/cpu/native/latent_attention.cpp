@@ -54,7 +54,7 @@ public:
             most_rows = std::max(most_rows, rows);
             ++num_filled;
         }
-        is_small_ = num_rows_ * op.heads * key_dim_ * longest < SMALL_WORK;
+        is_small_ = num_rows_ * op.heads * key_dim_ * longest < engine_.pool().small(SMALL_WORK);
         const bool has_help = !is_small_ && threads > 1;
         const bool is_room = most_rows <= 1 || num_partials * op.heads * stride_ <= MOST_PARTIALS;
         is_in_splits_ = has_help && most_rows <= FEW_ROWS && num_filled < 2 * threads && num_splits >= 2 * threads && is_room;

@@ -20,6 +20,7 @@ using Jobs = std::vector<std::vector<std::int64_t>>;  // nanoseconds of the task
 
 class Pool {
 public:
+    static constexpr std::int64_t WAKING = 16;
     using Task = void (*)(void *context, std::int64_t index, int thread);
 
     // With `cores` (as many as threads) each thread stays on its own, the caller on the first.
@@ -29,6 +30,13 @@ public:
     Pool &operator=(const Pool &) = delete;
 
     int num_threads() const { return num_pretended_ != 0 ? num_pretended_ : static_cast<int>(threads_.size()) + 1; }
+
+    // What the caller does sooner than it shares it with threads that look for work is `size`; it wakes them for more than WAKING
+    // times as much. So a model whose steps have nothing larger leaves the other cores to the other processes.
+    std::int64_t small(std::int64_t size) const {
+        const bool is_awake = num_pretended_ != 0 || num_asleep_.load(std::memory_order_relaxed) < threads_.size();
+        return is_awake ? size : WAKING * size;
+    }
 
     // From here to the end it says that it has `num_threads`, and the caller does everything alone, one task after another.
     void begin_alone(int num_threads) { num_pretended_ = num_threads; }

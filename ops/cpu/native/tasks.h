@@ -7,7 +7,7 @@
 
 namespace tokamak::cpu {
 
-constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it wakes others
+constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it shares them with others
 constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
 constexpr i64 MANY_PRODUCTS = 1 << 30;  // of a task: seconds even on a slow core; a heartbeat comes with the end of each
 constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
@@ -21,7 +21,7 @@ inline i64 first_row(i64 rows, i64 tiles, i64 part, i64 parts) { return rows * (
 // function(begin, end) over [0, rows), in one piece where it is little.
 template <class Function>
 void for_rows(Engine &engine, i64 rows, i64 width, const Function &function) {
-    if (rows * width <= SMALL_COUNT) {
+    if (rows * width <= engine.pool().small(SMALL_COUNT)) {
         if (rows > 0) function(i64{0}, rows);
         return;
     }
