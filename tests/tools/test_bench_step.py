@@ -132,7 +132,7 @@ def test_what_drafts_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """Rows of a token and its drafts are verified: each has logits, and is compared with the step of the same samples alone."""
     write_checkpoint(tmp_path, TINY)
     options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "decode", "--batch", "3", "--context", "30,40"]
-    options += ["--drafts", "0,2", "--acceptance", "0.5,1", "--repeat", "2", "--json"]
+    options += ["--drafts", "0,2", "--acceptance", "0.5,1", "--repeat", "60", "--json"]  # none stands: a rule would draft less
     assert main(options) == 0
     found = orjson.loads(capsys.readouterr().out)
     assert [(case["num_tokens"], case["num_drafts"], case["context"]) for case in found["cases"]] == [
@@ -140,6 +140,8 @@ def test_what_drafts_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]  # fmt: skip
     heads = [op["operations"] for case in found["cases"] for op in case["ops"] if op["op"] == "linear lm_head"]
     assert heads == [2 * rows * 16 * 40 for rows in (3, 9, 3, 9)]
+    downs = [op["operations"] for case in found["cases"] for op in case["ops"] if op["op"] == "linear down"]
+    assert downs == [2 * 2 * rows * 24 * 16 for rows in (3, 9, 3, 9)]  # in both layers
     assert [(each["context"], each["num_drafts"]) for each in found["drafts"]] == [(30, 0), (30, 2), (40, 0), (40, 2)]
     for plain, drafted in (found["drafts"][:2], found["drafts"][2:]):
         assert plain["cost"] == plain["allowed"]["1.0"] == 1

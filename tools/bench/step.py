@@ -291,8 +291,11 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
     }
     for name, value in needed.items():
         options.values[name] = max(value, options.values[name] or 0) if name != "num_kv_blocks" else value
-    if (num_drafts := max((case.num_drafts for case in wanted), default=0)) > options.values["speculative_config"].max_drafts:
-        options.values["speculative_config"] = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
+    if num_drafts := max((case.num_drafts for case in wanted), default=0):  # all of them, whatever a rule would choose
+        speculative = options.values["speculative_config"]
+        if num_drafts > speculative.max_drafts:
+            speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
+        options.values["speculative_config"] = msgspec.structs.replace(speculative, adaptive=False)
     config, model = resolve(options, choose_kernels=kernels.choose)
     limit = model.config.max_position_embeddings
     if longest > limit:
