@@ -20,6 +20,7 @@ import re
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
@@ -99,10 +100,10 @@ def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> in
     return best if asked is None else max(best, asked)
 
 
-def source_of(headers: Headers, host: str, config: EngineConfig) -> str:
-    """Whose a request is that came from the address `host`: its key's, else the address's. Empty: nobody can tell. It names
-    neither to who reads messages."""
-    key = _key_of(headers, config.api_key)
+def source_of(request: HTTPConnection, config: EngineConfig) -> str:
+    """Whose a request is: its key's, else that of the address that it came from. Empty: nobody can tell. It names neither to
+    who reads messages."""
+    key, host = _key_of(request.headers, config.api_key), request.client.host if request.client else ""
     return hashlib.blake2b((f"key {key}" if key else host).encode(), digest_size=8).hexdigest() if key or host else ""
 
 

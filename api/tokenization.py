@@ -38,7 +38,7 @@ async def tokenize(request: Request) -> Response:
     exchange.services.model.resolve(body.model)
     media = await exchange.services.media.gather(parts, request.receive, options, exchange.key)
     try:
-        tokenized = await exchange.services.client.tokenize(prompt, request.receive, bool(body.return_token_strs), media.items)
+        tokenized = await exchange.services.client.tokenize(prompt, request, bool(body.return_token_strs), media.items)
     finally:
         media.release()
     token_ids = array("i", tokenized.token_ids).tolist()
@@ -54,5 +54,5 @@ async def detokenize(request: Request) -> Response:
     body = await exchange.parse(request, DetokenizeRequest)
     exchange.services.model.resolve(body.model)
     check_vocabulary("tokens", body.tokens, exchange.services.model)
-    text = await exchange.services.client.detokenize(int32(body.tokens), request.receive)
+    text = await exchange.services.client.detokenize(int32(body.tokens), request)
     return json_response(Detokenization(text))

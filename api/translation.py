@@ -87,7 +87,7 @@ async def count_translated(request: Request, translation: Translation) -> int:
         )
         media = await services.media.gather(parts, request.receive, options, exchange.key)
         try:
-            tokenized = await services.client.tokenize(prompt, request.receive, media=media.items)
+            tokenized = await services.client.tokenize(prompt, request, media=media.items)
         finally:
             media.release()
     return len(tokenized.token_ids) // 4

@@ -54,8 +54,7 @@ class Backlog:
                 self._check_size(num_shared_bytes + _prompt_bytes(item) + growth, item)
             previous = item
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in self._queue}
-        source = first.source if isinstance(first, Submit) else ""
-        if self._queue and not self._has_room(source, num_bytes):
+        if self._queue and not self._has_room(first.source, num_bytes):
             raise RequestError(
                 f"{self._queue.num_keys} requests wait for {self._outbox.receiver}; the engine takes no more at the moment, "
                 "try again",
@@ -63,7 +62,7 @@ class Backlog:
                 code="queue_full",
                 retry_after_s=1,
             )
-        self._waiting[_key_of(first)] = source, num_bytes
+        self._waiting[_key_of(first)] = first.source, num_bytes
 
     def _has_room(self, source: str, num_bytes: int) -> bool:
         all_bytes = [waiting for _, waiting in self._waiting.values()]

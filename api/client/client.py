@@ -18,8 +18,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
+from api.access import source_of
 from api.client.backlog import Backlog, Item
 from api.client.generation import Generation, OpenSample, unless_gone
 from api.client.stats import SampleMeasures
@@ -40,10 +42,11 @@ from engine.messages import (
 )
 from engine.process.adapters import AdapterGauge, AdapterRegistry
 from engine.process.context import ActorContext
+from engine.process.shares import has_room
 from engine.process.topology import SCHEDULER, index_of, role_of
 
 CALL_TIMEOUT_S = 30.0
-MAX_CALLS = 256  # under way, of one api process
+MAX_CALLS = 256  # of one source, under way in one api process
 DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the edge only where nothing came from behind
 REMEMBER_ABORTS_NS = 10_000_000_000
 RETRY_NS = 200_000_000
@@ -65,6 +68,7 @@ class EdgeClient:
 
     def __init__(self, context: ActorContext) -> None:
         self._name = context.name
+        self._config = context.config
         self._epoch = context.epoch
         self._tracer = context.tracer
         self._tokenizers = [f"tokenizer{index}" for index in range(context.config.tokenizer_processes)]
@@ -159,21 +163,22 @@ class EdgeClient:
     async def tokenize(
         self,
         prompt: Prompt,
-        receive: Receive,
+        request: HttpRequest,
         returns_tokens: bool = False,
         media: Sequence[MediaItem] = (),
         truncate_prompt_tokens: int = 0,
         max_tokens: int = -1,
     ) -> Tokenized:
-        """`receive`: of the HTTP request, whose client may leave."""
-        call_id = self._new_call_id()
-        call = Tokenize(call_id, self._name, prompt, returns_tokens, list(media), truncate_prompt_tokens, max_tokens)
-        answer = await self._call_for(call, receive)
+        """For the client of `request`, who may leave."""
+        call_id, source = self._new_call_id(), source_of(request, self._config)
+        call = Tokenize(call_id, self._name, prompt, returns_tokens, list(media), truncate_prompt_tokens, max_tokens, source)
+        answer = await self._call_for(call, request.receive)
         assert isinstance(answer, Tokenized)
         return answer
 
-    async def detokenize(self, token_ids: bytes, receive: Receive) -> str:
-        answer = await self._call_for(Detokenize(self._new_call_id(), self._name, token_ids), receive)
+    async def detokenize(self, token_ids: bytes, request: HttpRequest) -> str:
+        call = Detokenize(self._new_call_id(), self._name, token_ids, source_of(request, self._config))
+        answer = await self._call_for(call, request.receive)
         assert isinstance(answer, Detokenized)
         return answer.text
 
@@ -359,9 +364,11 @@ class EdgeClient:
     async def _call(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
         if self._is_stopping:
             raise stopping()
-        if len(self._calls) >= MAX_CALLS:
+        num_all, num_own = len(self._calls), sum(call.message.source == message.source for call in self._calls.values())
+        if not has_room(num_own, num_all, MAX_CALLS):
             raise RequestError(
-                f"{len(self._calls)} calls of /tokenize and /detokenize are under way, the limit is {MAX_CALLS}; try again",
+                f"{num_all} calls of /tokenize and the like are under way, {num_own} of them yours, the limit is {MAX_CALLS} "
+                "while nobody else has any; try again",
                 status=429,
                 code="too_many_requests",
                 retry_after_s=1,

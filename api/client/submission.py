@@ -196,7 +196,7 @@ def open_generation(
             parsing,
         )
         options = PromptOptions(bool(body.return_progress), body.cache_salt or "", exchange.services.model.use_of(body.model))
-        source = source_of(request.headers, request.client.host if request.client else "", config)
+        source = source_of(request, config)
         for submit in submits:
             submit.media, submit.mask_bounds, submit.source, submit.options = media.items, mask_bounds, source, options
         generation = exchange.services.client.open(

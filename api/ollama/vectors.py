@@ -71,14 +71,14 @@ async def _cut(request: Request, text: str) -> str:
     limit = services.model.max_model_len
     if len(text.encode()) + _SPARE_TOKENS <= limit:  # a token is a byte at least
         return text
-    whole = len((await services.client.tokenize(TextPrompt(text), request.receive)).token_ids) // 4
+    whole = len((await services.client.tokenize(TextPrompt(text), request)).token_ids) // 4
     if whole <= limit:
         return text
-    token_ids = (await services.client.tokenize(TextPrompt(text, False), request.receive)).token_ids
+    token_ids = (await services.client.tokenize(TextPrompt(text, False), request)).token_ids
     num_kept = limit - (whole - len(token_ids) // 4)
     while num_kept > 0:  # a beginning alone may have more tokens than it had in the whole
-        beginning = (await services.client.detokenize(token_ids[: 4 * num_kept], request.receive)).rstrip("\ufffd")
-        num_tokens = len((await services.client.tokenize(TextPrompt(beginning), request.receive)).token_ids) // 4
+        beginning = (await services.client.detokenize(token_ids[: 4 * num_kept], request)).rstrip("\ufffd")
+        num_tokens = len((await services.client.tokenize(TextPrompt(beginning), request)).token_ids) // 4
         if num_tokens <= limit:
             return beginning
         num_kept -= max(num_tokens - limit, num_kept // 64)

@@ -123,11 +123,11 @@ async def render_chat_completion(request: Request) -> Response:
     media = await exchange.services.media.gather(parts, request.receive, options, exchange.key)
     try:
         tokenized = await client.tokenize(
-            prompt, request.receive, False, media.items, num_kept, -1 if max_tokens is None else max_tokens
+            prompt, request, False, media.items, num_kept, -1 if max_tokens is None else max_tokens
         )
     finally:
         media.release()
-    text = await client.detokenize(tokenized.token_ids, request.receive)
+    text = await client.detokenize(tokenized.token_ids, request)
     token_ids = array("i", tokenized.token_ids).tolist()
     return json_response(RenderedPrompt(request_id=exchange.request_id, model=model, prompt=text, token_ids=token_ids))
 

@@ -241,4 +241,4 @@ async def _text_of(prompt: Prompt, request: Request) -> str:
     if isinstance(prompt, TextPrompt):
         return prompt.text
     assert isinstance(prompt, TokensPrompt)
-    return await Exchange.of(request).services.client.detokenize(prompt.token_ids, request.receive)
+    return await Exchange.of(request).services.client.detokenize(prompt.token_ids, request)

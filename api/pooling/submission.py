@@ -35,7 +35,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids))
     priority = priority_of(request.headers, body.priority, config)
-    source = source_of(request.headers, request.client.host if request.client else "", config)
+    source = source_of(request, config)
     replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(exchange, body)
     submits = [
         Submit(

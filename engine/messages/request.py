@@ -150,12 +150,14 @@ class Tokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     media: list[MediaItem] = []
     truncate_prompt_tokens: int = 0  # as of `TextOptions`, beside an answer of `max_tokens`
     max_tokens: int = -1
+    source: str = ""
 
 
 class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     call_id: str
     api: str
     token_ids: bytes  # int32
+    source: str = ""
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer -> scheduler

@@ -56,8 +56,7 @@ class Job(msgspec.Struct, eq=False):
     @staticmethod
     def of(work: Work, submits: list[Submit]) -> Job:
         key = work.key if isinstance(work, Submission) else work.call_id
-        source = work.source if isinstance(work, Submission) else ""
-        return Job(work, key, work.api, {submit.request_id: submit for submit in submits}, encode(work), source)
+        return Job(work, key, work.api, {submit.request_id: submit for submit in submits}, encode(work), work.source)
 
     @property
     def turn(self) -> str:

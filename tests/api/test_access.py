@@ -18,6 +18,7 @@ from engine.checkpoint.gguf.convert import gguf_checkpoint
 from engine.errors import RequestError
 from engine.messages import (
     AbortRequest,
+    Detokenize,
     DropWeights,
     ListActors,
     Order,
@@ -29,6 +30,7 @@ from engine.messages import (
     ResetPrefixCache,
     RestartActor,
     Resume,
+    Tokenize,
 )
 from tests.api.edge import OPERATOR, Edge
 from tests.ggufs import as_type, original_metadata, write_gguf
@@ -84,6 +86,11 @@ def test_priority_of_keys(guarded: Edge) -> None:
     sources = [submit.source for submit in guarded.peer.submits()[-5:]]  # whose they are
     assert len(set(sources[:3])) == len(set(sources[3:])) == 1
     assert sources[0] != sources[4]
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [97]})):
+        for key in ("s\xe9cond", "first"):
+            assert guarded.post(path, body, headers={b"authorization": f"Bearer {key}".encode()}).status_code == 200
+    calls = [message.source for message in guarded.peer.received if isinstance(message, (Tokenize, Detokenize))]
+    assert calls[-4:] == [sources[0], sources[4]] * 2
     strict = msgspec.structs.replace(guarded.config, request_priority=False)
     assert [priority_of(Headers(bearer("first")), asked, strict) for asked in (None, 0)] == [0, 0]
     for asked in (1, -1):

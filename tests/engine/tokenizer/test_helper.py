@@ -52,9 +52,9 @@ def work(record: bytes) -> bytes:
     return _encoder.encode(Detokenized(key, f"{text} by {os.getpid()}"))
 
 
-def call(call_id: str, text: str = "", chat_template: str = "") -> Job:
+def call(call_id: str, text: str = "", chat_template: str = "", source: str = "") -> Job:
     prompt = ChatPrompt(USER, chat_template=chat_template) if chat_template else TextPrompt(text or call_id)
-    return Job.of(Tokenize(call_id, "api0", prompt), [])
+    return Job.of(Tokenize(call_id, "api0", prompt, source=source), [])
 
 
 def form(request_id: str, source: str, text: str = "") -> Job:
@@ -183,6 +183,18 @@ def test_who_fills_a_queue_leaves_room_for_others(lanes: Bench, gate: Path) -> N
         lanes.ask(prompt("one more", "many", text))
     lanes.ask(prompt("few", "few", text))
     assert lanes.num_waiting == MAX_HEAVY_JOBS + 1
+
+
+def test_calls_of_one_source_leave_room_and_turns_for_others(lanes: Bench, gate: Path) -> None:
+    first = call("first", f"wait:{gate}", source="many")
+    lanes.ask(first, *(call(f"m{index}", source="many") for index in range(MAX_CALLS)))
+    with pytest.raises(RequestError, match=f"{MAX_CALLS} of them yours"):
+        lanes.ask(call("one more", source="many"))
+    lanes.ask(call("few", source="few"))
+    lanes.cancel(first)
+    lanes.answer("few")
+    assert list(lanes.answers).index("few") <= 1  # behind one of them
+    lanes.answer(f"m{MAX_CALLS - 1}")
 
 
 @pytest.mark.slow
