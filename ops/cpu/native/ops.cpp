@@ -122,7 +122,9 @@ void run_op(Engine &engine, const LinearOp &op) {
     const LinearShape shape = prepared(engine, op, kernels, rows);
     const int threads = engine.pool().num_threads();
     const i64 products = rows * shape.inputs * panels * PANEL;
-    const i64 most_products = threads == 1 ? MANY_PRODUCTS : engine.pool().small(SMALL_PRODUCT);  // that are not worth tasks
+    const i64 small =
+        shape.inputs * panels * PANEL <= FEW_WEIGHTS ? Pool::WAKING * SMALL_PRODUCT : engine.pool().small(SMALL_PRODUCT);
+    const i64 most_products = threads == 1 ? MANY_PRODUCTS : small;  // that are not worth tasks
     const auto run = [&](i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end) {
         for_panels(op, panel_begin, panel_end,
                    [&](i64 begin, i64 end) { kernels.linear(shape, row_begin, row_end, begin, end); });

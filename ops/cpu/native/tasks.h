@@ -9,6 +9,7 @@ namespace tokamak::cpu {
 
 constexpr i64 SMALL_COUNT = 8192;       // elements that one thread does sooner than it shares them with others
 constexpr i64 SMALL_PRODUCT = 1 << 16;  // multiply-adds, likewise
+constexpr i64 FEW_WEIGHTS = 1 << 18;  // of a linear that a core's own cache holds: its ops wake nobody, nor keep anybody awake
 constexpr i64 MANY_PRODUCTS = 1 << 30;  // of a task: seconds even on a slow core; a heartbeat comes with the end of each
 constexpr i64 TASKS_PER_THREAD = 6;     // so that a thread that is kept from its core leaves its share to the others
 constexpr i64 PANEL_GROUP = 4;          // of tasks, as the micro-kernels for few rows like them; fewer for many threads
