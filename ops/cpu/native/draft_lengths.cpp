@@ -47,10 +47,10 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
     Shares &shares = shares_[static_cast<int>(kind)];
     const i64 cell = cell_of(num_rows);
     ++num_steps_;
-    if (!level_) level_ = step_ns;
-    const double expected = of(kind, num_rows);
     double &share = shares.met[cell], &weight = shares.weights[cell];
-    if (!shares.cells.empty()) step_ns = std::min(step_ns, (weight ? kMostOver : kMostOverFirst) * expected);
+    if (!level_) level_ = step_ns;
+    // The first of its kind, too: what held that up would speak against the kind until it is forgotten.
+    step_ns = std::min(step_ns, (weight ? kMostOver : kMostOverFirst) * of(kind, num_rows));
     // prompts of as many rows differ, by their contexts and by how many there are
     if (weight && kind != StepKind::kMixed) level_ += kLevelGain * (step_ns / shares.fitted[cell] - level_);
     if (!weight) shares.cells.insert(std::lower_bound(shares.cells.begin(), shares.cells.end(), cell), cell);

@@ -269,6 +269,27 @@ def test_a_step_that_was_held_up_says_little_of_others() -> None:
     assert found == pytest.approx([flat(num_rows) for num_rows in range(4, 9)], rel=0.1)
 
 
+@pytest.mark.parametrize("num_slots", [1, 4])
+def test_a_first_step_with_drafts_that_was_held_up_does_not_end_them(num_slots: int) -> None:
+    """A rank that was stopped, or memory that is touched first: nothing else is known of such steps yet."""
+    rig = Rig(num_slots)
+    while not any(rig.step(1, [K] * num_slots)):
+        rig.time_of = lambda num_rows: flat(num_rows) * (1000 if num_rows > num_slots else 1)
+    rig.time_of = flat
+    assert np.mean([rig.step(1, [K] * num_slots) for _ in range(50)]) > 0.9 * K
+
+
+def test_a_first_step_that_takes_as_long_as_it_should_is_soon_believed() -> None:
+    """Where prompts take far more than what is known of steps without lets expect."""
+    times = StepTimes()
+    for _ in range(20):
+        times.learn(*PLAIN, 1, 1e6)
+    for _ in range(20):
+        times.learn(*MIXED, 512, 200e6)
+    assert times.of(*MIXED, 512) == pytest.approx(200e6, rel=0.35)
+    assert times.of(*PLAIN, 1) == pytest.approx(1e6, rel=0.01)
+
+
 def test_prompts_of_so_many_rows_do_not_speak_for_drafts() -> None:
     """Short prompts take long, since others start in their steps: steps of as many rows with drafts do not."""
     rig = Rig(4)
