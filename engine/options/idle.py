@@ -32,7 +32,11 @@ def note_idle(options: OptionValues, model: ModelConfig, device: str, *, is_cach
     rows: tuple[tuple[tuple[str, ...], bool, str], ...] = (
         (("gpu_memory_utilization",), not is_card_known, share),
         (("max_loras", "max_lora_rank"), not values["enable_lora"], "the engine takes no adapters (--enable-lora)"),
-        (_OF_MEDIA, model.vision is None, "the model takes text alone"),
+        (
+            _OF_MEDIA,
+            model.vision is None or values["language_model_only"],
+            "the model takes text alone" if model.vision is None else "the model is to take text alone (--language-model-only)",
+        ),
         (
             ("expert_placement_strategy",),
             not values["enable_expert_parallel"],
@@ -43,6 +47,12 @@ def note_idle(options: OptionValues, model: ModelConfig, device: str, *, is_cach
         (("weight_cache_limit",), not values["weight_cache"], "no packed weights are kept (--no-weight-cache)"),
     )
     for keys, is_idle, why in rows:
-        found = [f"--{key.replace('_', '-')}" for key in keys if key in options.given]
+        found = [f"--{key.replace('_', '-')}" for key in keys if key in options.given and _asks(key, values[key])]
         if is_idle and found:
             options.notes.append(f"{' and '.join(found)} without effect: {why}")
+
+
+def _asks(key: str, value: object) -> bool:
+    """Whether it is to have an effect: who turns something off, or allows no pictures, has what he asks for."""
+    is_none_allowed = key == "limit_mm_per_prompt" and isinstance(value, dict) and not any(value.values())
+    return value is not False and not is_none_allowed

@@ -69,11 +69,15 @@ def test_a_miss_is_a_miss() -> None:
     assert summary([other])[1] == 1
 
 
-def test_no_card(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gpu"]) == 2
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [("gpu", "installed is Paddle "), ("cpu", "that is no card"), ("auto", "that is no card")],
+)
+def test_no_card(device: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([device]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith("tools/test: --device gpu: installed is Paddle ")
+    assert said.err.startswith(f"tools/test: --device {device}: {says}")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,10 @@ def test_no_card(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("gpu", "this machine has no card for --device gpu: there is no /dev/nvidiactl"),
         ("xpu", "this machine has no card for --device xpu: there is no /dev/xpu*"),
+        ("cpu", "--device cpu: that is no card; give gpu, xpu or a custom device"),
+        ("auto", "--device auto: that is no card"),
+        ("--rows", "--device --rows: that is no card"),
+        ("gpu:0", "--device gpu:0: that is no card"),
         ("", "--device needs a name: gpu, xpu or a custom device of Paddle's"),
     ],
 )

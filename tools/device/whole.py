@@ -69,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
         return asked[-1]
 
     try:
+        if options.device in ("cpu", "auto"):
+            raise OptionError(f"--device {options.device}: that is no card; give gpu, xpu or a custom device")
         resolve_device(options.device, "auto", 1, ask)
     except OptionError as error:
         print(f"tools/test: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.options.resolve import resolve
 from engine.options.table import read_options
+from tests.e2e.engine_process import GOLDEN
 from tools.demo import MODEL
 
 
@@ -30,7 +31,22 @@ def test_what_nothing_comes_of_is_said(arguments: list[str], note: str) -> None:
     assert options.notes[0].startswith(note)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--enable-lora", "--max-loras", "4"], ["--weight-cache-limit", "1GiB"]])
+def test_media_of_a_model_that_is_to_take_text_alone() -> None:
+    options = read_options([str(GOLDEN / "qwen2_5_vl"), "--language-model-only", "--max-image-pixels", "100000"], {})
+    resolve(options)
+    assert options.notes == ["--max-image-pixels without effect: the model is to take text alone (--language-model-only)"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--enable-lora", "--max-loras", "4"],
+        ["--weight-cache-limit", "1GiB"],
+        ["--no-disable-chunked-mm-input", "--no-enable-mm-embeds"],
+        ["--limit-mm-per-prompt", '{"image": 0, "video": 0}'],
+    ],
+)
 def test_what_acts_is_not(arguments: list[str]) -> None:
     options = read_options([str(MODEL), *arguments], {})
     resolve(options)
