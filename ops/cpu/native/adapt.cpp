@@ -39,7 +39,9 @@ void adapt(Engine &engine, const Adapt &op) {
     shape.num_parts = static_cast<i64>(op.parts.size());
     const i64 threads = engine.pool().num_threads();
     const i64 blocks = rows >= 8 * threads ? divide_up(rows, 4) : rows;  // of rows that go through an adapter together
-    const i64 tasks = num_adapted * products_of_row(op) <= engine.pool().small(SMALL_PRODUCT) ? 1 : std::min(blocks, threads * TASKS_PER_THREAD);
+    const i64 tasks = num_adapted * products_of_row(op) <= engine.pool().small(SMALL_PRODUCT)
+                          ? 1
+                          : std::min(blocks, threads * TASKS_PER_THREAD);
     if (tasks == 1) {
         engine.kernels().adapt(shape, 0, rows);
         return;
