@@ -58,7 +58,7 @@ def linear_tape(num_rows: int, num_inputs: int, num_outputs: int) -> tuple[Tape,
 def test_64_panels_are_tasks_of_one_size_for_every_thread(num_rows: int) -> None:
     """As many as a power of two of threads divides, so that all are done at once; a few panels each, one for 64 threads."""
     with table("portable-1"):
-        tape, _ = linear_tape(num_rows, 128, 1024)
+        tape, _ = linear_tape(num_rows, 512, 1024)
         found = {num_threads: tape.replay_alone(num_threads)[0] for num_threads in (2, 4, 8, 16, 32, 64)}
     assert {num_threads: len(jobs[-2]) for num_threads, jobs in found.items()} == {2: 16, 4: 16, 8: 16, 16: 16, 32: 32, 64: 64}
     assert all(len(jobs[-1]) == 1 and jobs[-1][0] >= 0 for jobs in found.values())

@@ -34,8 +34,8 @@ public:
     // What the caller does sooner than it shares it with threads that look for work is `size`; it wakes them for more than WAKING
     // times as much. So a model whose steps have nothing larger leaves the other cores to the other processes.
     std::int64_t small(std::int64_t size) const {
-        const bool is_awake = num_pretended_ != 0 || num_asleep_.load(std::memory_order_relaxed) < threads_.size();
-        return is_awake ? size : WAKING * size;
+        const auto num_asleep = num_pretended_ != 0 ? 0 : num_asleep_.load(std::memory_order_relaxed);
+        return num_asleep != 0 && num_asleep == threads_.size() ? WAKING * size : size;
     }
 
     // From here to the end it says that it has `num_threads`, and the caller does everything alone, one task after another.
