@@ -85,8 +85,9 @@ def samples() -> list[Sample]:
     ]
 
 
-def answers(runner: ModelRunner) -> list[tuple[object, ...]]:
-    serving, batch = Serving(runner, chunk=16), samples()
+def answers(runner: ModelRunner, *others: Sample) -> list[tuple[object, ...]]:
+    """Of the samples, and of `others` beside them."""
+    serving, batch = Serving(runner, chunk=16), [*samples(), *others]
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
     for sample in batch:
@@ -173,14 +174,7 @@ def test_steps_of_prompts_are_replayed(name: str) -> None:
 
     def of(runner: ModelRunner) -> list[tuple[object, ...]]:
         bounds = np.stack([np.zeros(20), np.maximum(np.arange(20), 9)], 1).astype(np.int32)
-        batch = [*samples(), Sample([7, 8, 9, 4] * 5, SamplingParams(temperature=0.0), 4, mask_bounds=bounds.tobytes())]
-        serving = Serving(runner, chunk=16)
-        for slot, sample in enumerate(batch):
-            serving.place(sample, slot)
-        for sample in batch:
-            serving.step([sample])
-        serving.run(batch)
-        return [sample.answer() for sample in batch]
+        return answers(runner, Sample([7, 8, 9, 4] * 5, SamplingParams(temperature=0.0), 4, mask_bounds=bounds.tobytes()))
 
     runner = core_of(WithGraphs, name, **PROMPTS)
     plan = runner.weights.plan
