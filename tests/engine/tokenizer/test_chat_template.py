@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import signal
@@ -199,14 +200,31 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_harmful_templates_fail_their_request_alone(name: str) -> None:
     """Within bounded time and memory (the test's watchdog and the limit of the process), and nothing of the bounds stays."""
-    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)
+    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF), gc.isenabled()
     templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)
     with pytest.raises(RequestError) as caught:
         templates.render(prompt(USER, chat_template=BOMBS[name]), NOW)
     assert (caught.value.status, caught.value.param) == (400, "chat_template")
-    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF), gc.isenabled()) == before
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert templates.render(prompt(USER), NOW).startswith("<|im_start|>user")
+
+
+def test_no_garbage_is_collected_on_a_templates_time() -> None:
+    """What the timer raised in a callback of the collector was lost, and a collection of the whole process counted."""
+    templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)
+    makes_many = "{% set n = namespace(l=[]) %}{% for i in range(20000) %}{% set n.l = [n.l] %}{% endfor %}done"
+    templates.render(prompt(USER, chat_template=makes_many), NOW)  # compiled
+    phases: list[str] = []
+    gc.callbacks.append(lambda phase, info: phases.append(phase))
+    try:
+        assert templates.render(prompt(USER, chat_template=makes_many), NOW) == "done"
+        during = list(phases)
+        gc.collect()
+        assert not during
+        assert phases  # the callback would have told
+    finally:
+        gc.callbacks.pop()
 
 
 def test_templates_of_requests_are_an_option() -> None:
