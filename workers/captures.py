@@ -27,16 +27,17 @@ class StepShape(msgspec.Struct, frozen=True):
 
     phase: Phase
     num_tokens: int
+    can_replay: bool = True  # nothing of it is what no capture has
 
     @staticmethod
-    def of(counts: np.ndarray, num_sampled: np.ndarray) -> StepShape:
+    def of(counts: np.ndarray, num_sampled: np.ndarray, *, can_replay: bool = True) -> StepShape:
         """Of rows (int32 [n]) with so many positions, the last num_sampled[i] of which get a token each. A row that samples at
         every position decodes; a prompt's last token is no different from an answer's."""
         num_tokens, decodes = int(counts.sum()), (counts == num_sampled)[counts > 0]
         if not num_tokens:
             return StepShape(Phase.NONE, 0)
         phase = Phase.DECODE if decodes.all() else Phase.MIXED if decodes.any() else Phase.PREFILL
-        return StepShape(phase, num_tokens)
+        return StepShape(phase, num_tokens, can_replay)
 
 
 class StepMode(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class Captures(msgspec.Struct, frozen=True):
         size, those without rows too, or none replays."""
         shapes = [shape for shape in (own, *others) if shape.num_tokens]
         size = 0
-        if shapes and all(shape.phase is self.phase for shape in shapes):
+        if shapes and all(shape.phase is self.phase and shape.can_replay for shape in shapes):
             most = max(shape.num_tokens for shape in shapes)
             size = min((size for size in self.sizes if size >= most), default=0)
         return StepMode(own.phase, self.num_drafts, size)

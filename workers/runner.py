@@ -7,7 +7,6 @@ that follow drafts begin where the slot ends: those are run once after a SlotSta
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from engine.grammars.matching import Matching
     from workers.adapters.arena import AdapterArena
 
-_LOG = logging.getLogger(__name__)
 _NONE = np.zeros(0, np.int32)
 Standing = tuple[StepRows, np.ndarray, np.ndarray, np.ndarray]  # as `MtpDrafter.keep` takes them
 
@@ -177,11 +175,6 @@ class ModelRunner:
         )
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         sizes = config.cudagraph_capture_sizes
-        if self._experts is not None and config.ops != "native" and sizes:
-            _LOG.warning(
-                "steps are run op by op: where rows of shared experts go is told by the host, which no graph waits for"
-            )
-            sizes = ()
         self._captures = Captures(sizes, max_drafts, phase)
         self._is_warm = False
         self.mode = StepMode(Phase.NONE, max_drafts)  # of the last step
@@ -410,16 +403,27 @@ class ModelRunner:
         plan = self.weights.plan
         assert plan is not None, "a rank without weights serves nobody"
         self.mode = self._mode(NO_ROWS)
+        if self.mode.size and not self._is_warm:
+            self._warm_up_together(plan)
         self._run_rows(plan, NO_ROWS, _NONE, self.mode)
 
     def _mode(self, rows: StepRows) -> StepMode:
         """How these rows are run. Ranks that share experts learn of each other's where it matters."""
-        own, others = StepShape.of(rows.counts, rows.num_sampled), []
+        own, others = StepShape.of(rows.counts, rows.num_sampled, can_replay=self._can_replay(rows)), []
         if self._captures.sizes and self._experts is not None:
             communicator = self._experts.communicator
-            shapes = communicator.all_gather(np.array([own.phase, own.num_tokens], np.int64)).tolist()
-            others = [StepShape(Phase(shapes[rank][0]), shapes[rank][1]) for rank in communicator.members]
+            shapes = communicator.all_gather(np.array([own.phase, own.num_tokens, own.can_replay], np.int64)).tolist()
+            others = [
+                StepShape(Phase(phase), num_tokens, bool(can_replay))
+                for phase, num_tokens, can_replay in (shapes[rank] for rank in communicator.members)
+            ]
         return self._captures.mode(own, others)
+
+    def _can_replay(self, rows: StepRows) -> bool:
+        """Tapes read bounds of keys, graphs do not."""
+        if self.config.ops == "native" or not self._captures.sizes:
+            return True
+        return not ((self.slots.bounds_ends[rows.slots] > rows.starts) & (rows.counts > 0)).any()
 
     def _run_rows(
         self, plan: Plan, rows: StepRows, kept_counts: np.ndarray, mode: StepMode, flags: np.ndarray | None = None

@@ -42,10 +42,8 @@ class GangOps:
         self._rows: AttentionMetadata | None = None  # that the model goes through now
 
     def table(self) -> OpTable:
-        """Of experts that replicas share the host tells where rows go: no graph has that."""
-        captured = {} if self._sharing is not None else {"experts": self.all_experts}
         ops = {"begin": self.begin, "keep_rows": self.keep_rows, "gather": self.gather, "experts": self.experts}
-        return replace(reference.TABLE, **ops, captured=captured)
+        return replace(reference.TABLE, **ops, captured={"experts": self.all_experts})
 
     def begin(self, inputs: Inputs, cache: KvCache) -> AttentionStep:
         self._rows = inputs
@@ -96,6 +94,8 @@ class GangOps:
     ) -> paddle.Tensor | Cut:
         """As `reference.all_experts`."""
         others = None if shared is None else own_columns(shared)
+        if self._sharing is not None and module.owners is not None:
+            return reference.add_choices(self._shared_results_of_all(x, routing, module, activation), routing, others)
         if not module.is_cut:
             return reference.all_experts(x, routing, module, activation, others)
         count, ((begin, _),) = module.num_experts, module.down[0].columns
@@ -129,6 +129,41 @@ class GangOps:
         first = sharing.place - place
         wanted = choices.places[(choices.homes >= first) & (choices.homes < first + num_same)]
         return paddle.gather(results, paddle.to_tensor(np.resize(wanted, x.shape[0] * shown.shape[1])))
+
+    def _shared_results_of_all(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
+        """As `_shared_results`, without looking which experts rows have, of as many rows on every rank: each rank computes all
+        rows of all ranks with neighbouring experts, as many on each but the last. As every expert has the same work, it matters
+        to nobody where `owners` says that they are, and nothing is counted for those who would move them."""
+        sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
+        (num_rows, num_chosen), place = routing.ids.shape, sharing.place % num_same
+        num_shown = -(-num_rows // num_same)  # of the rows that tensor ranks have in common; behind the last part lie zeros
+        own = slice(num_shown * place, min(num_shown * (place + 1), num_rows))
+        shown = paddle.concat([x[own], routing.ids[own].astype("float32")], axis=1)
+        of_all = sharing.all_gather(_with_rows(shown, num_shown, shown.shape[1])).flatten(0, 1)
+        of_all = _with_rows(of_all, -(-of_all.shape[0] // ROW_TILE) * ROW_TILE, of_all.shape[1])
+        rows, ids = of_all[:, : x.shape[1]].contiguous(), of_all[:, x.shape[1] :].astype("int32")
+        num_each = -(-module.num_experts // sharing.count)
+        results = self._chosen_of_own(rows, ids, module, activation, num_each * sharing.place, num_each)
+        results = sharing.all_gather(results).flatten(0, 1)
+        first = (sharing.place - place) * num_shown * num_chosen
+        places = first + paddle.arange(num_rows * num_chosen, dtype="int32")
+        owners = (paddle.clip(routing.ids, min=0) // num_each).flatten()
+        return paddle.gather(results, owners * (rows.shape[0] * num_chosen) + places)
+
+    @staticmethod
+    def _chosen_of_own(
+        rows: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, first: int, num_each: int
+    ) -> paddle.Tensor:
+        """[R * chosen, hidden] by the experts [first, first + num_each), as far as there are so many: any where a choice is not
+        of these."""
+        count = min(num_each, module.num_experts - first)
+        if count <= 0:
+            return paddle.zeros([ids.shape[0] * ids.shape[1], module.num_inputs])
+        own = slice(first, first + count)
+        gate_up = reference.products_of_all([rows] * count, module.weight.gate_up[own])
+        activated = own_columns(reference.activate_and_multiply(gate_up, activation))
+        results = reference.products_of_all(paddle.split(activated, count), module.weight.down[own])
+        return reference.chosen_of_all(results, Routing(paddle.clip(ids - first, min=0, max=count - 1), ids))
 
     def _computed(self, rows: paddle.Tensor, choices: _Choices, module: Experts, activation: str) -> paddle.Tensor:
         """[most, hidden]: results of the choices that fall to this rank, in the order in which all count them; then any."""

@@ -1,17 +1,24 @@
-"""Two ranks that capture on devices of their own: what one of them cannot, neither replays."""
+"""Two ranks that capture on devices of their own: what one of them cannot, neither replays; and where they share experts, each
+computes some for the rows of both."""
 
 from __future__ import annotations
 
 import os
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.supervisor.port import reserve_port
+from shm.segment import MemoryFile
 from tests.devices.board import Board
-from tests.devices.build import environment
+from tests.devices.build import NAME, environment
+from tests.workers.checkpoints import write_checkpoint
+from tests.workers.parallel.expert_serving import share_experts
 from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.serving import serve
+from tests.workers.parallel.test_tensor_parallel import ARENA_BYTES, ODD_EXPERTS
 from workers.parallel.communicator import Communicator
 
 pytestmark = pytest.mark.slow
@@ -34,6 +41,42 @@ def capture(communicator: Communicator, variables: dict[str, str], port: int, li
         communicator.barrier()
         found.append(on_device.answers_of("qwen3", "captured", **gang))
     return found
+
+
+def share(
+    communicator: Communicator, variables: dict[str, str], path: Path, arena: tuple[DupFd, int] | None, options: dict[str, Any]
+) -> list[Any]:
+    """One rank: what came of its samples, while experts move before every step."""
+    os.environ.update(variables)
+    from workers.runners.xpu import xpu_runner
+
+    placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
+    return share_experts(communicator, path, arena, placements, options, xpu_runner)
+
+
+@pytest.mark.parametrize("is_one_replica", [False, True], ids=["two replicas", "two ranks of one"])
+def test_steps_with_shared_experts_are_replayed(plugin: Path, tmp_path: Path, is_one_replica: bool) -> None:
+    """Of two replicas one is idle at first and at last: it replays what the other does. Graphs stay where experts move."""
+    board = Board(tmp_path / "board")
+    board.set(delay_seed=7)
+    write_checkpoint(tmp_path, ODD_EXPERTS)
+    alone = serve(tmp_path, {"ops": "reference", "plan": "eager", "max_model_len": 256})
+    sizes = (4, 2) if not is_one_replica else (8, 5)
+    options = {"ops": "reference", "device": NAME, "plan": "captured", "cudagraph_capture_sizes": sizes, "num_kv_blocks": 64}
+    options |= {"max_cudagraph_capture_size": sizes[0], "max_model_len": 256, "weight_cache_dir": str(tmp_path)}
+    arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
+    with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, gang_of(2) as gang:
+        options["group_ports"] = (first.getsockname()[1], second.getsockname()[1])
+        ranks = []
+        for rank in range(2):
+            memory = (DupFd(arena.fd), ARENA_BYTES) if is_one_replica else None
+            ranks.append(gang.start(rank, share, environment(plugin, board), tmp_path, memory, options))
+        found = [rank.answer() for rank in ranks]
+    assert found == ([alone, alone] if is_one_replica else [alone[0::2], alone[1::2]])
+    for device in range(2):
+        counts = board.counts(device)
+        assert counts["captures"] == 1 + len(sizes), "one to see whether there are graphs"
+        assert counts["replays"] > 2 * len(sizes)
 
 
 def test_what_one_rank_cannot_capture_none_replays(plugin: Path, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def test_c1_ranks_that_share_experts_agree() -> None:
     one, five = shape([1], [1]), shape([1] * 5, [1] * 5)
     for shapes, size in (([one, none, five], 8), ([one, none], 4), ([none, none], 0), ([one, shape([7], [1])], 0)):
         assert {captures.mode(own, shapes).size for own in shapes} == {size}
+    bounded = StepShape.of(np.ones(1), np.ones(1), can_replay=False)
+    assert {captures.mode(own, [one, bounded]).size for own in (one, none, bounded)} == {0}, "no graph reads bounds of keys"
 
 
 def test_c2_padded_rows_write_the_dummy_block_alone_and_nobody_reads_them() -> None:

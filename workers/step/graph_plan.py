@@ -50,9 +50,10 @@ class GraphPlan(EagerPlan):
         self._replayed = None
         if size and size not in self.captured and size not in self.failed_sizes:
             self._capture(size)
-        if size not in self.captured or self._inputs.host_counts[HAS_BOUNDS]:  # of keys, which no graph reads
+        if size not in self.captured:
             self._run()
             return
+        assert not self._inputs.host_counts[HAS_BOUNDS], "no graph reads bounds of keys"
         found = self._replayed = self.captured[size]
         self._memory.check(f"{size} rows", found.addresses)
         found.graph.replay()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,17 @@ from tests.workers.serving import Serving, make_runner
 from workers.parallel.clock import GangClock
 from workers.parallel.communicator import Communicator, GangBroken
 from workers.parallel.experts import ExpertRank
+from workers.runners.cpu import CpuRunner
+from workers.runners.runner import Runner
 
 
 def share_experts(
-    communicator: Communicator, path: Path, arena: Any, placements: list[LayerPlacement], options: dict[str, Any]
+    communicator: Communicator,
+    path: Path,
+    arena: Any,
+    placements: list[LayerPlacement],
+    options: dict[str, Any],
+    kind: Callable[..., Runner] = CpuRunner,
 ) -> list[Any]:
     """With an `arena` all ranks are one replica's, else each is a replica with samples of its own, of which the first begins
     late. All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the
@@ -41,7 +49,7 @@ def share_experts(
     experts = ExpertRank(whole, config, ModelConfig.read(path))
     clock = GangClock(whole)
     clock.join(experts.join())
-    runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, **settings)
+    runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, kind=kind, rank=rank, **settings)
     serving = Serving(runner, chunk=40)
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
