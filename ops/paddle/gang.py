@@ -1,4 +1,5 @@
-"""The reference ops of several ranks: what they exchange, of a replica's matrices and of experts that all replicas share.
+"""The ops of several ranks: what they exchange, of a replica's matrices and of experts that all replicas share. What each
+computes by itself is the reference's, or another table's over Paddle's tensors (`GangOps.over`).
 
 Tensors go through groups of Paddle's processes, what ranks must know of them through memory of the host. Nothing is added up
 across ranks: columns are put side by side, and whoever has a row adds its experts' results up in the row's own order.
@@ -6,8 +7,9 @@ across ranks: columns are put side by side, and whoever has a row adds its exper
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import paddle
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from ops.modules import Experts, KvCache
 from ops.paddle import reference
-from ops.paddle.reference import AttentionStep, Cut, own_columns
+from ops.paddle.reference import Cut, own_columns
 from ops.table import ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
 
 
@@ -32,6 +34,14 @@ class Group(Protocol):
         """float32 [n, m] of each -> [count, n, m]."""
 
 
+class ExpertOps(NamedTuple):
+    """What a rank does of experts by itself."""
+
+    experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, of a rank that has some columns of each expert too
+    products: Callable[..., paddle.Tensor]  # as `reference.expert_products`
+    combine: Callable[..., paddle.Tensor]  # as `reference.add_choices`
+
+
 class GangOps:
     """Ops of one rank. `tensor`: the ranks that have the same rows and share matrices; None: there is one. `sharing`: those
     that share experts, one replica's after another's; None: nobody does."""
@@ -42,21 +52,38 @@ class GangOps:
         self._rows: AttentionMetadata | None = None  # that the model goes through now
 
     def table(self) -> OpTable:
-        """Of experts that replicas share the host tells where rows go: no graph has that."""
-        captured = {} if self._sharing is not None else {"experts": self.all_experts}
-        ops = {"begin": self.begin, "keep_rows": self.keep_rows, "gather": self.gather, "experts": self.experts}
-        return replace(reference.TABLE, **ops, captured=captured)
+        """The reference's."""
+        own = ExpertOps(self.experts_of_reference, reference.expert_products, reference.add_choices)
+        return self.over(reference.TABLE, own, {"experts": self.all_experts})
 
-    def begin(self, inputs: Inputs, cache: KvCache) -> AttentionStep:
-        self._rows = inputs
-        return reference.begin(inputs, cache)
+    def over(self, table: OpTable, experts: ExpertOps, captured: Mapping[str, Callable[..., Any]]) -> OpTable:
+        """Of `table`, whose columns are gathered, and whose experts may be shared. Of experts that replicas share the host
+        tells where rows go: no graph has that."""
 
-    def keep_rows(
-        self, step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
-    ) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
-        kept = reference.keep_rows(step, queries, x)
-        self._rows = kept[0].inputs
-        return kept
+        def begin(inputs: Inputs, cache: KvCache) -> Any:
+            self._rows = inputs
+            return table.begin(inputs, cache)
+
+        def keep_rows(step: Any, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Any, paddle.Tensor, paddle.Tensor]:
+            kept = table.keep_rows(step, queries, x)
+            self._rows = kept[0].inputs
+            return kept
+
+        def run_experts(
+            x: paddle.Tensor,
+            routing: Routing,
+            module: Experts,
+            activation: str,
+            shared: paddle.Tensor | Cut | None = None,
+        ) -> paddle.Tensor | Cut:
+            others = None if shared is None else own_columns(shared)
+            if self._sharing is not None and module.owners is not None:
+                results = self._shared_results(x, routing, module, activation, experts.products)
+                return experts.combine(results, routing, others)
+            return experts.experts(x, routing, module, activation, others)
+
+        ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.gather, "experts": run_experts}
+        return replace(table, **ops, captured={} if self._sharing is not None else captured)
 
     def gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
         if not isinstance(x, Cut):
@@ -66,25 +93,18 @@ class GangOps:
         parts = self._tensor.all_gather(_widened(x.tensor, int(widths.max())))
         return paddle.concat([part[:, :width] for part, width in zip(parts, widths.tolist(), strict=True)], axis=1)
 
-    def experts(
-        self,
-        x: paddle.Tensor,
-        routing: Routing,
-        module: Experts,
-        activation: str,
-        shared: paddle.Tensor | Cut | None = None,
+    def experts_of_reference(
+        self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
-        others = None if shared is None else own_columns(shared)
-        if self._sharing is not None and module.owners is not None:
-            return reference.add_choices(self._shared_results(x, routing, module, activation), routing, others)
+        """As `reference.experts`, of a rank that has some columns of each too."""
         if not module.is_cut:
-            return reference.experts(x, routing, module, activation, others)
+            return reference.experts(x, routing, module, activation, shared)
         ids = routing.ids.numpy().reshape(-1)
         choices, ((begin, _),) = np.arange(len(ids)), module.down[0].columns
         gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up)
-        activated = self._activated(gate_up, module, activation)
+        activated = self.activated(gate_up, module, activation)
         results = reference.expert_products(activated, choices, ids, module.weight.down)
-        return Cut(reference.add_choices(results, routing, others), begin, module.num_inputs)
+        return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def all_experts(
         self,
@@ -100,16 +120,18 @@ class GangOps:
             return reference.all_experts(x, routing, module, activation, others)
         count, ((begin, _),) = module.num_experts, module.down[0].columns
         gate_up = reference.products_of_all([x] * count, module.weight.gate_up)
-        activated = self._activated(gate_up, module, activation)
+        activated = self.activated(gate_up, module, activation)
         results = reference.products_of_all(paddle.split(activated, count), module.weight.down)
         return Cut(reference.add_choices(reference.chosen_of_all(results, routing), routing, others), begin, module.num_inputs)
 
-    def _activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
+    def activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
         """All columns of what goes into `down`, of this rank's columns of gate and up."""
         first = module.gate_up[0].columns[0][0]
         return self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
 
-    def _shared_results(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
+    def _shared_results(
+        self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, products: Callable[..., paddle.Tensor]
+    ) -> paddle.Tensor:
         """Of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have the same rows: each
         shows its part of them, computes the choices that fall to it, and all show what they computed."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
@@ -125,21 +147,28 @@ class GangOps:
         ids = sharing.tell(np.resize(shown, (most, shown.shape[1])))  # those beyond its rows are nobody's
         rows = sharing.all_gather(_with_rows(x[own] if len(shown) else None, most, module.num_inputs)).flatten(0, 1)
         choices = _Choices.of(ids, num_shown, module.owners)
-        results = sharing.all_gather(self._computed(rows, choices, module, activation)).flatten(0, 1)
+        results = sharing.all_gather(self._computed(rows, choices, module, activation, products)).flatten(0, 1)
         first = sharing.place - place
         wanted = choices.places[(choices.homes >= first) & (choices.homes < first + num_same)]
         return paddle.gather(results, paddle.to_tensor(np.resize(wanted, x.shape[0] * shown.shape[1])))
 
-    def _computed(self, rows: paddle.Tensor, choices: _Choices, module: Experts, activation: str) -> paddle.Tensor:
+    def _computed(
+        self,
+        rows: paddle.Tensor,
+        choices: _Choices,
+        module: Experts,
+        activation: str,
+        products: Callable[..., paddle.Tensor],
+    ) -> paddle.Tensor:
         """[most, hidden]: results of the choices that fall to this rank, in the order in which all count them; then any."""
         own = np.flatnonzero(choices.computing == cast(Group, self._sharing).place)
         if not len(own):
             return paddle.zeros([choices.most, module.num_inputs])
         own = np.resize(own, choices.most)
         ids = choices.ids[own]
-        gate_up = reference.expert_products(rows, choices.rows[own], ids, module.weight.gate_up)
+        gate_up = products(rows, choices.rows[own], ids, module.weight.gate_up)
         activated = own_columns(reference.activate_and_multiply(gate_up, activation))
-        return reference.expert_products(activated, np.arange(choices.most), ids, module.weight.down)
+        return products(activated, np.arange(choices.most), ids, module.weight.down)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ def share_experts(
 ) -> list[Any]:
     """With an `arena` all ranks are one replica's, else each is a replica with samples of its own, of which the first begins
     late. All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the
-    next. What came of each sample of the replica."""
+    next. What came of each sample of the replica. Of the options `samples` is as in `serve`."""
+    options = dict(options)
+    given = samples(*options.pop("samples", ()))
     rank, count = communicator.rank, communicator.count
     whole = Communicator(communicator.memory.data, rank, 0, count, timeout_s=60.0, spin_ns=5_000, shares_experts=True)
-    memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), samples(), 0
+    memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), given, 0
     if arena is not None:
         memory, tensor = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer, communicator
     else:
@@ -37,7 +39,8 @@ def share_experts(
         "max_model_len": 512,
         **options,
     }
-    config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings)
+    of_config = {name: value for name, value in settings.items() if name != "kind"}
+    config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **of_config)
     experts = ExpertRank(whole, config, ModelConfig.read(path))
     clock = GangClock(whole)
     clock.join(experts.join())
