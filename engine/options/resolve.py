@@ -138,7 +138,7 @@ def resolve(
     num_ranks = resolve_ranks(options, model)
     ask = functools.cache(ask_paddle)
     device = resolve_device(values["device"], values["ops"], num_ranks, ask)
-    ops = resolve_ops(values["ops"], device, num_ranks, allows_variant=values["allow_variant_ops"])
+    ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     quantization = resolve_quantization(values["quantization"], ops, model, model_path)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None

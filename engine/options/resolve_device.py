@@ -107,13 +107,11 @@ def remedy(device: str) -> str:
     return f"run pip install '{DISTRIBUTION}[{device}]'{where} ({wheel}) or TOKAMAK_EXTRA={device} tools/serve"
 
 
-def resolve_ops(asked: str, device: str, num_ranks: int, *, allows_variant: bool) -> str:
+def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:
     """The op table that `asked` comes to on `device`."""
     found = _ops(asked, device)
     if found == "cuda" and device != "gpu":
         raise OptionError(f"--ops cuda: these kernels are for --device gpu, the device is {device}; use --ops auto")
-    if found == "cuda" and num_ranks > 1:
-        raise OptionError(f"--ops cuda: {num_ranks} ranks are asked for, these kernels serve one; use --ops fused")
     if allows_variant and found != "fused":
         raise OptionError(f"--allow-variant-ops is of fused ops, the ops are {found}; add --ops fused, or leave it out")
     return found

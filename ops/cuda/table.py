@@ -32,6 +32,7 @@ from ops.modules import (
     Router,
 )
 from ops.paddle import reference
+from ops.paddle.gang import ExpertOps, GangOps
 from ops.paddle.metadata import InPlace
 from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, float32
@@ -86,10 +87,10 @@ class Step(NamedTuple):
     block_size: int
 
 
-def make_table(library: Library, stream: Callable[[], int] = lambda: 0) -> OpTable:
-    """`stream`: the address of that on which Paddle enqueues what is its own now."""
-    rows = _Rows(library, stream)
-    return msgspec.structs.replace(
+def make_table(library: Library, stream: Callable[[], int] = lambda: 0, gang: GangOps | None = None) -> OpTable:
+    """`stream`: the address of that on which Paddle enqueues what is its own now. `gang`: what several ranks exchange."""
+    rows = _Rows(library, stream, gang)
+    table = msgspec.structs.replace(
         reference.TABLE,
         name="cuda",
         pack=pack,
@@ -110,6 +111,9 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0) -> OpTab
         route=rows.route,
         experts=rows.experts,
     )
+    if gang is None:
+        return table
+    return gang.over(table, ExpertOps(rows.experts, rows.experts, rows.expert_products, rows.chosen_of_some, rows.combine))
 
 
 # ------------------------------------------------------------------------------------------------------- weights and cache
@@ -242,9 +246,10 @@ def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
 
 
 class _Rows:
-    def __init__(self, library: Library, stream: Callable[[], int]) -> None:
+    def __init__(self, library: Library, stream: Callable[[], int], gang: GangOps | None) -> None:
         self._library = library
         self._stream = stream
+        self._gang = gang
 
     def _run(self, row: str, **values: Any) -> None:
         self._library.run(row, operands(row, describe, **values), self._stream())
@@ -348,17 +353,36 @@ class _Rows:
 
     def experts(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
+    ) -> paddle.Tensor | reference.Cut:
+        num_chosen, packed = routing.ids.shape[1], module.weight
+        lists = self._dispatch(routing.ids, module.num_experts)
+        both = self._expert_linear(x, packed.gate_up, lists, num_chosen)
+        if not module.is_cut:
+            activated = reference.own_columns(reference.activate_and_multiply(both, activation))
+            return self.combine(self._expert_linear(activated, packed.down, lists, 1), routing, shared)
+        assert self._gang is not None, "experts are cut, and no rank has the other columns"
+        results = self._expert_linear(self._gang.activated(both, module, activation), packed.down, lists, 1)
+        ((begin, _),) = module.down[0].columns
+        return reference.Cut(self.combine(results, routing, shared), begin, module.num_inputs)
+
+    def expert_products(self, x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, packed: PackedLinear) -> paddle.Tensor:
+        """[n, out]: row rows[i] of x times the weights of expert ids[i]; zeros where that is -1."""
+        own, of_experts = (paddle.to_tensor(each.astype(np.int32)) for each in (rows, ids))
+        lists = self._dispatch(of_experts, len(packed.values) // packed.num_outputs)
+        return self._expert_linear(paddle.gather(x, own), packed, lists, 1)
+
+    def chosen_of_some(
+        self, x: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range
     ) -> paddle.Tensor:
-        rows, num_chosen = routing.ids.shape
-        num_choices, packed = rows * num_chosen, module.weight
-        max_tiles = num_choices // _TILE_ROWS + module.num_experts
-        sizes = {"offsets": module.num_experts + 1, "choices": num_choices, "tile_experts": max_tiles, "tile_firsts": max_tiles}
-        lists = {name: paddle.empty([size], "int32") for name, size in sizes.items()}
-        numbers = {"num_choices": num_choices, "num_experts": module.num_experts, "max_tiles": max_tiles}
-        self._run("Dispatch", ids=routing.ids, **lists, **numbers)
-        both = self._expert_linear(x, packed.gate_up, lists, num_choices, num_chosen)
+        """[R * chosen, hidden] by `experts`; zeros where another was chosen."""
+        is_own = (ids >= experts.start) & (ids < experts.stop)
+        lists = self._dispatch(paddle.where(is_own, ids, paddle.full_like(ids, -1)), module.num_experts)
+        both = self._expert_linear(x, module.weight.gate_up, lists, ids.shape[1])
         activated = reference.own_columns(reference.activate_and_multiply(both, activation))
-        results = self._expert_linear(activated, packed.down, lists, num_choices, 1)
+        return self._expert_linear(activated, module.weight.down, lists, 1)
+
+    def combine(self, results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
+        rows, num_chosen = routing.ids.shape
         y = paddle.empty([rows, results.shape[1]])
         self._run(
             "Combine",
@@ -374,11 +398,19 @@ class _Rows:
         )
         return y
 
+    def _dispatch(self, ids: paddle.Tensor, num_experts: int) -> dict[str, paddle.Tensor]:
+        num_choices = int(ids.size)
+        max_tiles = num_choices // _TILE_ROWS + num_experts
+        sizes = {"offsets": num_experts + 1, "choices": num_choices, "tile_experts": max_tiles, "tile_firsts": max_tiles}
+        lists = {name: paddle.empty([size], "int32") for name, size in sizes.items()}
+        self._run("Dispatch", ids=ids, **lists, num_choices=num_choices, num_experts=num_experts, max_tiles=max_tiles)
+        return lists
+
     def _expert_linear(
-        self, x: paddle.Tensor, packed: PackedLinear, lists: dict[str, paddle.Tensor], num_choices: int, x_divisor: int
+        self, x: paddle.Tensor, packed: PackedLinear, lists: dict[str, paddle.Tensor], x_divisor: int
     ) -> paddle.Tensor:
         """Rows of choices that no expert has are zeros."""
-        y = paddle.zeros([num_choices, packed.num_outputs])
+        y = paddle.zeros([len(lists["choices"]), packed.num_outputs])
         self._run(
             "ExpertLinear",
             type=TYPES["float32"],

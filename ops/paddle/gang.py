@@ -1,4 +1,5 @@
-"""The reference ops of several ranks: what they exchange, of a replica's matrices and of experts that all replicas share.
+"""The ops of several ranks: what they exchange, of a replica's matrices and of experts that all replicas share. What each
+computes by itself is the reference's, or another table's over Paddle's tensors (`GangOps.over`).
 
 Tensors go through groups of Paddle's processes, what ranks must know of them through memory of the host. Nothing is added up
 across ranks: columns are put side by side, and whoever has a row adds its experts' results up in the row's own order.
@@ -6,8 +7,9 @@ across ranks: columns are put side by side, and whoever has a row adds its exper
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import paddle
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from ops.modules import Experts, KvCache
 from ops.paddle import reference
-from ops.paddle.reference import AttentionStep, Cut, own_columns
+from ops.paddle.reference import Cut, own_columns
 from ops.table import ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
 
 
@@ -32,6 +34,16 @@ class Group(Protocol):
         """float32 [n, m] of each -> [count, n, m]."""
 
 
+class ExpertOps(NamedTuple):
+    """What a rank does of experts by itself."""
+
+    experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, of a rank that has some columns of each expert too
+    captured: Callable[..., paddle.Tensor | Cut]  # the same within a graph
+    products: Callable[..., paddle.Tensor]  # as `reference.expert_products`
+    chosen_of_some: Callable[..., paddle.Tensor]  # as `_chosen_of_some`, which is for graphs
+    combine: Callable[..., paddle.Tensor]  # as `reference.add_choices`
+
+
 class GangOps:
     """Ops of one rank. `tensor`: the ranks that have the same rows and share matrices; None: there is one. `sharing`: those
     that share experts, one replica's after another's; None: nobody does."""
@@ -42,19 +54,56 @@ class GangOps:
         self._rows: AttentionMetadata | None = None  # that the model goes through now
 
     def table(self) -> OpTable:
-        ops = {"begin": self.begin, "keep_rows": self.keep_rows, "gather": self.gather, "experts": self.experts}
-        return replace(reference.TABLE, **ops, captured={"experts": self.all_experts})
+        """The reference's."""
+        of_reference = ExpertOps(
+            self.experts_of_reference,
+            self.all_experts_of_reference,
+            reference.expert_products,
+            _chosen_of_some,
+            reference.add_choices,
+        )
+        return self.over(reference.TABLE, of_reference)
 
-    def begin(self, inputs: Inputs, cache: KvCache) -> AttentionStep:
-        self._rows = inputs
-        return reference.begin(inputs, cache)
+    def over(self, table: OpTable, experts: ExpertOps) -> OpTable:
+        """Of `table`, whose columns are gathered, and whose experts may be shared."""
 
-    def keep_rows(
-        self, step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
-    ) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
-        kept = reference.keep_rows(step, queries, x)
-        self._rows = kept[0].inputs
-        return kept
+        def begin(inputs: Inputs, cache: KvCache) -> Any:
+            self._rows = inputs
+            return table.begin(inputs, cache)
+
+        def keep_rows(step: Any, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Any, paddle.Tensor, paddle.Tensor]:
+            kept = table.keep_rows(step, queries, x)
+            self._rows = kept[0].inputs
+            return kept
+
+        def run_experts(
+            x: paddle.Tensor,
+            routing: Routing,
+            module: Experts,
+            activation: str,
+            shared: paddle.Tensor | Cut | None = None,
+        ) -> paddle.Tensor | Cut:
+            others = None if shared is None else own_columns(shared)
+            if self._sharing is not None and module.owners is not None:
+                results = self._shared_results(x, routing, module, activation, experts.products)
+                return experts.combine(results, routing, others)
+            return experts.experts(x, routing, module, activation, others)
+
+        def capture_experts(
+            x: paddle.Tensor,
+            routing: Routing,
+            module: Experts,
+            activation: str,
+            shared: paddle.Tensor | Cut | None = None,
+        ) -> paddle.Tensor | Cut:
+            others = None if shared is None else own_columns(shared)
+            if self._sharing is not None and module.owners is not None:
+                results = self._shared_results_of_all(x, routing, module, activation, experts.chosen_of_some)
+                return experts.combine(results, routing, others)
+            return experts.captured(x, routing, module, activation, others)
+
+        ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.gather, "experts": run_experts}
+        return replace(table, **ops, captured={"experts": capture_experts})
 
     def gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
         if not isinstance(x, Cut):
@@ -64,52 +113,39 @@ class GangOps:
         parts = self._tensor.all_gather(_widened(x.tensor, int(widths.max())))
         return paddle.concat([part[:, :width] for part, width in zip(parts, widths.tolist(), strict=True)], axis=1)
 
-    def experts(
-        self,
-        x: paddle.Tensor,
-        routing: Routing,
-        module: Experts,
-        activation: str,
-        shared: paddle.Tensor | Cut | None = None,
+    def experts_of_reference(
+        self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
-        others = None if shared is None else own_columns(shared)
-        if self._sharing is not None and module.owners is not None:
-            return reference.add_choices(self._shared_results(x, routing, module, activation), routing, others)
+        """As `reference.experts`, of a rank that has some columns of each too."""
         if not module.is_cut:
-            return reference.experts(x, routing, module, activation, others)
+            return reference.experts(x, routing, module, activation, shared)
         ids = routing.ids.numpy().reshape(-1)
         choices, ((begin, _),) = np.arange(len(ids)), module.down[0].columns
         gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up)
-        activated = self._activated(gate_up, module, activation)
+        activated = self.activated(gate_up, module, activation)
         results = reference.expert_products(activated, choices, ids, module.weight.down)
-        return Cut(reference.add_choices(results, routing, others), begin, module.num_inputs)
+        return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
-    def all_experts(
-        self,
-        x: paddle.Tensor,
-        routing: Routing,
-        module: Experts,
-        activation: str,
-        shared: paddle.Tensor | Cut | None = None,
+    def all_experts_of_reference(
+        self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
-        """As `reference.all_experts`."""
-        others = None if shared is None else own_columns(shared)
-        if self._sharing is not None and module.owners is not None:
-            return reference.add_choices(self._shared_results_of_all(x, routing, module, activation), routing, others)
+        """As `reference.all_experts`, of a rank that has some columns of each too."""
         if not module.is_cut:
-            return reference.all_experts(x, routing, module, activation, others)
+            return reference.all_experts(x, routing, module, activation, shared)
         count, ((begin, _),) = module.num_experts, module.down[0].columns
         gate_up = reference.products_of_all([x] * count, module.weight.gate_up)
-        activated = self._activated(gate_up, module, activation)
+        activated = self.activated(gate_up, module, activation)
         results = reference.products_of_all(paddle.split(activated, count), module.weight.down)
-        return Cut(reference.add_choices(reference.chosen_of_all(results, routing), routing, others), begin, module.num_inputs)
+        return Cut(reference.add_choices(reference.chosen_of_all(results, routing), routing, shared), begin, module.num_inputs)
 
-    def _activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
+    def activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
         """All columns of what goes into `down`, of this rank's columns of gate and up."""
         first = module.gate_up[0].columns[0][0]
         return self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
 
-    def _shared_results(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
+    def _shared_results(
+        self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, products: Callable[..., paddle.Tensor]
+    ) -> paddle.Tensor:
         """Of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have the same rows: each
         shows its part of them, computes the choices that fall to it, and all show what they computed."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
@@ -125,12 +161,19 @@ class GangOps:
         ids = sharing.tell(np.resize(shown, (most, shown.shape[1])))  # those beyond its rows are nobody's
         rows = sharing.all_gather(_with_rows(x[own] if len(shown) else None, most, module.num_inputs)).flatten(0, 1)
         choices = _Choices.of(ids, num_shown, module.owners)
-        results = sharing.all_gather(self._computed(rows, choices, module, activation)).flatten(0, 1)
+        results = sharing.all_gather(self._computed(rows, choices, module, activation, products)).flatten(0, 1)
         first = sharing.place - place
         wanted = choices.places[(choices.homes >= first) & (choices.homes < first + num_same)]
         return paddle.gather(results, paddle.to_tensor(np.resize(wanted, x.shape[0] * shown.shape[1])))
 
-    def _shared_results_of_all(self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str) -> paddle.Tensor:
+    def _shared_results_of_all(
+        self,
+        x: paddle.Tensor,
+        routing: Routing,
+        module: Experts,
+        activation: str,
+        chosen_of_some: Callable[..., paddle.Tensor],
+    ) -> paddle.Tensor:
         """As `_shared_results`, without looking which experts rows have, of as many rows on every rank: each rank computes all
         rows of all ranks with neighbouring experts, as many on each but the last. As every expert has the same work, it matters
         to nobody where `owners` says that they are, and nothing is counted for those who would move them."""
@@ -143,38 +186,34 @@ class GangOps:
         of_all = _with_rows(of_all, -(-of_all.shape[0] // ROW_TILE) * ROW_TILE, of_all.shape[1])
         rows, ids = of_all[:, : x.shape[1]].contiguous(), of_all[:, x.shape[1] :].astype("int32")
         num_each = -(-module.num_experts // sharing.count)
-        results = self._chosen_of_own(rows, ids, module, activation, num_each * sharing.place, num_each)
+        own_experts = range(module.num_experts)[num_each * sharing.place : num_each * (sharing.place + 1)]
+        if own_experts:
+            results = chosen_of_some(rows, ids, module, activation, own_experts)
+        else:
+            results = paddle.zeros([rows.shape[0] * num_chosen, module.num_inputs])
         results = sharing.all_gather(results).flatten(0, 1)
         first = (sharing.place - place) * num_shown * num_chosen
         places = first + paddle.arange(num_rows * num_chosen, dtype="int32")
         owners = (paddle.clip(routing.ids, min=0) // num_each).flatten()
         return paddle.gather(results, owners * (rows.shape[0] * num_chosen) + places)
 
-    @staticmethod
-    def _chosen_of_own(
-        rows: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, first: int, num_each: int
+    def _computed(
+        self,
+        rows: paddle.Tensor,
+        choices: _Choices,
+        module: Experts,
+        activation: str,
+        products: Callable[..., paddle.Tensor],
     ) -> paddle.Tensor:
-        """[R * chosen, hidden] by the experts [first, first + num_each), as far as there are so many: any where a choice is not
-        of these."""
-        count = min(num_each, module.num_experts - first)
-        if count <= 0:
-            return paddle.zeros([ids.shape[0] * ids.shape[1], module.num_inputs])
-        own = slice(first, first + count)
-        gate_up = reference.products_of_all([rows] * count, module.weight.gate_up[own])
-        activated = own_columns(reference.activate_and_multiply(gate_up, activation))
-        results = reference.products_of_all(paddle.split(activated, count), module.weight.down[own])
-        return reference.chosen_of_all(results, Routing(paddle.clip(ids - first, min=0, max=count - 1), ids))
-
-    def _computed(self, rows: paddle.Tensor, choices: _Choices, module: Experts, activation: str) -> paddle.Tensor:
         """[most, hidden]: results of the choices that fall to this rank, in the order in which all count them; then any."""
         own = np.flatnonzero(choices.computing == cast(Group, self._sharing).place)
         if not len(own):
             return paddle.zeros([choices.most, module.num_inputs])
         own = np.resize(own, choices.most)
         ids = choices.ids[own]
-        gate_up = reference.expert_products(rows, choices.rows[own], ids, module.weight.gate_up)
+        gate_up = products(rows, choices.rows[own], ids, module.weight.gate_up)
         activated = own_columns(reference.activate_and_multiply(gate_up, activation))
-        return reference.expert_products(activated, np.arange(choices.most), ids, module.weight.down)
+        return products(activated, np.arange(choices.most), ids, module.weight.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +252,12 @@ def _with_rows(x: paddle.Tensor | None, count: int, width: int) -> paddle.Tensor
     """x [n, width], or no rows, and rows of zeros after it."""
     missing = count - (0 if x is None else x.shape[0])
     return paddle.concat([*([] if x is None else [x]), *([paddle.zeros([missing, width])] if missing else [])])
+
+
+def _chosen_of_some(rows: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range) -> paddle.Tensor:
+    """[R * chosen, hidden] by neighbouring `experts`; what is not theirs means nothing. Nothing depends on where choices fall."""
+    own, count = slice(experts.start, experts.stop), len(experts)
+    gate_up = reference.products_of_all([rows] * count, module.weight.gate_up[own])
+    activated = own_columns(reference.activate_and_multiply(gate_up, activation))
+    results = reference.products_of_all(paddle.split(activated, count), module.weight.down[own])
+    return reference.chosen_of_all(results, Routing(paddle.clip(ids - experts.start, min=0, max=count - 1), ids))

@@ -51,7 +51,7 @@ def share(
     from workers.runners.xpu import xpu_runner
 
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
-    return share_experts(communicator, path, arena, placements, options, xpu_runner)
+    return share_experts(communicator, path, arena, placements, {**options, "kind": xpu_runner})
 
 
 @pytest.mark.parametrize("is_one_replica", [False, True], ids=["two replicas", "two ranks of one"])

@@ -34,13 +34,15 @@ INT8 = WeightFormat("int8")
 
 
 class OnEmulatedCard:
-    """As `gpu_runner` with `--ops cuda`."""
+    """As `gpu_runner` with `--ops cuda`: each rank has a card of its own, and what they exchange goes through gloo."""
 
     def __init__(
         self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
     ) -> None:
-        device = GraphDevice("cpu")
-        device.ops = cuda.make_table(emulated_card())
+        if peers.meetings is not None:
+            peers.meetings.open_stores()
+        device = GraphDevice("cpu", peers.rank, peers.meetings)
+        device.ops = cuda.make_table(emulated_card(), gang=device.gang)
         self.core = ModelRunner(config, model, Parts(device, DeviceInputs, make_plan), arena, peers, features=features)
 
 

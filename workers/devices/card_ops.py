@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import logging
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.files import user_cache
 from engine.errors import OptionError
 from ops.table import OpTable
 
+if TYPE_CHECKING:
+    from ops.paddle.gang import GangOps
+
 _LOG = logging.getLogger(__name__)
 
 
-def card_ops(others: OpTable, needs_rows: str = "") -> OpTable:
-    """The rows' table; without a compiler for them `others`, which is said. OptionError: an option `needs_rows`."""
+def card_ops(others: OpTable, needs_rows: str = "", gang: GangOps | None = None) -> OpTable:
+    """The rows' table; without a compiler for them `others`, which is said. OptionError: an option `needs_rows`. `gang`: what
+    several ranks exchange."""
     from ops.cuda.library import USUAL_NVCC, BuildError, Library, build, card_command  # with Paddle's table
     from ops.cuda.table import make_table
 
@@ -31,7 +35,7 @@ def card_ops(others: OpTable, needs_rows: str = "") -> OpTable:
             raise OptionError(f"--ops cuda: {error}; {needs_rows} needs them, leave it out or install nvcc") from error
         _LOG.warning("--ops cuda: fused ops are taken: %s", error)
         return others
-    return make_table(library, current_stream)
+    return make_table(library, current_stream, gang)
 
 
 def current_stream() -> int:

@@ -38,6 +38,7 @@ class Device(Protocol):
     """A place for tensors, and the ops that run there."""
 
     ops: OpTable
+    gang: Any  # `GangOps` of Paddle's tensors; None: there is one rank, or what ranks exchange goes through `Gang`
     fallbacks: tuple[tuple[str, str], ...]  # op and candidate, of what was found to be wrong here (`op_choice.py`)
     place: Any  # Paddle's; None: memory of the host
     traffic: Traffic
@@ -87,6 +88,7 @@ class HostDevice:
     variant of the kernels that `variants` has for each part. `gang`: the ranks that share a model's matrices."""
 
     place = None
+    gang = None
     fallbacks: tuple[tuple[str, str], ...] = ()
     capabilities = Capabilities("cpu", False, True, ("float32", "bfloat16"))
 

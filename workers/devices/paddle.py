@@ -68,10 +68,13 @@ class PaddleDevice:
         core.set_cublas_switch(False)  # products of float32 in float32, where there are others (TF32)
         self._arrivals: dict[str, Any] = {}  # events, as long as the device: whoever destroys one waits for it
         self.ops = reference.TABLE
+        self.gang: GangOps | None = None  # of several ranks
         self._groups: list[PaddleGroup] = []
         if meetings is not None:
-            groups = [PaddleGroup(meeting, name) if meeting else None for meeting in (meetings.tensor, meetings.experts)]
-            self.ops = GangOps(*groups).table()
+            kind = name if name not in custom else "custom"
+            groups = [PaddleGroup(meeting, kind) if meeting else None for meeting in (meetings.tensor, meetings.experts)]
+            self.gang = GangOps(*groups)
+            self.ops = self.gang.table()
             self._groups = [group for group in groups if group is not None]
         self.capabilities = self._ask(paddle.device.get_device())
 

@@ -43,5 +43,5 @@ def gpu_runner(
         lasting = LastingArena(config.device_arena_library, peers.rank, device_arena, arena)
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
     if config.ops == "cuda":
-        device.ops = card_ops(device.ops, needs_rows=_needed_by(config))
+        device.ops = card_ops(device.ops, needs_rows=_needed_by(config), gang=device.gang)
     return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))

@@ -50,7 +50,11 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
             WITH_CARDS,
             "--ops cuda: these kernels are for --device gpu, the device is xpu; use",
         ),
-        (["--device", "gpu", "--ops", "cuda", "-dp", "2"], WITH_CARDS, "2 ranks are asked for, these kernels serve one; use"),
+        (
+            ["--device", "gpu", "--ops", "cuda", "-dp", "3"],
+            WITH_CARDS,
+            "3 ranks (--tensor-parallel-size times --data-parallel-size) need a card",
+        ),
         (["--device", "gpu", "--quantization", "wint8"], WITH_CARDS, "--quantization wint8 needs native ops"),
         (
             ["--device", "gpu", "--kv-cache-dtype", "int8"],

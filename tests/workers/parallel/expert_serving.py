@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,20 @@ from tests.workers.serving import Serving, make_runner
 from workers.parallel.clock import GangClock
 from workers.parallel.communicator import Communicator, GangBroken
 from workers.parallel.experts import ExpertRank
-from workers.runners.cpu import CpuRunner
-from workers.runners.runner import Runner
 
 
 def share_experts(
-    communicator: Communicator,
-    path: Path,
-    arena: Any,
-    placements: list[LayerPlacement],
-    options: dict[str, Any],
-    kind: Callable[..., Runner] = CpuRunner,
+    communicator: Communicator, path: Path, arena: Any, placements: list[LayerPlacement], options: dict[str, Any]
 ) -> list[Any]:
     """With an `arena` all ranks are one replica's, else each is a replica with samples of its own, of which the first begins
     late. All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the
-    next. What came of each sample of the replica."""
+    next. What came of each sample of the replica. Of the options `samples` and `kind` are as in
+    `serve` and `make_runner`."""
+    options = dict(options)
+    given = samples(*options.pop("samples", ()))
     rank, count = communicator.rank, communicator.count
     whole = Communicator(communicator.memory.data, rank, 0, count, timeout_s=60.0, spin_ns=5_000, shares_experts=True)
-    memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), samples(), 0
+    memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), given, 0
     if arena is not None:
         memory, tensor = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer, communicator
     else:
@@ -45,11 +40,12 @@ def share_experts(
         "max_model_len": 512,
         **options,
     }
-    config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings)
+    of_config = {name: value for name, value in settings.items() if name != "kind"}
+    config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **of_config)
     experts = ExpertRank(whole, config, ModelConfig.read(path))
     clock = GangClock(whole)
     clock.join(experts.join())
-    runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, kind=kind, rank=rank, **settings)
+    runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, rank=rank, **settings)
     serving = Serving(runner, chunk=40)
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)

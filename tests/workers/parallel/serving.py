@@ -25,22 +25,23 @@ SAMPLINGS = (
 Answers = list[tuple[object, ...]]
 
 
-def samples() -> list[Sample]:
-    """Of all kinds."""
-    return [Sample(prompt, sampling, 8) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+def samples(count: int = len(PROMPTS), num_outputs: int = 8) -> list[Sample]:
+    """Of all kinds; of these the first."""
+    return [Sample(prompt, sampling, num_outputs) for prompt, sampling in zip(PROMPTS[:count], SAMPLINGS[:count], strict=True)]
 
 
 def serve(
     path: Path, options: dict[str, Any], communicator: Communicator | None = None, arena: memoryview | None = None
 ) -> Answers:
     """Samples of all kinds in one batch, whose prompts are cut into chunks; what came of each; with drafts also how
-    many tokens each row brought. `variant`: of the kernels; `adapters`: that the samples have by turns, after one without."""
+    many tokens each row brought. `variant`: of the kernels; `adapters`: that the samples have by turns, after one without;
+    `samples`: how many, and of how many tokens."""
     before = _cpu.variant()
     assert _cpu.select(options.get("variant", before))
-    settings = {name: value for name, value in options.items() if name != "variant"}
+    settings = {name: value for name, value in options.items() if name not in ("variant", "samples")}
     runner = make_runner(path, communicator=communicator, arena=arena, num_kv_blocks=64, **settings)
     serving = Serving(runner, chunk=40)
-    batch = samples()
+    batch = samples(*options.get("samples", ()))
     for slot, sample in enumerate(batch):
         sample.adapter_slot = slot % (1 + len(options.get("adapters", ()))) - 1
         serving.place(sample, slot)
