@@ -189,7 +189,8 @@ def test_a_second_engine_on_the_same_port_is_refused(engine: EngineProcess) -> N
 
 
 def test_a_worker_that_fails_while_loading_ends_the_start(tmp_path: Path) -> None:
-    engine = EngineProcess(broken_truncated(MODEL, tmp_path / "broken"))
+    """Whichever of two ranks says it first."""
+    engine = EngineProcess(broken_truncated(MODEL, tmp_path / "broken"), "-tp", "2", "--threads", "1")
     engine.launch()
     assert engine.wait_for_exit() == 1
     assert "model.safetensors" in engine.text

@@ -100,10 +100,11 @@ class Client:
         reply = bytearray()
         return await self.send("POST", path, body, reply.extend), bytes(reply)
 
-    async def send(self, method: str, path: str, body: bytes, on_body: OnBody) -> int:
-        """One exchange; returns the status when the body is complete. Raises OSError (ConnectionError, TimeoutError)."""
+    async def send(self, method: str, path: str, body: bytes, on_body: OnBody, head: str = "") -> int:
+        """One exchange; returns the status when the body is complete. `head`: further lines of it, each with its end. Raises
+        OSError (ConnectionError, TimeoutError)."""
         framing = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if method == "POST" else ""
-        request = f"{method} {self._target.path(path)} HTTP/1.1\r\n{self._head}{framing}\r\n".encode() + body
+        request = f"{method} {self._target.path(path)} HTTP/1.1\r\n{self._head}{framing}{head}\r\n".encode() + body
         exchange = asyncio.ensure_future(self._send(request, on_body))
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation (Ctrl+C) that comes together with the reply.

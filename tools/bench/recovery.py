@@ -4,8 +4,9 @@
 
 Of each engine, while it answers streams: an actor of each kind is killed with SIGKILL, so often; what is taken is the longest
 time in which one of the streams brought no token, from the kill until the engine is whole again and all have gone on. A stream
-whose connection broke with the api that was killed is asked for again. The memory is the engine's proportional set size, before
-the first kill.
+whose connection broke with the api that was killed is asked for again. Of several replicas, streams ask for each in turn, and
+those of the others than the one that was killed are shown apart. The memory is the engine's proportional set size, before the
+first kill.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from engine.observation.observer import Observer
 from engine.observation.snapshot import Actor
 from engine.process.run_directory import open_run
+from engine.process.topology import SCHEDULER, actors_of, index_of, partner_of, role_of
 from tools.bench.compare import server_argument
 from tools.bench.connection import Client
 from tools.bench.processes import ServerProcess
@@ -33,6 +35,8 @@ from tools.bench.streams import Stream
 from tools.target import Target
 
 KINDS = ("worker", "scheduler", "cache", "tokenizer", "media", "api")
+OF_REPLICAS = KINDS[:3]
+OTHERS = "{}, other replicas' streams"
 _READY = ("READY", "RUNNING")
 _LOOK_S = 0.02
 _GIVE_UP_S = 60.0
@@ -63,10 +67,13 @@ class Engine:
         return all(actor.is_alive and actor.state in _READY for actor in self.actors() if actor.name != "supervisor")
 
     async def recoveries(self) -> dict[str, list[float]]:
-        """Seconds by kind of actor."""
+        """Seconds by kind of actor, and of those whose streams they are."""
         rng = random.Random(0)
         client = Client(Target.parse(self.server.url), 600)
-        streams = [Stream(client, self._options.output_len) for _ in range(self._options.streams)]
+        names = [actor.name for actor in self.actors()]
+        schedulers = actors_of(SCHEDULER, names)
+        pins: list[int | None] = [index_of(name) for name in schedulers] if len(schedulers) > 1 else [None]
+        streams = [Stream(client, self._options.output_len, pins[i % len(pins)]) for i in range(self._options.streams)]
         tasks = [asyncio.create_task(stream.run(rng)) for stream in streams]
         found: dict[str, list[float]] = {}
         try:
@@ -75,9 +82,18 @@ class Engine:
             self.num_bytes = self.server.peak_bytes
             for _ in range(self._options.kills):
                 for kind in KINDS:
-                    victims = [actor for actor in self.actors() if actor.name.rstrip("0123456789") == kind]
-                    if victims:
-                        found.setdefault(kind, []).append(await self._recovery(rng.choice(victims), streams))
+                    victims = [name for name in names if role_of(name) == kind]
+                    if not victims:
+                        continue
+                    victim = rng.choice(victims)
+                    begin = await self._recovered(victim, streams)
+                    own = index_of(partner_of(victim, SCHEDULER, names)) if kind in OF_REPLICAS else None
+                    parts = {kind: [stream for stream in streams if own is None or stream.replica in (None, own)]}
+                    parts[OTHERS.format(kind)] = [stream for stream in streams if stream not in parts[kind]]
+                    for title, some in parts.items():
+                        if some:
+                            longest = max(pause for stream in some for pause in stream.pauses(begin))
+                            found.setdefault(title, []).append(longest)
         finally:
             for task in tasks:
                 task.cancel()
@@ -85,15 +101,16 @@ class Engine:
             client.close()
         return found
 
-    async def _recovery(self, victim: Actor, streams: list[Stream]) -> float:
+    async def _recovered(self, name: str, streams: list[Stream]) -> float:
+        """Killed, and everything goes on; `perf_counter` seconds of the kill."""
         await self._until(self._is_whole)
         await self._have_all_gone_on(streams)
-        (victim,) = (actor for actor in self.actors() if actor.name == victim.name)
+        (victim,) = (actor for actor in self.actors() if actor.name == name)
         begin = time.perf_counter()
         os.kill(victim.pid, signal.SIGKILL)
         await self._until(lambda: self._is_replaced(victim))
         await self._have_all_gone_on(streams)
-        return max(pause for stream in streams for pause in stream.pauses(begin))
+        return begin
 
     async def _have_all_gone_on(self, streams: list[Stream]) -> None:
         before = time.perf_counter()
@@ -116,9 +133,10 @@ async def measure(options: argparse.Namespace) -> None:
                 engine.server.stop()
     print(f"| longest pause of {options.streams} streams, s; {options.kills} kills of each | {' | '.join(kinds)} |")
     print("|---" * (len(kinds) + 1) + "|")
-    for kind in KINDS:
-        cells = (_cell(found[kind]) if kind in found else "-" for found in kinds.values())
-        print(f"| {kind} | {' | '.join(cells)} |")
+    for title in (title for kind in KINDS for title in (kind, OTHERS.format(kind))):
+        cells = [_cell(found[title]) if title in found else "-" for found in kinds.values()]
+        if any(cell != "-" for cell in cells):
+            print(f"| {title} | {' | '.join(cells)} |")
     print(f"| PSS MiB | {' | '.join(f'{num_bytes >> 20}' for num_bytes in memory.values())} |")
 
 

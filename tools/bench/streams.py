@@ -17,11 +17,14 @@ _PROMPT_WORDS = 16
 
 
 class Stream:
-    """`times`: `perf_counter` seconds; `num_failed`: of its requests, which are followed by others."""
+    """`times`: `perf_counter` seconds; `num_failed`: of its requests, which are followed by others. `replica`: that it asks
+    for; None: any."""
 
-    def __init__(self, client: Client, output_len: int) -> None:
+    def __init__(self, client: Client, output_len: int, replica: int | None = None) -> None:
         self._client = client
         self._output_len = output_len
+        self.replica = replica
+        self._head = "" if replica is None else f"x-data-parallel-rank: {replica}\r\n"
         self.times: list[float] = []
         self.num_failed = 0
 
@@ -38,7 +41,7 @@ class Stream:
 
             status = 0
             with contextlib.suppress(OSError):
-                status = await self._client.send("POST", "/v1/completions", orjson.dumps(body), feed)
+                status = await self._client.send("POST", "/v1/completions", orjson.dumps(body), feed, self._head)
             if status != 200 or not timeline.is_complete:
                 self.num_failed += 1
                 await asyncio.sleep(_AGAIN_S)
