@@ -46,3 +46,13 @@ function pale() {
     })
     .map((one) => `${one.outerHTML.slice(0, 120)} ${getComputedStyle(one).color} on ${ground(one)}`);
 }
+
+// A file comes by the clipboard or the mouse. Whether the browser goes on to do with it what it does by itself.
+function bring(way, base64) {
+  const files = new DataTransfer();
+  files.items.add(new File([Uint8Array.from(atob(base64), (letter) => letter.charCodeAt())], "it.png", { type: "image/png" }));
+  const event = way === "paste"
+    ? new ClipboardEvent("paste", { clipboardData: files, bubbles: true, cancelable: true })
+    : new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true });
+  return document.getElementById("input").dispatchEvent(event);
+}

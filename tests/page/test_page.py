@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from tests.paths import REPOSITORY
 from tools.demo import VISION_MODEL
 
 NARROW, HIGH = 360, 800
+SHAPES = REPOSITORY / "tools" / "demo" / "vision" / "shapes.png"
 
 
 def test_a_chat_with_branches_is_kept_and_found(page: Browser) -> None:
@@ -125,14 +127,22 @@ def test_a_model_of_text_takes_no_picture(page: Browser, tmp_path: Path) -> None
 
 
 def test_a_picture_is_attached_and_seen(chromium: Browser) -> None:
+    """Chosen, pasted, and dropped."""
     with EngineProcess(VISION_MODEL) as engine:
         chromium.open_anew(engine.url)
         chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "pictures are taken")
-        chromium.find("file").send_keys(str(REPOSITORY / "tools" / "demo" / "vision" / "shapes.png"))
+        chromium.find("file").send_keys(str(SHAPES))
         chromium.until(lambda: chromium.all("#files img"), "the attached picture")
         chromium.say("How many red shapes are there?")
         assert chromium.answered()[0].endswith(": 3")
         chromium.shoot("picture")
+        file = base64.b64encode(SHAPES.read_bytes()).decode()
+        for way in ("paste", "drop"):
+            chromium.open_anew(engine.url)
+            assert chromium.check("bring", way, file) is False, "the browser is told that it is taken"
+            chromium.until(lambda: chromium.all("#files img"), f"the picture, by {way}")
+            chromium.say("How many red shapes are there?")
+            assert chromium.answered()[0].endswith(": 3"), way
         assert chromium.complaints() == []
         assert chromium.foreign_requests(engine.url) == []
 

@@ -24,6 +24,7 @@ static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
 struct Tile {
     i64 sequence, row, num_rows, position;  // first row, its position
     i64 first_key, end_key;                 // what any of its rows sees
+    i64 all_first, all_end;                 // what all of them see, if anything
     i64 split_begin, split_end;
     i64 first_partial;  // of its splits, each with its rows, among all tiles'
 };
@@ -88,15 +89,16 @@ private:
         return keys;
     }
 
-    // What any of the rows sees: without a gap, for each sees itself.
-    Range keys_of_rows(i64 row, i64 num_rows, i64 position) const {
-        Range keys = keys_of(row, position);
-        keys.end = std::max(keys.end, keys_of(row + num_rows - 1, position + num_rows - 1).end);
-        for (i64 i = 1; is_bounded_ && i < num_rows; ++i) {
-            const Range next = keys_of(row + i, position + i);
-            keys = {std::min(keys.begin, next.begin), std::max(keys.end, next.end)};
+    // What any of a tile's rows sees, without a gap, for each sees itself; and what all of them see.
+    void set_keys(Tile &tile) const {
+        const i64 step = is_bounded_ ? 1 : std::max<i64>(1, tile.num_rows - 1);  // without bounds ranges only move on
+        tile.first_key = tile.all_end = std::numeric_limits<i64>::max();
+        tile.end_key = tile.all_first = 0;
+        for (i64 i = 0; i < tile.num_rows; i += step) {
+            const Range keys = keys_of(tile.row + i, tile.position + i);
+            tile.first_key = std::min(tile.first_key, keys.begin), tile.end_key = std::max(tile.end_key, keys.end);
+            tile.all_first = std::max(tile.all_first, keys.begin), tile.all_end = std::min(tile.all_end, keys.end);
         }
-        return keys;
     }
 
     // They fit into splits or splits into them, so that a tile of a prompt sees few of its splits in part.
@@ -120,15 +122,16 @@ private:
                 const i64 position = op_.starts[sequence] + row - begin;
                 const i64 past = end - begin > tile_rows_ ? position % tile_rows_ : 0;  // tiles end where splits do
                 num_rows = std::min(tile_rows_ - past, end - row);
-                const Range keys = keys_of_rows(row, num_rows, position);
-                const i64 split_begin = keys.begin / KEY_SPLIT, split_end = (keys.end - 1) / KEY_SPLIT + 1;
-                tiles_.push_back(
-                    {sequence, row, num_rows, position, keys.begin, keys.end, split_begin, split_end, num_partials_});
-                num_splits_ += split_end - split_begin;
-                num_partials_ += (split_end - split_begin) * num_rows;
+                Tile tile{sequence, row, num_rows, position};
+                set_keys(tile);
+                tile.split_begin = tile.first_key / KEY_SPLIT, tile.split_end = (tile.end_key - 1) / KEY_SPLIT + 1;
+                tile.first_partial = num_partials_;
+                tiles_.push_back(tile);
+                num_splits_ += tile.split_end - tile.split_begin;
+                num_partials_ += (tile.split_end - tile.split_begin) * num_rows;
                 most_rows_ = std::max(most_rows_, end - begin);
                 num_rows_ += num_rows;
-                longest_ = std::max(longest_, keys.end);
+                longest_ = std::max(longest_, tile.end_key);
             }
         }
     }
@@ -175,9 +178,8 @@ private:
 
     // Which of the split's keys each query sees: the same for all heads.
     void take_ranges(const Tile &tile, i64 split, Workspace &space) const {
-        const i64 first = split * KEY_SPLIT, last_row = tile.num_rows - 1;
-        const bool is_whole = !is_bounded_ && keys_of(tile.row, tile.position).end >= first + KEY_SPLIT &&
-                              keys_of(tile.row + last_row, tile.position + last_row).begin <= first;
+        const i64 first = split * KEY_SPLIT;
+        const bool is_whole = tile.all_first <= first && tile.all_end >= first + KEY_SPLIT;
         if (is_whole && space.is_whole) return;
         space.is_whole = is_whole;
         for (i64 row = 0; row < tile.num_rows; ++row) {
@@ -313,7 +315,7 @@ private:
         Workspace space = take_workspace(thread);
         for (i64 head = head_begin; head < head_end; ++head) {
             take_queries(tile, head, space);
-            const bool sees_first = op_.window == 0 && !is_bounded_;  // each row: nothing need be there to be joined
+            const bool sees_first = tile.all_first < (tile.split_begin + 1) * KEY_SPLIT;  // nothing need be there to be joined
             if (!sees_first) space.all.start(num_queries(tile), stride_);
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
                 take_ranges(tile, split, space);
