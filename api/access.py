@@ -101,10 +101,24 @@ def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> in
 
 
 def source_of(request: HTTPConnection, config: EngineConfig) -> str:
-    """Whose a request is: its key's, else that of the address that it came from. Empty: nobody can tell. It names neither to
-    who reads messages."""
+    """Whose a request is: its key's, else that of where it came from. Empty: nobody can tell. It names neither to who reads
+    messages."""
     key, host = _key_of(request.headers, config.api_key), request.client.host if request.client else ""
-    return hashlib.blake2b((f"key {key}" if key else host).encode(), digest_size=8).hexdigest() if key or host else ""
+    whose = f"key {key}" if key else _neighbourhood(host)
+    return hashlib.blake2b(whose.encode(), digest_size=8).hexdigest() if whose else ""
+
+
+def _neighbourhood(host: str) -> str:
+    """What one user has of addresses: one of IPv4, all 2^64 of a network of IPv6."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:  # a socket of both kinds
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
 def _key_of(headers: Headers, keys: Sequence[str]) -> str:

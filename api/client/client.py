@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
@@ -61,6 +62,11 @@ class _Call:
         self.message = message
         self.tokenizer = tokenizer
         self.answer = answer
+
+    def next_attempt(self) -> Tokenize | Detokenize:
+        """As it must be asked after a crash. A new object: an older one may still wait in a backlog."""
+        self.message = msgspec.structs.replace(self.message, attempt=self.message.attempt + 1)
+        return self.message
 
 
 class EdgeClient:
@@ -216,7 +222,7 @@ class EdgeClient:
                     self._backlogs[name].push(abort.request_id, abort)
             for call in self._calls.values():
                 if call.tokenizer == name:
-                    self._backlogs[name].push(call.message.call_id, call.message)
+                    self._backlogs[name].push(call.message.call_id, call.next_attempt())
         for backlog in self._backlogs.values():
             backlog.flush()
 
@@ -276,11 +282,14 @@ class EdgeClient:
         backlog.flush()
 
     def _is_stale(self, item: Item) -> bool:
-        """A submit that a later attempt replaced or whose sample is gone; a call that was given up."""
+        """What a later attempt replaced, or nobody waits for any more."""
         if isinstance(item, Submit):
             sample = self._samples.get(item.request_id)
             return sample is None or sample.submit is not item
-        return not isinstance(item, Abort) and item.call_id not in self._calls
+        if isinstance(item, Abort):
+            return False
+        call = self._calls.get(item.call_id)
+        return call is None or call.message is not item
 
     def _on_delta(self, delta: Delta, now_ns: int) -> None:
         sample = self._samples.get(delta.request_id)
@@ -311,7 +320,7 @@ class EdgeClient:
         )
         call = self._calls.get(rejected.request_id)
         sample = self._samples.get(rejected.request_id)
-        if call is not None and not call.answer.done():
+        if call is not None and call.message.attempt == rejected.attempt and not call.answer.done():
             call.answer.set_exception(error)
         elif sample is None or sample.submit.attempt != rejected.attempt:
             self._dropped.add(1)

@@ -151,6 +151,7 @@ class Tokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     truncate_prompt_tokens: int = 0  # as of `TextOptions`, beside an answer of `max_tokens`
     max_tokens: int = -1
     source: str = ""
+    attempt: int = 0  # 1 and up: it was taken before, by a tokenizer that died
 
 
 class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -158,6 +159,7 @@ class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     api: str
     token_ids: bytes  # int32
     source: str = ""
+    attempt: int = 0  # as of `Tokenize`
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer -> scheduler

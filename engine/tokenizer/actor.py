@@ -195,9 +195,10 @@ class TokenizerActor(Actor):
         self._num_jobs.add(1)
 
     def _take_call(self, call: Tokenize | Detokenize) -> None:
+        self._forget(call.call_id)  # an earlier attempt, which the ring still had
         job = Job.of(call, [])
         try:
-            self._begin(job, is_newcomer=True)
+            self._begin(job, is_newcomer=call.attempt == 0)
         except RequestError as error:
             self._refuse(job, refusal_of(error))
 
@@ -402,7 +403,7 @@ class TokenizerActor(Actor):
         if refusal.status >= 500:
             self.context.counters.errors.record(self.context.name, refusal.message)
         if not isinstance(job.work, Submission):
-            self._reject(job.work.call_id, 0, job.api, refusal)
+            self._reject(job.work.call_id, job.work.attempt, job.api, refusal)
         for submit in job.submits.values():
             self._reject(submit.request_id, submit.attempt, submit.api, refusal)
 

@@ -12,8 +12,9 @@ import msgspec
 import openai
 import pytest
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
-from api.access import Access, priority_of
+from api.access import Access, priority_of, source_of
 from engine.checkpoint.gguf.convert import gguf_checkpoint
 from engine.errors import RequestError
 from engine.messages import (
@@ -97,6 +98,22 @@ def test_priority_of_keys(guarded: Edge) -> None:
         with pytest.raises(RequestError, match="--no-request-priority") as error:
             priority_of(Headers(bearer("first")), asked, strict)
         assert (error.value.status, error.value.param) == (400, "priority")
+
+
+def test_addresses_that_one_user_has_are_one_source(edge: Edge) -> None:
+    """A host takes as many addresses of its network of IPv6 as it likes."""
+    sources = [
+        {source_of(HTTPConnection({"type": "http", "headers": [], "client": (host, 1)}), edge.config) for host in hosts}
+        for hosts in (
+            ("2001:db8::1", "2001:0db8:0:0:ffff::2", "2001:db8::"),
+            ("2001:db8:0:1::1",),
+            ("192.0.2.1", "::ffff:192.0.2.1"),
+            ("192.0.2.2", "::ffff:192.0.2.2"),
+            ("fe80::1%1", "fe80::2%2"),
+        )
+    ]
+    assert [len(each) for each in sources] == [1] * len(sources)
+    assert len(set().union(*sources)) == len(sources)
 
 
 def test_admin_key(edge: Edge, guarded: Edge) -> None:

@@ -207,9 +207,11 @@ constexpr i64 SCORE_STRIDE = KEY_SPLIT + PANEL;  // rows at a power of two would
 
 constexpr i64 SAMPLING_BLOCK = 1024;  // logits that are reduced together, counted from the start of their row
 
-// A row of logits, and what is found in each of its blocks. NaN is larger than any number.
+// A row of logits, and what is found in each of its blocks. NaN is larger than any number. Of a row with a mask that is what its
+// logits are where a bit is set, -infinity elsewhere; nobody writes these down.
 struct LogitScan {
-    const float *logits;  // [count]
+    const float *logits;        // [count]
+    const std::uint32_t *mask;  // a bit each, of answers that have a form; null: all
     i64 count;
     float scale;          // of the weights e^((logit - block's largest) * scale); 0: no sums are wanted
     float *lane_largest;  // [blocks, lanes]

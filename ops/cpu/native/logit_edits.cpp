@@ -38,24 +38,12 @@ void penalize(float *logits, i64 vocab, const SlotSampling &sampling, const Hist
     }
 }
 
-const std::uint32_t *mask_of(i64 vocab, const SlotSampling &sampling, const History &history) {
-    const i64 index = history.count - sampling.first_masked;
-    return index >= 0 && index < sampling.num_masks ? sampling.masks + index * ((vocab + 31) / 32) : nullptr;
-}
-
 // Where biases and penalties leave nothing that the mask does, it alone decides.
 void constrain(float *edited, const float *logits, i64 vocab, const std::uint32_t *mask, const SamplingKernels &kernels) {
     if (kernels.leave(edited, edited, mask, vocab) || kernels.leave(edited, logits, mask, vocab)) return;
     for (i64 token_id = 0; token_id < vocab; ++token_id) {
         if (mask[token_id / 32] >> token_id % 32 & 1) edited[token_id] = 0;
     }
-}
-
-bool has_edits(const SlotSampling &sampling, const History &history) {
-    const bool has_output_penalty = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0;
-    return sampling.num_biases > 0 || sampling.num_allowed >= 0 || sampling.num_words > 0 ||
-           history.num_outputs() < sampling.min_tokens || sampling.repetition_penalty != 1 ||
-           (history.num_outputs() > 0 && has_output_penalty) || (sampling.dry_multiplier > 0 && history.count > 1);
 }
 
 // What would go on with a repetition loses `multiplier * base ^ (length - allowed)`, by how many of the last tokens stood before
@@ -95,13 +83,20 @@ void discourage(float *logits, i64 vocab, const SlotSampling &sampling, const i3
 }  // namespace
 
 bool changes_logits(const SlotSampling &sampling, const History &history) {
-    return sampling.num_masks > 0 || has_edits(sampling, history);
+    const bool has_output_penalty = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0;
+    return sampling.num_biases > 0 || sampling.num_allowed >= 0 || sampling.num_words > 0 ||
+           history.num_outputs() < sampling.min_tokens || sampling.repetition_penalty != 1 ||
+           (history.num_outputs() > 0 && has_output_penalty) || (sampling.dry_multiplier > 0 && history.count > 1);
+}
+
+const std::uint32_t *mask_of(i64 vocab, const SlotSampling &sampling, const History &history) {
+    const i64 index = history.count - sampling.first_masked;
+    return index >= 0 && index < sampling.num_masks ? sampling.masks + index * ((vocab + 31) / 32) : nullptr;
 }
 
 void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampling &sampling, const History &history,
                  std::vector<i32> &token_counts, const SamplingKernels &kernels) {
     const std::uint32_t *mask = mask_of(vocab, sampling, history);
-    if (mask != nullptr && !has_edits(sampling, history) && kernels.leave(edited, logits, mask, vocab)) return;
     const i32 *bias_ids = sampling.lists, *biases = bias_ids + sampling.num_biases;
     const i32 *allowed = biases + sampling.num_biases, *stops = allowed + std::max(sampling.num_allowed, 0);
     const i32 *offsets = stops + sampling.num_stops, *words = offsets + sampling.num_words + 1;

@@ -18,7 +18,11 @@ struct History {
     i64 num_outputs() const { return count - num_prompt; }
 };
 
+// Whether anything but the mask does.
 bool changes_logits(const SlotSampling &sampling, const History &history);
+
+// Of the token that is drawn; null: none.
+const std::uint32_t *mask_of(i64 vocab, const SlotSampling &sampling, const History &history);
 
 // `token_counts` is scratch: zero before and after, as long as a vocabulary.
 void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampling &sampling, const History &history,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <limits>
 
@@ -24,6 +25,7 @@ struct Workspace {
     std::vector<float> lane_largest;
     std::vector<i64> best;          // candidates
     std::vector<i32> token_counts;  // [vocab], zero between two rows
+    float block[SAMPLING_BLOCK];    // of a row with a mask, what that leaves
 };
 
 // A row on its way.
@@ -31,7 +33,8 @@ struct Row {
     const float *logits;
     const SlotSampling *sampling;  // null: the token is given
     History history;
-    float *edited;    // a copy for what changes the logits; null where nothing does
+    const std::uint32_t *mask;  // where nothing else changes the logits
+    float *edited;              // a copy for what changes the logits; null where nothing does
     i64 choice, raw;  // scans; -1: none
     i64 num_top;
 };
@@ -51,22 +54,26 @@ public:
     void add_drawn(i64 index, const SlotTable &table, i64 slot, i64 position) {
         const SlotSampling &sampling = table.samplings[slot];
         const History history{table.token_ids + slot * table.width, position, table.num_prompt_tokens[slot]};
-        Row row{logits_of(index), &sampling, history, nullptr, -1, -1, 0};
+        Row row{logits_of(index), &sampling, history, nullptr, nullptr, -1, -1, 0};
         row.num_top = std::min<i64>({std::max(sampling.num_logprobs, 0), shape_.num_top, shape_.vocab});
         is_edited_.push_back(changes_logits(sampling, history));
+        if (!is_edited_.back()) row.mask = mask_of(shape_.vocab, sampling, history);
         rows_.push_back(row);
     }
 
     void add_given(i64 index) {
         const i64 num_top = std::min(shape_.num_top, shape_.vocab);
         is_edited_.push_back(false);
-        rows_.push_back({logits_of(index), nullptr, {}, nullptr, -1, -1, num_top});
+        rows_.push_back({logits_of(index), nullptr, {}, nullptr, nullptr, -1, -1, num_top});
     }
 
     void run() {
         edit();
         for (Row &row : rows_) plan_scans(row);
         scan();
+        for (const Row &row : rows_) {
+            if (row.mask != nullptr && !(largest_of(scans_[row.choice]) > NEGATIVE_INFINITY)) scan_edited(row);
+        }
         finish();
     }
 
@@ -121,19 +128,29 @@ private:
             // there weights are summed up over what is left alone
             if (sampling.temperature > 0 && !is_bounded(sampling)) choice_scale = scale_of(sampling);
             const bool wants_raw = sampling.num_logprobs >= 0;
-            if (wants_raw && row.edited == nullptr && (choice_scale == 0 || choice_scale == 1)) {
-                row.choice = row.raw = add_scan(row.logits, 1);
+            if (wants_raw && row.edited == nullptr && row.mask == nullptr && (choice_scale == 0 || choice_scale == 1)) {
+                row.choice = row.raw = add_scan(row.logits, nullptr, 1);
                 return;
             }
-            row.choice = add_scan(row.edited != nullptr ? row.edited : row.logits, choice_scale);
+            row.choice = add_scan(row.edited != nullptr ? row.edited : row.logits, row.mask, choice_scale);
             if (!wants_raw) return;
         }
-        row.raw = add_scan(row.logits, 1);
+        row.raw = add_scan(row.logits, nullptr, 1);
     }
 
-    i64 add_scan(const float *logits, float scale) {
-        scans_.push_back({logits, shape_.vocab, scale, nullptr, nullptr, nullptr});
+    i64 add_scan(const float *logits, const std::uint32_t *mask, float scale) {
+        scans_.push_back({logits, mask, shape_.vocab, scale, nullptr, nullptr, nullptr});
         return static_cast<i64>(scans_.size()) - 1;
+    }
+
+    // Where the logits leave nothing of the mask, or are broken.
+    void scan_edited(const Row &row) {
+        LogitScan &scan = scans_[row.choice];
+        std::vector<float> &edited = rescued_.emplace_back(shape_.vocab);
+        edit_logits(edited.data(), row.logits, shape_.vocab, *row.sampling, row.history, spaces_[0].token_counts, kernels_);
+        scan.logits = edited.data();
+        scan.mask = nullptr;
+        kernels_.scan(scan, 0, blocks_);
     }
 
     void scan() {
@@ -216,12 +233,23 @@ private:
     }
 
     // The first of the largest; the first NaN where there is one.
-    i32 first_of(const LogitScan &scan, float largest) const {
+    i32 first_of(const LogitScan &scan, float largest, Workspace &space) const {
         const auto is_it = [&](float x) { return largest != largest ? x != x : x == largest; };
         const i64 block = std::find_if(scan.largest, scan.largest + blocks_, is_it) - scan.largest;
-        const float *begin = scan.logits + block * SAMPLING_BLOCK;
-        const float *end = std::min(begin + SAMPLING_BLOCK, scan.logits + scan.count);
-        return static_cast<i32>(std::find_if(begin, end, is_it) - scan.logits);
+        const float *begin = block_of(scan, block, space), *end = begin + count_of(scan, block);
+        return static_cast<i32>(block * SAMPLING_BLOCK + (std::find_if(begin, end, is_it) - begin));
+    }
+
+    static i64 count_of(const LogitScan &scan, i64 block) {
+        return std::min(SAMPLING_BLOCK, scan.count - block * SAMPLING_BLOCK);
+    }
+
+    // Its logits, as the mask leaves them.
+    const float *block_of(const LogitScan &scan, i64 block, Workspace &space) const {
+        const float *logits = scan.logits + block * SAMPLING_BLOCK;
+        if (scan.mask == nullptr) return logits;
+        kernels_.leave(space.block, logits, scan.mask + block * (SAMPLING_BLOCK / 32), count_of(scan, block));
+        return space.block;
     }
 
     i32 choose(const Row &row, Workspace &space) const {
@@ -229,7 +257,7 @@ private:
         const LogitScan &scan = scans_[row.choice];
         const float largest = largest_of(scan);
         // where everything is masked, or the logits are broken, there is no distribution
-        if (!(sampling.temperature > 0) || !std::isfinite(largest)) return first_of(scan, largest);
+        if (!(sampling.temperature > 0) || !std::isfinite(largest)) return first_of(scan, largest, space);
         const double number = uniform(sampling.seed, static_cast<std::uint32_t>(row.history.count),
                                       static_cast<std::uint32_t>(sampling.sample_index));
         if (!is_truncated(sampling)) return draw(scan, largest, number, space);
@@ -267,25 +295,28 @@ private:
             block = next;
             if (before + weight > target) break;
         }
-        const i64 begin = block * SAMPLING_BLOCK, count = std::min(SAMPLING_BLOCK, scan.count - begin);
+        const i64 count = count_of(scan, block);
         space.candidates.reserve(count);
         float *weights = space.candidates.weights.data();
-        kernels_.weigh(weights, scan.logits + begin, scan.largest[block], scan.scale, count);
+        kernels_.weigh(weights, block_of(scan, block, space), scan.largest[block], scan.scale, count);
         const double unit = weight / scan.sums[block];
-        return static_cast<i32>(begin + position_of(weights, count, (target - before) / unit));
+        return static_cast<i32>(block * SAMPLING_BLOCK + position_of(weights, count, (target - before) / unit));
     }
 
-    // The standard deviation of the logits that are finite.
+    // The standard deviation of the logits that are finite, and that the mask leaves.
     static double deviation_of(const LogitScan &scan) {
+        const auto counts = [&](i64 i) {
+            return std::isfinite(scan.logits[i]) && (scan.mask == nullptr || (scan.mask[i / 32] >> i % 32 & 1) != 0);
+        };
         double sum = 0, squares = 0;
         i64 count = 0;
         for (i64 i = 0; i < scan.count; ++i) {
-            if (std::isfinite(scan.logits[i])) sum += scan.logits[i], ++count;
+            if (counts(i)) sum += scan.logits[i], ++count;
         }
         const double mean = sum / static_cast<double>(count);
         for (i64 i = 0; i < scan.count; ++i) {
             const double distance = scan.logits[i] - mean;
-            if (std::isfinite(scan.logits[i])) squares += distance * distance;
+            if (counts(i)) squares += distance * distance;
         }
         return std::sqrt(squares / static_cast<double>(count));
     }
@@ -352,6 +383,7 @@ private:
     std::vector<Row> rows_;
     std::vector<bool> is_edited_;
     std::vector<LogitScan> scans_;
+    std::deque<std::vector<float>> rescued_;
 
     // memory that outlives a batch, one for the process as the engine is
     static std::vector<Workspace> spaces_;

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import orjson
 import pytest
 
 from api.client.client import MAX_CALLS
-from engine.messages import Delta, Deltas, Rejected, Tokenize
+from engine.messages import Delta, Deltas, Rejected, Tokenize, Tokenized
 from tests.api.edge import Edge
 from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said, said_text
 from tests.waiting import WATCHDOG_S, wait_until
@@ -363,9 +364,14 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
         assert paced.order("abort", {"request_id": "aborted-before"}).status_code == 200
         reader.finish()
         wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 1, what="aborted")
-        paced.peer.is_answering_calls = True
         paced.restart_tokenizer()
         wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 2, what="the new tokenizer hears of it")
+        calls = [message for message in paced.peer.received[num_before:] if isinstance(message, Tokenize)]
+        assert [call.attempt for call in calls] == [0, 1]  # it takes no newcomer's place
+        call_id = calls[0].call_id
+        paced.peer.send(Rejected(call_id, 0, "api0", 429, "what the ring still had of the first one"))
+        paced.peer.send(Tokenized(call_id, array("i", [97, 98]).tobytes(), 256))
+    paced.peer.is_answering_calls = True
     assert answers[0].json()["tokens"] == [97, 98]
     assert reader.choices[-1]["finish_reason"] == "abort"
 

@@ -53,6 +53,7 @@ from engine.process.topology import CACHE, SCHEDULER, RingSizes, names_of
 from engine.tokenizer.actor import TokenizerActor, vocabulary_for
 from engine.tokenizer.answer_formats import AnswerFormats
 from engine.tokenizer.chat.template import ChatTemplates
+from engine.tokenizer.lanes import MAX_CALLS
 from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
 from engine.tokenizer.prompt_encoder import PromptEncoder
 from engine.tokenizer.sampling_rules import SamplingRules
@@ -754,6 +755,20 @@ def test_a_call_that_was_given_up_is_not_answered(bench: Bench) -> None:
     assert [message.call_id for message in bench.received() if isinstance(message, Tokenized)] == ["c0"]
     assert bench.received("scheduler") == []
     assert bench.count("helper_jobs_waiting") == 0
+
+
+def test_calls_of_before_a_crash_take_no_new_place(bench: Bench) -> None:
+    text = TextPrompt("x")
+    calls = [Tokenize(f"c{index}", "api0", text) for index in range(MAX_CALLS + 1)]  # one has the helper
+    again = [Tokenize("c1", "api0", text, attempt=1), Tokenize("again", "api0", text, attempt=1)]
+    for message in (*calls, Tokenize("new", "api0", text), *again, Detokenize("back", "api0", int32(5), attempt=1)):
+        bench.actor.on_message("api0", message)
+    wait_until(lambda: (bench.turn(), bench.actor.is_idle)[1], what="the helper done")
+    answers = bench.received()
+    refused = [(message.request_id, message.attempt, message.status) for message in answers if isinstance(message, Rejected)]
+    assert refused == [("new", 0, 429)]
+    answered = [message.call_id for message in answers if isinstance(message, (Tokenized, Detokenized))]
+    assert sorted(answered) == sorted([*(call.call_id for call in calls), "again", "back"])  # "c1" once
 
 
 def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path, vocabulary: Vocabulary) -> None:

@@ -300,6 +300,24 @@ def test_against_the_reference(kind: dict[str, Any], spread: float) -> None:
             pytest.fail(f"row {row}: {found} is of none of {numbers}; {np.count_nonzero(kept)} tokens are kept")
 
 
+@pytest.mark.parametrize("kind", [{"temperature": 0.0}, *(kind for kind in KINDS if "allowed_token_ids" not in kind)], ids=str)
+def test_what_a_mask_leaves_is_drawn_as_if_there_were_no_other_logits(kind: dict[str, Any]) -> None:
+    """Bit for bit, wherever in the vocabulary it leaves how many."""
+    vocab = 5003
+    rng = np.random.default_rng(8)
+    masks = [rng.random(vocab) < share for share in (0.001, 0.02, 0.5, 0.999) for _ in range(10)]
+    for begin, end in ((0, vocab), (0, 1024), (1024, 1056), (2047, 2049), (vocab - 3, vocab)):
+        masks.append(np.zeros(vocab, np.bool_))
+        masks[-1][begin:end] = True
+    logits = logits_of(9, len(masks), vocab)
+    alone = np.where(masks, logits, np.float32(-np.inf))
+    draws = [draw_of([1, 8], [9], seed=row, mask=mask, **kind) for row, mask in enumerate(masks)]
+    expected = [draw_of([1, 8], [9], seed=row, **kind) for row in range(len(masks))]
+    found = sampled(logits, draws)
+    assert found == sampled(alone, expected)
+    assert all(mask[token_id] for mask, token_id in zip(masks, found, strict=True))
+
+
 @pytest.mark.parametrize(
     "kind", [{"temperature": 0.8}, {"temperature": 2.0, "top_k": 30}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str
 )
