@@ -348,12 +348,13 @@ class ModelRunner:
         is_drafting: np.ndarray | None = None
         if self.mtp is not None:
             draft_ns = time.monotonic_ns()
-            self.inputs.flush()
             self.mtp.begin(rows)
-            self.mtp.draft(rows, self.mode)
+            if step.num_drafts or step.wants_drafts:  # else nothing of it is run, nor kept
+                self.inputs.flush()
+                self.mtp.draft(rows, self.mode)
+                is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
+                kept_counts = np.where(is_drafting, rows.counts, kept_counts)
             self._guess_ns = time.monotonic_ns() - draft_ns
-            is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
-            kept_counts = np.where(is_drafting, rows.counts, kept_counts)
         if self.constraints.is_used:
             self.constraints.look_ahead(rows)
         run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)
@@ -371,9 +372,10 @@ class ModelRunner:
             return run
         begin_ns = time.monotonic_ns()
         result = self._sampling.end(run)
-        if run.is_drafting is not None:
+        self._standing = None
+        if run.is_drafting is not None and run.is_drafting.any():
             counts = np.frombuffer(result.counts, np.int32)
-            self._standing = (run.rows, counts, run.is_drafting, run.kept_ends) if run.is_drafting.any() else None
+            self._standing = run.rows, counts, run.is_drafting, run.kept_ends
         result.weight_version = self.weights.version
         result.encoded = run.encoded
         result.num_tokens = run.num_tokens
@@ -392,6 +394,8 @@ class ModelRunner:
         if self.mtp is not None and self._standing is not None and plan is not None:
             self.mtp.keep(*self._standing, plan.hidden())
             self._standing = None
+        if self.drafting.has_passed:
+            return time.monotonic_ns() - begin_ns + self._guess_ns
         self.drafting.propose()
         draft_ns = time.monotonic_ns() - begin_ns
         if self.inputs.num_tokens:

@@ -315,7 +315,7 @@ class WorkerActor(Actor):
         drafting = self._runner.core.drafting
         begin_ns = time.monotonic_ns()
         self._draft_seconds.add(self._runner.core.draft() / 1e9)
-        if drafting is None:
+        if drafting is None or drafting.has_passed:
             return
         if self._trace.is_on:
             self._trace.tracer.span("draft", begin_ns)

@@ -85,12 +85,13 @@ class SchedulerStats:
             self._count_drafts(result, num_taken)
 
     def _count_drafts(self, result: StepResult, num_taken: list[int]) -> None:
-        counts = array("i", result.counts)
-        num_drafts = array("i", result.num_drafts or bytes(len(result.counts)))
+        counts, num_drafts = array("i", result.counts), array("i", result.num_drafts)
         rows = [row for row, num in enumerate(num_drafts) if num]
-        num_rows = sum(count > 0 for count in counts)
+        num_rows = len(counts) - counts.count(0)
         self._answering_rows.add(num_rows)
         self._resting_rows.set(num_rows - len(rows))
+        if not rows:
+            return
         self._drafted_rows.add(len(rows))
         drafts, standing = [num_drafts[row] for row in rows], [counts[row] - 1 for row in rows]
         emitted = [min(num_taken[row], counts[row] - 1) for row in rows]  # the last of a row's tokens was no draft

@@ -55,14 +55,19 @@ class Drafting:
         self._rows: StepRows | None = None  # of the step that was run last, and how many tokens each got
         self._counts = _NONE
         self._generation = 0  # of the prefix cache
-        self._num_steps = 0
-        self._has_starts = False  # the last step
-        self._is_resting = False  # nobody wants drafts
+        self._has_starts = self._has_drafts = False  # the last step, these of some rows perhaps
+        self._is_resting = False  # nobody wants drafts, nor would who comes
+        self._num_passed = 0  # steps since one was looked at
 
     @property
     def num_bytes(self) -> int:
         """What all drafters remember takes so much memory."""
         return sum(drafter.num_bytes for drafter, _ in self._drafters)
+
+    @property
+    def has_passed(self) -> bool:
+        """The last step was not looked at: nothing is guessed or learned behind it."""
+        return self._rows is None
 
     def start(self, message: SlotStart) -> None:
         """Another sequence took the slot."""
@@ -74,15 +79,19 @@ class Drafting:
 
     def begin_step(self, step: Step) -> None:
         """What a step says of sequences that are complete, before others start."""
-        self._has_starts = len(step.starts) > 0
-        for slot, num_tokens in np.frombuffer(step.ended, np.int32).reshape(-1, 2).tolist():
+        self._has_starts, self._has_drafts = len(step.starts) > 0, len(step.num_drafts) > 0
+        if step.ended:
+            self._stop(np.frombuffer(step.ended, np.int32).reshape(-1, 2))
+        if step.generation != self._generation:
+            self._generation = step.generation
+            self.forget()
+
+    def _stop(self, ended: np.ndarray) -> None:
+        for slot, num_tokens in ended.tolist():
             token_ids = self._slots.token_ids[slot, :num_tokens]
             for drafter, is_used in self._drafters:
                 if is_used and num_tokens <= self._slots.num_tokens[slot]:  # else this worker does not know it
                     drafter.stop(slot, token_ids)
-        if step.generation != self._generation:
-            self._generation = step.generation
-            self.forget()
 
     def choose(self, slots: np.ndarray, granted: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
         """How many of the guesses are to be verified in a step (`Lengths.choose`). Of several ranks all must call it, and have
@@ -99,26 +108,22 @@ class Drafting:
         counts: np.ndarray = chosen[:, 0].copy()
         return counts
 
-    def verified(self, rows: StepRows, counts: np.ndarray) -> None:
-        """What came of the guesses in a step: so many tokens of each row (int32 [n])."""
+    def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
+        """What came of the guesses in a step: so many tokens of each row (int32 [n]). How many drafts would pay in the next one
+        (int32 [n], as bytes), and for a sequence that comes. Where nobody has any or wants any, one step of a few is looked at,
+        and stands for all of them."""
+        if self._is_resting and not self._has_drafts and self._num_passed + 1 < _RESTING_INTERVAL:
+            self._num_passed, self._rows = self._num_passed + 1, None
+            return bytes(rows.slots.nbytes), 0
         self._rows, self._counts = rows, counts
-        self._lengths.learn(rows.slots, rows.num_drafts, counts)
-
-    def wanted(self, slots: np.ndarray) -> np.ndarray:
-        """How many drafts would pay in the next step, int32 [n]: of a step that was run."""
-        wanted = self._lengths.wanted(slots)
-        self._is_resting = not wanted.any()
-        return wanted
-
-    def wanted_by_newcomers(self) -> int:
-        """How many a sequence that comes would want."""
-        return self._lengths.wanted_by_newcomers()
+        self._lengths.learn(rows.slots, rows.num_drafts, counts if self._has_drafts else counts * (1 + self._num_passed))
+        wanted, by_newcomers = self._lengths.wanted(rows.slots).tobytes(), self._lengths.wanted_by_newcomers()
+        self._is_resting = not by_newcomers and not any(wanted)
+        return wanted, by_newcomers
 
     def propose(self) -> None:
         """Guess what comes next in the slots of the last step that have got tokens."""
-        self._num_steps += 1
-        if self._rows is None or (self._is_resting and self._num_steps % _RESTING_INTERVAL):
-            return
+        assert self._rows is not None, "nothing is guessed behind a step that was not looked at"
         slots = self._rows.slots[self._counts > 0]
         self._lengths.clear(slots)
         for index, (drafter, is_used) in enumerate(self._drafters):
@@ -129,9 +134,11 @@ class Drafting:
     def took(self, num_rows: int, step_ns: int) -> None:
         """The step that was run last had so many rows, and took so long with the guesses behind it."""
         rows = self._rows
-        if rows is not None:
-            has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows
-            self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=bool(rows.num_drafts.any()))
+        assert rows is not None
+        has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows
+        has_drafts = self._has_drafts and bool(rows.num_drafts.any())
+        num_steps, self._num_passed = 1 + self._num_passed, 0
+        self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=has_drafts, num_steps=num_steps)
 
     def take_figures(self) -> list[tuple[str, int, int]]:
         """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""

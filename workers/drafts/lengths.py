@@ -73,10 +73,10 @@ class Lengths:
         """Drafts of `slots` (int32 [n]) came from another rank."""
         self._native.tell_layers(_cpu.address(slots), len(slots))
 
-    def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool) -> None:
+    def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool, num_steps: int = 1) -> None:
         """A step of so many rows took so long, with the guesses for the next. `has_prompts`: rows of prompts were in it, or
-        others started."""
-        self._native.took(has_prompts, has_drafts, num_rows, step_ns)
+        others started. It stands for `num_steps` of its kind."""
+        self._native.took(has_prompts, has_drafts, num_rows, step_ns, num_steps)
 
     def wanted(self, slots: np.ndarray) -> np.ndarray:
         """How many drafts would pay in the next step, int32 [n]."""

@@ -167,8 +167,7 @@ class StepSampling:
                 of_token = found.top_token_ids[index, tops].tobytes(), found.top_logprobs[index, tops].tobytes()
                 top_rows[int(place_of[index])] = of_token
             top_rows |= {int(place_of[index]): of_token for index, of_token in chosen.items() if stands[index]}
-        if self._drafting is not None:
-            self._drafting.verified(rows, counts)
+        num_wanted, by_newcomers = (b"", 0) if self._drafting is None else self._drafting.verified(rows, counts)
         result = StepResult(
             step_id=step.step_id,
             rank=self._rank,
@@ -180,9 +179,9 @@ class StepSampling:
             top_rows=top_rows,
             dispatch_ns=step.dispatch_ns,
             num_drafts=rows.num_drafts.tobytes() if step.num_drafts else b"",
-            num_wanted=b"" if self._drafting is None else self._drafting.wanted(rows.slots).tobytes(),
+            num_wanted=num_wanted,
             failed=failed,
-            num_wanted_by_newcomers=0 if self._drafting is None else self._drafting.wanted_by_newcomers(),
+            num_wanted_by_newcomers=by_newcomers,
         )
         for row, count in run.prompt_rows.items():
             first_kept = int(run.kept_ends[row] - rows.counts[row])

@@ -253,9 +253,9 @@ void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, St
     chosen[longest] = 1;
 }
 
-void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns) {
+void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps) {
     times_.learn(kind, num_rows, step_ns);
-    probe_credit_ = std::min(probe_credit_ + kProbeShare, kMostCredit);
+    probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), kMostCredit);
 }
 
 void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts, const i32 *counts) {

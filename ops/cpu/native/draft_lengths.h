@@ -85,7 +85,8 @@ public:
     void wanted(const i32 *slots, i64 num_slots, i32 *wanted) const;
     // The same of a sample that comes.
     i64 wanted_by_newcomers() const;
-    void took(StepKind kind, i64 num_rows, double step_ns);
+    // A step, which stands for so many of its kind.
+    void took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps);
 
 private:
     double chance_of(i32 which) const;

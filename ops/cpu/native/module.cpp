@@ -523,8 +523,8 @@ void bind_drafts(nb::module_ &module) {
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
-        .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows, double step_ns) {
-            self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns);
+        .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows, double step_ns, i64 num_steps) {
+            self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns, num_steps);
         });
     module.def("find_ends", [](Address slots, Address positions, Address token_ids, i64 count, Address samplings,
                                Address num_prompt_tokens, Address is_ended) {
