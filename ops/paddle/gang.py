@@ -255,7 +255,7 @@ def _with_rows(x: paddle.Tensor | None, count: int, width: int) -> paddle.Tensor
 
 
 def _chosen_of_some(rows: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range) -> paddle.Tensor:
-    """[R * chosen, hidden] by neighbouring `experts`; what is not theirs means nothing. Nothing depends on where choices fall."""
+    """[R * chosen, hidden] by neighbouring `experts`; what is not theirs means nothing. All experts have the same work."""
     own, count = slice(experts.start, experts.stop), len(experts)
     gate_up = reference.products_of_all([rows] * count, module.weight.gate_up[own])
     activated = own_columns(reference.activate_and_multiply(gate_up, activation))
