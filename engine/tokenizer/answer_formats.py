@@ -35,6 +35,7 @@ class AnswerFormats:
         self._end_of_thinking = end_of_thinking
         self._begin_of_thinking = begin_of_thinking
         self._matching: Matching | None = None
+        self._marks: dict[str, int] = {}  # of the vocabulary: to look for them among all tokens takes as long as to compile
 
     def grammar(self, format_: AnswerFormat) -> Grammar:
         """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the same, also
@@ -48,9 +49,9 @@ class AnswerFormats:
             )
         from engine.grammars.formats import lark_of
 
-        matching = self._ready()
+        self._ready()
         try:
-            lark = lark_of(format_, matching.tokens.marks())
+            lark = lark_of(format_, self._marks)
         except ValueError as error:
             raise _refused(format_.param, str(error)) from None
         return self.of_lark(lark, format_.param)
@@ -109,7 +110,7 @@ class AnswerFormats:
             if not tokens.data:
                 raise RequestError("this model has no tokenizer: its answers are tokens of any form")
             tokens.write(self._path)
-            self._matching = Matching(tokens)
+            self._matching, self._marks = Matching(tokens), tokens.marks()
         return self._matching
 
 
