@@ -22,6 +22,7 @@ WHEELS = {  # which build has the device, and which channel of Paddle's own inde
     "gpu": ("paddlepaddle-gpu", f"{INDEX}/cu126/"),
     "xpu": ("paddlepaddle-xpu", f"{INDEX}/xpu-p800/"),
 }
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # where Linux has the card; where Windows has it (WSL2)
 ARENA_LIBRARIES = {"gpu": "libcuda.so.1"}  # devices on which memory can outlive its process
 _LONGEST_S = 120.0  # that Paddle may take to load: seconds
 _QUESTION = """
@@ -79,7 +80,7 @@ def installed_paddle() -> InstalledPaddle:
 def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
     """The device that `asked` comes to. OptionError where this Paddle lacks it, or has fewer cards than there are ranks."""
     if asked == "auto":
-        asked = "gpu" if Path("/dev/nvidiactl").exists() and has_distribution(WHEELS["gpu"][0]) else "cpu"
+        asked = "gpu" if has_node() and has_distribution(WHEELS["gpu"][0]) else "cpu"
     if asked == "cpu":
         if ops not in ("auto", "native") and not any(has_distribution(name) for name, _ in WHEELS.values()):
             raise OptionError(f"--ops {ops} on --device cpu needs Paddle, which is not installed; {remedy('cpu')}")
@@ -96,6 +97,11 @@ def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
             f"Paddle {found.version} sees {count}; give at most {max(count, 1)}, or let it see more"
         )
     return asked
+
+
+def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:
+    """Whether the machine shows an NVIDIA card."""
+    return any(Path(node).exists() for node in nodes)
 
 
 def remedy(device: str) -> str:

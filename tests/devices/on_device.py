@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.devices.build import NAME
 from tests.devices.child import Linears
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
-from tests.workers.serving import Sample, Serving, golden_samples, make_runner
+from tests.workers.serving import Sample, Serving, ServingAhead, golden_samples, make_runner
 from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
 from workers.devices.card_ops import current_stream
 from workers.runner import ModelRunner
@@ -140,7 +141,32 @@ class Growing(Serving):
 
 
 def steady_steps(board: Board, num_rows: int, plan: str, method: str, num_steps: int) -> dict[str, int]:
-    """What the device counted in so many steps in which each of so many rows goes on."""
+    """What the device counted in so many steps in which each of so many rows goes on, and how many functions the runner called
+    ("calls"), of Python and of C."""
+    serving, samples = _steady(num_rows, plan, method, num_steps)
+    before, calls = board.counts(), [0]
+    core = serving.runner
+    for name in ("begin", "end"):
+        setattr(core, name, functools.partial(_counted, calls, getattr(core, name)))
+    for _ in range(num_steps):
+        serving.step(samples)
+    del core.begin, core.end  # through which the runner would hold itself, and its graphs until the plugin is gone
+    return {name: count - before[name] for name, count in board.counts().items()} | {"calls": calls[0]}
+
+
+def _counted(calls: list[int], function: Callable[..., Any], *arguments: Any) -> Any:
+    def count(_frame: object, event: str, _argument: object) -> None:
+        calls[0] += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        return function(*arguments)
+    finally:
+        sys.setprofile(None)
+
+
+def _steady(num_rows: int, plan: str, method: str, num_steps: int) -> tuple[Growing, list[Sample]]:
+    """So many rows that go on for so many steps yet, and have nothing to be copied but what each step needs."""
     unit = 1 + drafting(method).max_drafts
     sizes = {"cudagraph_capture_sizes": (num_rows * unit,), "max_cudagraph_capture_size": num_rows * unit}
     options = {"max_num_seqs": 32, "num_kv_blocks": 600, **(sizes if plan == "captured" else {})}
@@ -152,10 +178,56 @@ def steady_steps(board: Board, num_rows: int, plan: str, method: str, num_steps:
     for _ in range(8):
         serving.step(samples)
     paddle.device.synchronize()
-    before = board.counts()
+    return serving, samples
+
+
+def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_ns: int = 0) -> dict[str, int]:
+    """What the device counted in so many steps, each of which was begun before the one before it was waited for; and how long
+    they took ("span_ns")."""
+    sizes = {"cudagraph_capture_sizes": (num_rows,), "max_cudagraph_capture_size": num_rows}
+    serving = ServingAhead(
+        runner_of("qwen3", plan, num_kv_blocks=600, max_num_seqs=32, **(sizes if plan == "captured" else {}))
+    )
+    samples = [Sample([5, 9, 3, 30 + row], SamplingParams(temperature=0.0), num_steps + 12) for row in range(num_rows)]
+    for slot, sample in enumerate(samples):
+        serving.place(sample, slot)
+    serving.begin(samples)
+    for _ in range(4):
+        serving.begin(samples)
+        serving.finish()
+    board.set(kernel_ns=kernel_ns)
+    serving.begin(samples)
+    serving.finish()  # the one behind it has kernels that take so long
+    before, begin_ns = board.counts(), time.monotonic_ns()
     for _ in range(num_steps):
-        serving.step(samples)
-    return {name: count - before[name] for name, count in board.counts().items()}
+        serving.begin(samples)
+        serving.finish()
+    found = {name: count - before[name] for name, count in board.counts().items()}
+    span_ns = time.monotonic_ns() - begin_ns
+    board.set(kernel_ns=0)
+    serving.finish()
+    return found | {"span_ns": span_ns}
+
+
+def host_ns(num_rows: int, plan: str, num_steps: int) -> int:
+    """Processor time of the runner's thread in a steady step, the median of so many. The device is idle whenever it begins."""
+    serving, samples = _steady(num_rows, plan, "", num_steps)
+    found = []
+    for _ in range(num_steps):
+        rows = [(sample, 1) for sample in samples]
+        begun, to_begin_ns = _timed(serving.runner.begin, serving._message(rows))
+        result, to_end_ns = _timed(serving.runner.end, begun)
+        serving._apply(rows, result)
+        found.append(to_begin_ns + to_end_ns)
+    return int(statistics.median(found))
+
+
+def _timed(function: Callable[[Any], Any], argument: Any) -> tuple[Any, int]:
+    """What it returns, and its thread's time on a processor."""
+    paddle.device.synchronize()
+    begin_ns = time.thread_time_ns()
+    found = function(argument)
+    return found, time.thread_time_ns() - begin_ns
 
 
 def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answers, bool]:

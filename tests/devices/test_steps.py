@@ -89,10 +89,27 @@ def test_a_steady_step_is_a_copy_each_way(child: Child, num_rows: int, plan: str
     found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS)
     assert (found["copies_to_device"], found["copies_to_host"], found["event_waits"]) == (NUM_STEPS,) * 3
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
+    assert found["waits_ahead"] == 0, "whoever looks at a result before the next step begins leaves the device idle"
     assert (found["replays"], found["captures"]) == (NUM_STEPS if plan == "captured" else 0, 0)
     assert found["kernels"] > 100 * NUM_STEPS
     most = num_rows * (3 if method else 1)
     assert found["bytes_to_host"] <= NUM_STEPS * 4 * (most + ROW_TILE), "tokens, and no logits"
+
+
+def test_a_replayed_step_is_little_work_for_the_host(child: Child) -> None:
+    """What it gives to the device, and what it does itself, beside a step op by op (times: `tools/device/host.py`)."""
+    eager, captured = (child.call("steady_steps", child.board, 32, plan, "", NUM_STEPS) for plan in ("eager", "captured"))
+    assert captured["launches"] == NUM_STEPS * 3, "a copy each way, and a graph"
+    assert eager["launches"] > NUM_STEPS * 100
+    assert captured["calls"] <= eager["calls"] / 5
+
+
+@pytest.mark.parametrize("plan", ["eager", "captured"])
+def test_a_device_is_never_without_work_while_the_host_waits(child: Child, plan: str) -> None:
+    """The next step is enqueued before the last is waited for."""
+    found = child.call("steps_ahead", child.board, 4, plan, NUM_STEPS)
+    assert (found["event_waits"], found["waits_ahead"]) == (NUM_STEPS, NUM_STEPS)
+    assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
 
 
 def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:

@@ -83,7 +83,7 @@ def test_no_card(device: str, says: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("gpu", "this machine has no card for --device gpu: there is no /dev/nvidiactl"),
+        ("gpu", "this machine has no card for --device gpu: there is no /dev/nvidiactl and no /dev/dxg"),
         ("xpu", "this machine has no card for --device xpu: there is no /dev/xpu*"),
         ("cpu", "--device cpu: that is no card; give gpu, xpu or a custom device"),
         ("auto", "--device auto: that is no card"),

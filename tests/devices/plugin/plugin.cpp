@@ -136,6 +136,7 @@ static C_Status query_event(const C_Device, C_Event event) { return event_of(eve
 
 static C_Status synchronize_event(const C_Device device, C_Event event) {
     tokasim::count(device->id, Counter::event_waits);
+    if (event_of(event)->has_work_behind()) tokasim::count(device->id, Counter::waits_ahead);
     event_of(event)->wait();
     return C_SUCCESS;
 }

@@ -36,18 +36,29 @@ void Stream::enqueue(Kind kind, std::function<void()> run) {
         captured_->push_back({kind, std::move(run)});
         return;
     }
-    {
-        std::lock_guard lock(mutex_);
-        todo_.push_back({kind, std::move(run)});
-    }
-    changed_.notify_all();
+    if (kind != Kind::ORDER) launched();
+    add({kind, std::move(run)});
 }
 
 void Stream::launch(std::shared_ptr<const Captured> captured) {
     count(device, Counter::replays);
-    enqueue(Kind::ORDER, [this, captured] {
-        for (const Work &work : *captured) run(work);
-    });
+    launched();
+    add({Kind::ORDER, [this, captured] {
+             for (const Work &work : *captured) run(work);
+         }});
+}
+
+void Stream::launched() {
+    num_launches_->fetch_add(1);
+    count(device, Counter::launches);
+}
+
+void Stream::add(Work work) {
+    {
+        std::lock_guard lock(mutex_);
+        todo_.push_back(std::move(work));
+    }
+    changed_.notify_all();
 }
 
 bool Stream::is_idle() {
@@ -119,6 +130,8 @@ void Stream::run(const Work &work) {
 void Event::record(Stream &stream) {
     std::lock_guard lock(state_->mutex);
     state_->num_recorded++;
+    launches_ = stream.num_launches();
+    num_before_ = *launches_;
     stream.enqueue(Kind::ORDER, [state = state_] {
         std::lock_guard inner(state->mutex);
         state->num_reached++;
@@ -130,6 +143,8 @@ bool Event::is_complete() {
     std::lock_guard lock(state_->mutex);
     return state_->num_reached >= state_->num_recorded;
 }
+
+bool Event::has_work_behind() const { return launches_ && *launches_ > num_before_; }
 
 void Event::wait(State &state, int64_t count) {
     std::unique_lock lock(state.mutex);
