@@ -516,3 +516,37 @@ def test_answers_follow_their_schemas_and_the_others_keep_their_bytes(engine: En
     for index, (reason, text) in enumerate(found):
         if reason == "stop":
             jsonschema.Draft202012Validator(made[index // 2]).validate(json.loads(text))
+
+
+def test_a_form_beyond_the_limits_is_an_error_and_never_a_shorter_answer(engine: EngineProcess) -> None:
+    """The longer this answer, the longer takes each of its tokens. It alone ends; streams beside it say what they say alone."""
+    form = {"structured_outputs": {"grammar": 'start: s\ns: s s | "Z"'}, "ignore_eos": True}
+
+    async def ask(client: openai.AsyncOpenAI, **fields: Any) -> tuple[str, str | None]:
+        text, reason = "", None
+        stream = await client.completions.create(model="demo", prompt="Z", stream=True, **fields)
+        try:
+            async for chunk in stream:
+                text += chunk.choices[0].text
+                reason = chunk.choices[0].finish_reason or reason
+        except openai.APIError as error:
+            return text, f"{reason}, {error.message}"
+        return text, reason
+
+    async def run() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="secret", max_retries=0) as client:
+            plain = {"max_tokens": 300, "seed": 3, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
+            alone = await ask(client, **plain)
+            hostile = {"max_tokens": 1900, "temperature": 0, "extra_body": form}
+            whole = client.completions.create(model="demo", prompt="Z", **hostile)  # type: ignore[call-overload]
+            found = await asyncio.gather(
+                ask(client, **hostile), whole, *(ask(client, **plain) for _ in range(4)), return_exceptions=True
+            )
+            assert found[2:] == [alone] * 4
+            return found[:2]
+
+    (text, reason), refused = asyncio.run(run())
+    assert set(text) == {"Z"}
+    assert str(reason).startswith("None, the answer's form is too much for the engine's limits: ")
+    assert isinstance(refused, openai.BadRequestError)
+    assert "the answer's form is too much for the engine's limits: " in refused.message

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
 import orjson
 import pytest
 
-from engine.messages import ChatPrompt
+from engine.messages import ChatPrompt, Tokenize
 from tests.api.edge import MODEL, Edge
 from tests.api.tokenizer_peer import said_text
 
@@ -84,6 +85,30 @@ def test_the_conversation_goes_as_it_came(edge: Edge) -> None:
     assert prompt.chat_template == "T"
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == (True, False)
     assert chat_prompt(edge, {**body, "tool_choice": "none"}).tools == b""
+
+
+def test_variables_of_the_template_that_requests_leave_out(tmp_path: Path) -> None:
+    """Of --default-chat-template-kwargs, in every API of conversations; what a request says goes before."""
+    default = {"enable_thinking": False, "style": {"short": True}, "reasoning_effort": "high"}
+    with Edge(tmp_path, default_chat_template_kwargs=default) as edge:
+        for path, body, expected in (
+            ("/v1/chat/completions", {"messages": MESSAGES}, default),
+            ("/v1/chat/completions", {"messages": MESSAGES, "reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+            ("/v1/chat/completions", {"messages": MESSAGES, "chat_template_kwargs": {"style": 1}}, default | {"style": 1}),
+            ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, default),
+            ("/v1/responses", {"input": "hi", "store": False}, default),
+            ("/api/chat", {"messages": MESSAGES, "stream": False}, default),
+        ):
+            assert edge.post(path, {"model": "tiny", **body}).status_code == 200
+            prompt = edge.peer.submits()[-1].prompt
+            assert isinstance(prompt, ChatPrompt)
+            found = orjson.loads(prompt.chat_template_kwargs)
+            assert found.items() >= expected.items(), (path, found)
+            assert found["style"] == expected.get("style", default["style"])
+        assert edge.post("/tokenize", {"messages": MESSAGES}).status_code == 200
+        (call,) = [message for message in edge.peer.received if isinstance(message, Tokenize)]
+        assert isinstance(call.prompt, ChatPrompt)
+        assert orjson.loads(call.prompt.chat_template_kwargs) == default
 
 
 @pytest.mark.parametrize(
