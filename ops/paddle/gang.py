@@ -76,32 +76,26 @@ class GangOps:
             self._rows = kept[0].inputs
             return kept
 
-        def run_experts(
-            x: paddle.Tensor,
-            routing: Routing,
-            module: Experts,
-            activation: str,
-            shared: paddle.Tensor | Cut | None = None,
-        ) -> paddle.Tensor | Cut:
-            others = None if shared is None else own_columns(shared)
-            if self._sharing is not None and module.owners is not None:
-                results = self._shared_results(x, routing, module, activation, experts.products)
-                return experts.combine(results, routing, others)
-            return experts.experts(x, routing, module, activation, others)
+        def of_experts(
+            shared_results: Callable[..., paddle.Tensor], own: Callable[..., Any], part: Callable[..., Any]
+        ) -> Callable[..., Any]:
+            def run(
+                x: paddle.Tensor,
+                routing: Routing,
+                module: Experts,
+                activation: str,
+                shared: paddle.Tensor | Cut | None = None,
+            ) -> paddle.Tensor | Cut:
+                others = None if shared is None else own_columns(shared)
+                if self._sharing is not None and module.owners is not None:
+                    return experts.combine(shared_results(x, routing, module, activation, part), routing, others)
+                found: paddle.Tensor | Cut = own(x, routing, module, activation, others)
+                return found
 
-        def capture_experts(
-            x: paddle.Tensor,
-            routing: Routing,
-            module: Experts,
-            activation: str,
-            shared: paddle.Tensor | Cut | None = None,
-        ) -> paddle.Tensor | Cut:
-            others = None if shared is None else own_columns(shared)
-            if self._sharing is not None and module.owners is not None:
-                results = self._shared_results_of_all(x, routing, module, activation, experts.chosen_of_some)
-                return experts.combine(results, routing, others)
-            return experts.captured(x, routing, module, activation, others)
+            return run
 
+        run_experts = of_experts(self._shared_results, experts.experts, experts.products)
+        capture_experts = of_experts(self._shared_results_of_all, experts.captured, experts.chosen_of_some)
         ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.gather, "experts": run_experts}
         return replace(table, **ops, captured={"experts": capture_experts})
 
