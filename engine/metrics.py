@@ -48,6 +48,7 @@ HTTP_ROUTES = (  # that are timed each by itself; a path is that of the first wh
 OTHER_ROUTE = "other"
 WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")
+ROW_CANDIDATES = {"all": ("cuda",), "draw": ("sample",)}  # CUDA's rows, taken where their numbers are right
 OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
     "linear": ("tiles_of_512", "tiles_of_128", "reference"),
     "rms_norm": ("fused_rms_norm", "reference"),
@@ -118,10 +119,10 @@ def _copies(end: str) -> Metric:
 
 
 def _op_fallbacks() -> tuple[Metric, ...]:
-    text = "Fused ops that are not right on the rank's device, where the next candidate is taken."
+    text = "Fused ops, or CUDA's, that are not right on the rank's device, where the next candidate is taken."
     return tuple(
         Metric("op_fallbacks_total", "counter", "ops", text, (("op", op), ("candidate", candidate)))
-        for op, candidates in OP_CANDIDATES.items()
+        for op, candidates in (*OP_CANDIDATES.items(), *ROW_CANDIDATES.items())
         for candidate in candidates
     )
 

@@ -27,8 +27,9 @@ from ops.modules import Experts
 from workers.captures import Captures, Phase, StepMode, StepShape
 from workers.constraints import Constraints
 from workers.devices.capabilities import DeviceError
+from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
-from workers.devices.op_choice import check_steps, choose_ops
+from workers.devices.op_choice import ChosenOps, check_steps, choose_ops, take_rows
 from workers.drafts.drafting import make_drafting
 from workers.drafts.mtp import MtpDrafter
 from workers.encoder import Encoder
@@ -118,6 +119,7 @@ class Parts(msgspec.Struct, frozen=True):
     device: Device
     make_inputs: Callable[..., StepInputs]
     make_plan: Callable[..., Plan]
+    rows: CardRows | None = None  # to be tried before the device's ops
 
 
 class ModelRunner:
@@ -143,13 +145,10 @@ class ModelRunner:
         self._on_op = on_op
         self._model_config = model_config
         self._parts = parts
+        self._features = features
         self.device = device = parts.device
-        if config.ops in ("fused", "cuda") and device.ops.name != "cuda":
-            _, declared = declare_model(
-                model_config, self._share, has_encoder=features is not None, has_drafts=config.speculative_config.has_mtp
-            )
-            name, allows_variant = device.capabilities.place, config.allow_variant_ops
-            chosen = choose_ops(device.ops, name, model_config, declared, allows_variant=allows_variant)
+        if config.ops in ("fused", "cuda"):
+            chosen = self._chosen_ops(parts.rows)
             device.ops, device.fallbacks = chosen.ops, chosen.fallbacks
         self._are_steps_checked = (
             config.ops not in ("fused", "cuda") or self._communicator is not None or self._experts is not None
@@ -207,7 +206,6 @@ class ModelRunner:
                 tensor_rank, device, self.inputs, self.slots, self._communicator, self.drafting, self.constraints
             )
         self._standing: Standing | None = None  # of the last step, for the layers that draft
-        self._features = features
         self.encode_ns = 0  # of all steps so far
         self.encoder: Encoder | None = None  # of the weights, in models that take media
         self._weight_cache = _weight_cache(config)
@@ -216,6 +214,22 @@ class ModelRunner:
         self.trace: StepTrace | None = None  # of the worker that it works for
         self._step_ns = 0  # of the last one
         self._guess_ns = 0  # of it, for guesses that layers made when it began
+
+    def _chosen_ops(self, rows: CardRows | None) -> ChosenOps:
+        """Those that are right on this device, for this model."""
+        config, device = self.config, self.device
+        fallbacks: tuple[tuple[str, str], ...] = ()
+        if rows is not None:
+            precision = Precision(config.dtype, config.quantization)
+            taken = take_rows(device, rows, self._model_config, precision, config.kv_cache_dtype)
+            if taken is not None:
+                return taken
+            fallbacks = (("all", "cuda"),)
+        has_encoder, has_drafts = self._features is not None, config.speculative_config.has_mtp
+        _, declared = declare_model(self._model_config, self._share, has_encoder=has_encoder, has_drafts=has_drafts)
+        name, allows_variant = device.capabilities.place, config.allow_variant_ops
+        chosen = choose_ops(device.ops, name, self._model_config, declared, allows_variant=allows_variant)
+        return msgspec.structs.replace(chosen, fallbacks=fallbacks + chosen.fallbacks)
 
     # ------------------------------------------------------------------------------------------------------ weights
 

@@ -12,13 +12,15 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 from ops.cuda.operands import ROWS, STRUCTURES
 
 SOURCES = Path(__file__).parent
-USUAL_NVCC = "/usr/local/cuda/bin/nvcc"  # where the toolkit puts it, which few have on their PATH
+# Where the toolkit puts it, which few have on their PATH, and PyPI's nvidia-cuda-nvcc (the extra `nvcc`).
+USUAL_NVCCS = ("/usr/local/cuda/bin/nvcc", f"{sysconfig.get_path('purelib')}/nvidia/cu13/bin/nvcc")
 CARDS = ("80", "90", "100")  # compute capabilities that kernels are compiled for
 # No product and sum becomes one operation but where a kernel says so: a row's bits are the same in all kernels.
 _EMULATION = ("-std=c++17", "-Og", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
@@ -34,6 +36,17 @@ def emulation_command() -> list[str]:
     if compiler is None:
         raise BuildError("no C++ compiler found, which the emulation of CUDA's rows is built with; install g++")
     return [compiler, *_EMULATION]
+
+
+def find_nvcc() -> str:
+    """BuildError: there is none."""
+    found = next(filter(None, map(shutil.which, ("nvcc", *USUAL_NVCCS))), None)
+    if found is None:
+        where = " or ".join(("on PATH", *USUAL_NVCCS))
+        raise BuildError(
+            f"there is no nvcc ({where}), which builds these kernels; pip install 'tokamak-serve[nvcc]' brings one"
+        )
+    return found
 
 
 def card_command(nvcc: str, cards: tuple[str, ...] = CARDS) -> list[str]:

@@ -1,7 +1,9 @@
 // What each row is given, and its name in C: `tokamak_<row>(const <Row> *, stream)`, 0 where it went well.
 //
 // `operands.py` reads this file, so that nobody writes it down a second time: members are a `Buffer` of int, float or bytes, an
-// `Untyped` (its numbers are of the operand `type`), an int or a float, one a line, with what is in it. R: rows.
+// `Untyped` (its numbers are of the operand `type`), an int or a float, one a line, with what is in it. The first brackets of
+// a line are its shape, in Python, of the struct's numbers (`_`: any number): results (`out [`) that nobody gives are made of
+// it, and memory that has fewer numbers is refused before anything runs.
 #pragma once
 
 #include "platform.h"
@@ -30,10 +32,10 @@ struct Cache {
 };
 
 struct Begin {
-    Buffer<int> block_tables;  // [slots, blocks_per_slot]
-    Buffer<int> positions;     // [R]
-    Buffer<int> row_slots;     // [R]
-    Buffer<int> slot_mapping;  // out [R]
+    Buffer<int> block_tables;  // [_, blocks_per_slot]
+    Buffer<int> positions;     // [num_rows]
+    Buffer<int> row_slots;     // [num_rows]
+    Buffer<int> slot_mapping;  // out [num_rows]
     int num_rows;
     int blocks_per_slot;
     int block_size;
@@ -41,9 +43,9 @@ struct Begin {
 
 // All of a step's metadata, of what the host sent; ops/paddle/metadata.py says what lies where.
 struct Derive {
-    Buffer<int> sent;     // header, five columns of num_slots, places and values
-    Buffer<int> slots;    // in and out: tokens, block tables and lengths of all slots
-    Buffer<int> derived;  // out: the fields of all rows, and those of rows that are kept
+    Buffer<int> sent;     // [1 + 5 * num_slots]: header, columns of the rows; then places and values
+    Buffer<int> slots;    // [num_slots + 1, num_positions + num_blocks + 1], in and out: tokens, tables and lengths; settings
+    Buffer<int> derived;  // out [8 * max_rows + 8 * num_slots + 36 * max_tiles + 2]: fields of all rows, and of those kept
     int num_slots;
     int num_positions;  // of a slot's tokens
     int num_blocks;     // of a slot's table
@@ -58,15 +60,15 @@ struct Derive {
 
 struct RotateAndStore {
     int type;
-    Untyped qkv;      // [R, (heads + 2 kv_heads) dim]
-    Untyped queries;  // out [R, heads dim]
+    Untyped qkv;      // [num_rows, (heads + 2 * kv_heads) * cache.key_dim]
+    Untyped queries;  // out [num_rows, heads * cache.key_dim]
     Cache cache;
-    Buffer<int> slot_mapping;   // [R]
-    Buffer<int> angle_rows;     // [R] of cosines and sines
-    Buffer<float> cosines;      // [positions, dim]
-    Buffer<float> sines;        // [positions, dim]
-    Buffer<int> partners;       // [dim]
-    Buffer<float> norm_weight;  // [2, dim] of queries and of keys; empty: heads are not normalized
+    Buffer<int> slot_mapping;   // [num_rows]
+    Buffer<int> angle_rows;     // [num_rows] of cosines and sines
+    Buffer<float> cosines;      // [_, cache.key_dim]
+    Buffer<float> sines;        // [_, cache.key_dim]
+    Buffer<int> partners;       // [cache.key_dim]
+    Buffer<float> norm_weight;  // [2, cache.key_dim] of queries and of keys; empty: heads are not normalized
     float epsilon;
     int num_rows;
     int heads;     // of this rank
@@ -76,16 +78,16 @@ struct RotateAndStore {
 
 struct StoreLatent {
     int type;
-    Untyped queries;     // [R, heads (plain_dim + rotary_dim)]
-    Untyped compressed;  // [R, latent_dim + rotary_dim]
-    Untyped rotated;     // out, as queries
-    Cache cache;         // rotary_dim keys and latent_dim values of one head
-    Buffer<int> slot_mapping;
-    Buffer<int> angle_rows;
-    Buffer<float> cosines;  // [positions, rotary_dim]
-    Buffer<float> sines;
-    Buffer<int> partners;
-    Buffer<float> norm_weight;  // [latent_dim]
+    Untyped queries;            // [num_rows, heads * (plain_dim + cache.key_dim)]
+    Untyped compressed;         // [num_rows, cache.value_dim + cache.key_dim]: latent, and key that is to be rotated
+    Untyped rotated;            // out [num_rows, heads * (plain_dim + cache.key_dim)]
+    Cache cache;                // rotated keys and latents, as values, of one head
+    Buffer<int> slot_mapping;   // [num_rows]
+    Buffer<int> angle_rows;     // [num_rows]
+    Buffer<float> cosines;      // [_, cache.key_dim]
+    Buffer<float> sines;        // [_, cache.key_dim]
+    Buffer<int> partners;       // [cache.key_dim]
+    Buffer<float> norm_weight;  // [cache.value_dim]
     float epsilon;
     int num_rows;
     int heads;
@@ -96,18 +98,18 @@ struct StoreLatent {
 // from position 0 and added up in this order, whoever computes them.
 struct Attention {
     int type;
-    Untyped queries;  // [R, heads key_dim]; of latents [R, heads (latent_dim + rotary_dim)]
-    Untyped output;   // out [R, heads value_dim]
+    Untyped queries;  // [num_rows, heads * (cache.key_dim + is_latent * cache.value_dim)]
+    Untyped output;   // out [num_rows, heads * cache.value_dim]
     Cache cache;
-    Buffer<int> block_tables;   // [slots, blocks_per_slot]
-    Buffer<int> tile_slots;     // [tiles]
-    Buffer<int> tile_contexts;  // [tiles]
-    Buffer<int> tile_row_ids;   // [tiles, tile_rows]
-    Buffer<int> row_queries;    // [R]
-    Buffer<int> positions;      // [R]
-    Buffer<int> first_keys;     // [R]; empty: all up to the row's own
-    Buffer<int> last_keys;      // [R]
-    Buffer<float> parts;        // scratch [R, heads, num_parts, value_dim + 2]; empty: a block computes all parts of its rows
+    Buffer<int> block_tables;   // [_, blocks_per_slot]
+    Buffer<int> tile_slots;     // [num_tiles]
+    Buffer<int> tile_contexts;  // [num_tiles]
+    Buffer<int> tile_row_ids;   // [num_tiles, tile_rows]
+    Buffer<int> row_queries;    // [num_rows]
+    Buffer<int> positions;      // [num_rows]
+    Buffer<int> first_keys;     // [num_rows]; empty: all up to the row's own
+    Buffer<int> last_keys;      // [num_rows]; empty: as first_keys
+    Buffer<float> parts;        // [num_rows, heads, num_parts, cache.value_dim + 2]; empty: a block makes all parts of its rows
     float scale;                // of scores
     int num_rows;
     int num_tiles;
@@ -123,9 +125,9 @@ struct Attention {
 
 // Those of a linear. Integers stand for scale * (q - zero) or, with offsets, scale * q - offset.
 struct Weights {
-    Buffer<unsigned char> values;  // [num_outputs, padded_inputs] of `type`; int4: two a byte, the first in the low bits
-    Buffer<float> scales;          // [num_outputs, groups]; empty: not integers
-    Buffer<float> offsets;         // [num_outputs, groups]; empty: none
+    Buffer<unsigned char> values;  // num_outputs of padded_inputs each, of `type`; int4: two a byte, the first in the low bits
+    Buffer<float> scales;          // [num_outputs, padded_inputs // group_size]; empty: not integers
+    Buffer<float> offsets;         // [num_outputs, padded_inputs // group_size]; empty: none
     int type;                      // that of the row, int8 or int4
     int num_inputs;
     int padded_inputs;  // a multiple of 32; what is behind num_inputs is zero
@@ -136,20 +138,20 @@ struct Weights {
 // y = x W + b.
 struct Linear {
     int type;
-    Untyped x;  // [R, num_inputs]
-    Untyped y;  // out [R, num_outputs]
+    Untyped x;  // [num_rows, weights.num_inputs]
+    Untyped y;  // out [num_rows, weights.num_outputs]
     Weights weights;
-    Buffer<float> bias;  // [num_outputs]; empty: none
+    Buffer<float> bias;  // [weights.num_outputs]; empty: none
     int num_rows;
 };
 
 // The best experts of each row, as `RoutingRule` in ops/modules.py says.
 struct Route {
-    Buffer<float> logits;      // [R, num_experts]
+    Buffer<float> logits;      // [num_rows, num_experts]
     Buffer<float> correction;  // [num_experts]; empty: none
-    Buffer<int> expert_sets;   // [R]; empty: the router is for all rows
-    Buffer<int> ids;           // out [R, num_chosen]
-    Buffer<float> weights;     // out [R, num_chosen]
+    Buffer<int> expert_sets;   // [num_rows]; empty: the router is for all rows
+    Buffer<int> ids;           // out [num_rows, num_chosen]
+    Buffer<float> weights;     // out [num_rows, num_chosen]
     float added_to_sum;
     float smallest_sum;
     float factor;
@@ -165,9 +167,9 @@ struct Route {
 
 // The choices of each expert one after another, and which of its tiles of 16 is whose. A choice is row * num_chosen + number.
 struct Dispatch {
-    Buffer<int> ids;           // [R, num_chosen]; -1: none
+    Buffer<int> ids;           // [num_choices]; -1: none
     Buffer<int> offsets;       // out [num_experts + 1]: where each expert's choices begin
-    Buffer<int> choices;       // out [R num_chosen]
+    Buffer<int> choices;       // out [num_choices]
     Buffer<int> tile_experts;  // out [max_tiles]; -1: none
     Buffer<int> tile_firsts;   // out [max_tiles]: of choices
     int num_choices;
@@ -178,13 +180,13 @@ struct Dispatch {
 // A linear of each expert over its choices: row `choice / x_divisor` of x becomes row `choice` of y.
 struct ExpertLinear {
     int type;
-    Untyped x;            // [R, num_inputs], or of each choice
-    Untyped y;            // out [R num_chosen, num_outputs]
-    Buffer<int> offsets;  // as Dispatch made them
-    Buffer<int> choices;
-    Buffer<int> tile_experts;
-    Buffer<int> tile_firsts;
-    Weights weights;  // of all experts, one after another; num_outputs are those of one
+    Untyped x;                 // [_, weights.num_inputs]: of each row, or of each choice
+    Untyped y;                 // [_, weights.num_outputs], out: of each choice
+    Buffer<int> offsets;       // as Dispatch made them, and the next three
+    Buffer<int> choices;       // [_]
+    Buffer<int> tile_experts;  // [max_tiles]
+    Buffer<int> tile_firsts;   // [max_tiles]
+    Weights weights;           // of all experts, one after another; num_outputs are those of one
     int max_tiles;
     int x_divisor;
 };
@@ -192,29 +194,29 @@ struct ExpertLinear {
 // The results of a row's choices, each times its weight, added up in their order, and then the shared ones.
 struct Combine {
     int type;
-    Untyped results;        // [R, num_chosen, width]
-    Untyped shared;         // [R, width]; empty: none
-    Untyped y;              // out [R, width]
-    Buffer<int> ids;        // [R, num_chosen]; -1: none
-    Buffer<float> weights;  // [R, num_chosen]
+    Untyped results;        // [num_rows, num_chosen, width]
+    Untyped shared;         // [num_rows, width]; empty: none
+    Untyped y;              // out [num_rows, width]
+    Buffer<int> ids;        // [num_rows, num_chosen]; -1: none
+    Buffer<float> weights;  // [num_rows, num_chosen]
     int num_rows;
     int num_chosen;
     int width;
 };
 
-// The token of each row, and what is known of it.
+// The token of each row, and what is known of it. Slots are told the token behind a sequence with the flag DRAWN.
 struct Sample {
-    Buffer<float> logits;          // [R, vocab]
-    Buffer<int> logit_row_ids;     // [R]: which of the rows that are kept each is
-    Buffer<int> row_ids;           // [kept]: which of the step's rows each of these is
-    Buffer<int> row_slots;         // [rows]
-    Buffer<int> positions;         // [kept]; the token's is the next
+    Buffer<float> logits;          // [num_rows, vocab]
+    Buffer<int> logit_row_ids;     // [num_rows]: which of the rows that are kept each is
+    Buffer<int> row_ids;           // [_] of rows that are kept: which of the step's each of these is
+    Buffer<int> row_slots;         // [_] of the step's rows
+    Buffer<int> positions;         // [_] of rows that are kept; the token's is the next
     Buffer<int> sequence_offsets;  // [num_slots + 1], of rows that are kept
     Buffer<int> sequence_slots;    // [num_slots]
     Buffer<int> context_lengths;   // [num_slots]
-    Buffer<int> sent;              // as Derive has it
-    Buffer<int> slots;             // as Derive; in: settings; out: the token behind a sequence with the flag DRAWN, its length
-    Buffer<int> drawn;             // out [3, R]: token, bits of its log-probability, of the raw logits, and rank
+    Buffer<int> sent;              // [1 + 5 * num_slots], as Derive has it
+    Buffer<int> slots;             // [num_slots + 1, num_positions + num_blocks + 11], as Derive; settings, tokens, lengths
+    Buffer<int> drawn;             // out [3, num_rows]: token, bits of its log-probability, of the raw logits, and rank
     int num_rows;
     int vocab;
     int num_slots;

@@ -16,7 +16,7 @@ import paddle
 
 from ops.cpu.int_packing import rounded
 from ops.cuda.library import Library
-from ops.cuda.operands import TYPE_BYTES, TYPES, operands
+from ops.cuda.operands import TYPE_BYTES, TYPES, bound
 from ops.modules import (
     AttentionShape,
     Columns,
@@ -227,6 +227,10 @@ def describe(tensor: paddle.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 
 
+def make(shape: tuple[int, ...], dtype: str) -> paddle.Tensor:
+    return paddle.empty(shape, cast(Any, dtype))
+
+
 def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
     """As `Cache` in operands.h. Of the keys' bytes follow their numbers: a block has block_size * kv_heads of them."""
     scale_bytes = 4 if cache.dtype == "int8" else 0
@@ -251,8 +255,11 @@ class _Rows:
         self._stream = stream
         self._gang = gang
 
-    def _run(self, row: str, **values: Any) -> None:
-        self._library.run(row, operands(row, describe, **values), self._stream())
+    def _run(self, row: str, **values: Any) -> dict[str, paddle.Tensor]:
+        """The results that are not given."""
+        filled, made = bound(row, describe, make, values)
+        self._library.run(row, filled, self._stream())
+        return made
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
         if inputs.in_place is not None:
@@ -289,8 +296,7 @@ class _Rows:
     def draw(self, inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
         rows, vocab = logits.shape
         memory: InPlace = inputs.in_place
-        drawn = paddle.empty([3, rows], "int32")
-        self._run(
+        return self._run(
             "Sample",
             logits=logits,
             logit_row_ids=inputs.logit_row_ids,
@@ -302,41 +308,27 @@ class _Rows:
             context_lengths=inputs.context_lengths,
             sent=memory.sent,
             slots=memory.slots,
-            drawn=drawn,
             num_rows=rows,
             vocab=vocab,
             num_slots=memory.sizes.num_slots,
             num_positions=memory.sizes.num_positions,
             num_blocks=memory.sizes.num_blocks,
-        )
-        return drawn
+        )["drawn"]
 
     def linear(self, x: paddle.Tensor, module: Linear) -> paddle.Tensor | reference.Cut:
         packed: PackedLinear = module.weight
         x = reference.own_columns(x)
-        y = paddle.empty([x.shape[0], packed.num_outputs])
-        self._run(
-            "Linear",
-            type=TYPES["float32"],
-            x=x,
-            y=y,
-            weights=packed.operands(),
-            bias=module.bias,
-            num_rows=x.shape[0],
-        )
+        weights = packed.operands()
+        y = self._run("Linear", type=TYPES["float32"], x=x, weights=weights, bias=module.bias, num_rows=x.shape[0])["y"]
         return reference.Cut(y, module.columns[0][0], module.width) if module.columns else y
 
     def route(self, step: Step, x: paddle.Tensor, module: Router) -> Routing:
         logits, rule = reference.own_columns(self.linear(x, module.linear)), module.rule
-        ids = paddle.empty([x.shape[0], rule.num_chosen], "int32")
-        weights = paddle.empty([x.shape[0], rule.num_chosen])
-        self._run(
+        chosen = self._run(
             "Route",
             logits=logits,
             correction=module.correction,
             expert_sets=None if module.set is None else step.inputs.expert_sets,
-            ids=ids,
-            weights=weights,
             added_to_sum=rule.added_to_sum,
             smallest_sum=rule.smallest_sum,
             factor=rule.factor,
@@ -349,7 +341,7 @@ class _Rows:
             is_normalized=rule.is_normalized,
             set=module.set or 0,
         )
-        return Routing(ids, weights)
+        return Routing(chosen["ids"], chosen["weights"])
 
     def experts(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
@@ -383,28 +375,22 @@ class _Rows:
 
     def combine(self, results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
         rows, num_chosen = routing.ids.shape
-        y = paddle.empty([rows, results.shape[1]])
-        self._run(
+        return self._run(
             "Combine",
             type=TYPES["float32"],
             results=results,
             shared=shared,
-            y=y,
             ids=routing.ids,
             weights=routing.weights,
             num_rows=rows,
             num_chosen=num_chosen,
             width=results.shape[1],
-        )
-        return y
+        )["y"]
 
     def _dispatch(self, ids: paddle.Tensor, num_experts: int) -> dict[str, paddle.Tensor]:
         num_choices = int(ids.size)
         max_tiles = num_choices // _TILE_ROWS + num_experts
-        sizes = {"offsets": num_experts + 1, "choices": num_choices, "tile_experts": max_tiles, "tile_firsts": max_tiles}
-        lists = {name: paddle.empty([size], "int32") for name, size in sizes.items()}
-        self._run("Dispatch", ids=ids, **lists, num_choices=num_choices, num_experts=num_experts, max_tiles=max_tiles)
-        return lists
+        return self._run("Dispatch", ids=ids, num_choices=num_choices, num_experts=num_experts, max_tiles=max_tiles)
 
     def _expert_linear(
         self, x: paddle.Tensor, packed: PackedLinear, lists: dict[str, paddle.Tensor], x_divisor: int
@@ -433,12 +419,10 @@ class _Rows:
         cache: LayerCache,
     ) -> paddle.Tensor:
         heads = shape.heads
-        queries = paddle.empty([inputs.num_rows, heads.count * shape.head_dim])
-        self._run(
+        return self._run(
             "RotateAndStore",
             type=TYPES["float32"],
             qkv=reference.own_columns(qkv),
-            queries=queries,
             cache=_cache(cache, shape.num_kv_heads),
             slot_mapping=inputs.slot_mapping,
             **angles._asdict(),
@@ -448,8 +432,7 @@ class _Rows:
             heads=heads.count,
             kv_heads=heads.kv_count,
             first_kv=heads.first_kv,
-        )
-        return queries
+        )["queries"]
 
     def store_latent(
         self,
@@ -461,14 +444,11 @@ class _Rows:
         shape: LatentShape,
         cache: LayerCache,
     ) -> paddle.Tensor:
-        own = reference.own_columns(queries)
-        rotated = paddle.empty(own.shape)
-        self._run(
+        return self._run(
             "StoreLatent",
             type=TYPES["float32"],
-            queries=own,
+            queries=reference.own_columns(queries),
             compressed=compressed,
-            rotated=rotated,
             cache=_cache(cache, 1),
             slot_mapping=inputs.slot_mapping,
             **angles._asdict(),
@@ -477,8 +457,7 @@ class _Rows:
             num_rows=inputs.num_rows,
             heads=shape.heads.count,
             plain_dim=shape.plain_dim,
-        )
-        return rotated
+        )["rotated"]
 
     def attention(
         self, step: Step, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache
@@ -517,13 +496,11 @@ class _Rows:
         num_parts = -(-inputs.num_key_splits * KEY_SPLIT // KEYS_OF_PART)
         num_numbers = inputs.num_rows * heads.count * num_parts * (value_dim + 2)
         has_parts = num_parts > 1 and num_numbers <= _MAX_PART_NUMBERS
-        output = paddle.empty([inputs.num_rows, heads.count * value_dim])
         has_bounds = bool(inputs.host_counts[HAS_BOUNDS])
-        self._run(
+        return self._run(
             "Attention",
             type=TYPES["float32"],
             queries=queries,
-            output=output,
             cache=_cache(cache, shape.num_kv_heads),
             block_tables=inputs.block_tables,
             tile_slots=inputs.tile_slots,
@@ -545,5 +522,4 @@ class _Rows:
             first_kv=heads.first_kv,
             window=window,
             is_latent=is_latent,
-        )
-        return output
+        )["output"]

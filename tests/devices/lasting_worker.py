@@ -47,7 +47,7 @@ def serve(library: str, descriptor: int, has_blocks: bool, device: str) -> dict[
     """The answer to a prompt of 40 tokens; `has_blocks`: without computing the first two blocks."""
     kind = functools.partial(gpu_runner, device_arena=descriptor)
     arena = memoryview(bytearray(NUM_BYTES))
-    options = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference", "device": device}
+    options = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "fused", "device": device}
     runner = make_runner(GOLDEN / "qwen3", kind=kind, arena=arena, device_arena_library=library, **options)
     assert runner.device.capabilities.is_arena_lasting
     assert not any(arena), "nothing lies on the host"

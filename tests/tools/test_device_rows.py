@@ -3,10 +3,13 @@ through the script is known; what a card computes is not."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from ops.cuda import library
 from ops.cuda.operands import ROWS
 from tests.native_program import build_program
 from tests.ops.cuda.card import emulated_library
@@ -54,8 +57,32 @@ def test_no_card(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (code, said.strip()) == (2, "tools/test --device gpu --rows: cuDeviceGet: CUDA_ERROR_NO_DEVICE")
 
 
+def test_no_framework_is_asked_for(driver: str) -> None:
+    """Its driver and the rows are all that it takes."""
+    program = (
+        "import sys; sys.modules['paddle'] = None; from tools.device import rows; raise SystemExit(rows.main(sys.argv[1:]))"
+    )
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        program,
+        "--driver",
+        driver,
+        "--card",
+        "2",
+        "--library",
+        str(emulated_library()),
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tools/test --device gpu --rows: cuDeviceGet: CUDA_ERROR_NO_DEVICE\n"
+
+
 def test_no_compiler(driver: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(rows, "USUAL_NVCC", "/nowhere/nvcc")
+    monkeypatch.setattr(library, "USUAL_NVCCS", ("/nowhere/nvcc",))
     assert rows.main(["--driver", driver]) == 2
-    assert "no nvcc on PATH nor at /nowhere/nvcc, which the rows are built with" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "there is no nvcc (on PATH or /nowhere/nvcc), which builds these kernels; pip install 'tokamak-serve[nvcc]'" in said

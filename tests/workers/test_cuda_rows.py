@@ -6,14 +6,16 @@ The answers are the reference's to the token, and the same bits in any company, 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SpeculativeConfig
 from engine.errors import OptionError
 from engine.messages import SamplingParams
 from ops.cpu.int_packing import rounded
@@ -21,13 +23,16 @@ from ops.cuda import table as cuda
 from ops.weight_format import WeightFormat, float32
 from tests.ops.tables import emulated_card
 from tests.paths import GOLDEN
+from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import Sample, Serving, make_runner
-from tests.workers.test_runners import SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
+from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
 from workers.device_inputs import DeviceInputs
+from workers.devices.card_ops import CardRows
 from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
+from workers.runners.runner import Runner
 from workers.step.execution import make_plan
 
 INT8 = WeightFormat("int8")
@@ -42,8 +47,10 @@ class OnEmulatedCard:
         if peers.meetings is not None:
             peers.meetings.open_stores()
         device = GraphDevice("cpu", peers.rank, peers.meetings)
-        device.ops = cuda.make_table(emulated_card(), gang=device.gang)
-        self.core = ModelRunner(config, model, Parts(device, DeviceInputs, make_plan), arena, peers, features=features)
+        rows = CardRows(lambda gang: cuda.make_table(emulated_card(), gang=gang))
+        if config.ops != "cuda":  # they are not tried, which takes its time
+            device.ops, rows = rows.make(device.gang), None
+        self.core = ModelRunner(config, model, Parts(device, DeviceInputs, make_plan, rows), arena, peers, features=features)
 
 
 def samples() -> list[Sample]:
@@ -89,6 +96,53 @@ def test_drawn_tokens_stay_on_the_card() -> None:
     assert [sample.outputs for sample in alone] == [sample.outputs for sample in expected]
 
 
+@pytest.mark.parametrize("plan", ["eager", "captured"])
+def test_drafts_and_masks(plan: str) -> None:
+    """Rows of several tokens of a sequence, whose rejected ones are written over; a prompt that sees other keys than those
+    before it. One token a row and many have the same bits."""
+
+    def run(kind: Callable[..., Runner], config: SpeculativeConfig, **options: Any) -> list[tuple[object, ...]]:
+        runner = core_of(kind, "llama", max_model_len=64, speculative_config=config, **options)
+        bounds = np.stack([np.zeros(12), np.maximum(np.arange(12), 9)], 1).astype(np.int32)
+        greedy = SamplingParams(temperature=0.0, num_logprobs=0)
+        batch = [Sample([5, 9, 3] * 4, greedy, 8), Sample([7, 8, 9, 4] * 3, greedy, 5, mask_bounds=bounds.tobytes())]
+        serving = Serving(runner, chunk=12, drafter=half_right if config is NGRAM else None)
+        for slot, sample in enumerate(batch):
+            serving.place(sample, slot)
+        serving.run(batch)
+        num_tokens.append(max(serving.num_tokens_of_rows))
+        return [sample.answer() for sample in batch]
+
+    def half_right(sample: Sample) -> list[int]:
+        outputs: Any = answer_to[sample.prompt[0]]
+        first, *others = outputs[len(sample.outputs) :][:2] or [0]
+        return [first, *((token_id + 1) % 40 for token_id in others)]
+
+    num_tokens: list[int] = []
+    plain = run(OnEmulatedCard, NONE)
+    answer_to = {5: plain[0][0], 7: plain[1][0]}
+    assert run(OnEmulatedCard, NGRAM, **(captured(3) if plan == "captured" else {})) == plain
+    assert num_tokens == [1, 2], "drafts stood, and were rejected"
+    assert [answer[0] for answer in plain] == [answer[0] for answer in run(CpuRunner, NONE)]
+
+
+def test_layers_that_draft(tmp_path: Path) -> None:
+    """Of a model whose guesses stand."""
+    write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
+
+    def run(kind: Callable[..., Runner], **options: Any) -> tuple[list[int], list[int]]:
+        runner = make_runner(tmp_path, kind=kind, **{**SIZES, "max_model_len": 48, **options})
+        serving, sample = Serving(runner), Sample([5, 9, 3], SamplingParams(temperature=0.0), 12)
+        serving.place(sample, 0)
+        serving.run([sample])
+        return sample.outputs, serving.num_tokens_of_rows
+
+    expected, _ = run(CpuRunner)
+    found, num_tokens = run(OnEmulatedCard, speculative_config=drafting(2))
+    assert (found, max(num_tokens)) == (expected, 3)
+    assert run(OnEmulatedCard, speculative_config=drafting(2), **captured(3)) == (found, num_tokens)
+
+
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
     """With `--ops cuda` steps are also checked when it starts."""
@@ -124,7 +178,7 @@ def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Other ops serve, but not where they lack what was asked for."""
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("ops.cuda.library.USUAL_NVCC", "/nowhere/nvcc")
+    monkeypatch.setattr("ops.cuda.library.USUAL_NVCCS", ("/nowhere/nvcc",))
     for option, value, name in (
         ("quantization", "wint8", "--quantization"),
         ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),

@@ -12,7 +12,7 @@ from ops.cuda import table as cuda
 from ops.modules import KvCache
 from ops.paddle.metadata import FOLLOWING
 from ops.paddle.reference import TABLE
-from ops.table import OpTable
+from ops.table import HAS_BOUNDS, OpTable
 from tests.ops.tables import emulated_card
 from workers.device_inputs import DeviceInputs
 from workers.devices.paddle import PaddleDevice
@@ -69,6 +69,10 @@ class Both:
             }
             assert {name: getattr(made, name) for name in of_host} == of_host
             assert made.host_counts.tolist() == host.host_counts.tolist()
+            if host.host_counts[HAS_BOUNDS]:
+                for name in ("first_keys", "last_keys"):
+                    used = (getattr(each, name).numpy()[: host.num_tokens] for each in (host, made))
+                    np.testing.assert_array_equal(*used, name)
 
     def addresses(self) -> list[int]:
         return [tensor.data_ptr() for inputs in (self.made, self.made.kept) for _, tensor in inputs.tensors()]
@@ -94,13 +98,15 @@ def test_reference_vector(num_drafts: int, maker: OpTable) -> None:
     both.run(all_slots(counts))
     both.check()
     fields = {name: getattr(both.made, name).numpy() for name in both.made._derived}
-    prompts, decoders = [0, 4, 5], [1, 3, 6]
-    ends = np.cumsum(fields["sequence_offsets"][1:] - fields["sequence_offsets"][:-1])
-    assert ends[-1] == (366 if num_drafts else 363)
-    lengths, contexts = np.diff(fields["sequence_offsets"]), fields["context_lengths"]
-    assert np.cumsum(lengths[prompts]).tolist() == [100, 220, 360]
-    assert np.cumsum(lengths[decoders]).tolist() == ([2, 3, 6] if num_drafts else [1, 2, 3])
-    assert np.cumsum(contexts[prompts]).tolist() == [100, 284, 424]
+    offsets, contexts = fields["sequence_offsets"], fields["context_lengths"]
+    assert offsets[-1] == (366 if num_drafts else 363)
+    lengths = np.diff(offsets)
+    most = 1 + num_drafts
+    prompts, decoders = (fields["sequence_slots"][each] for each in (lengths > most, (lengths > 0) & (lengths <= most)))
+    assert (prompts.tolist(), decoders.tolist()) == ([0, 4, 5], [1, 3, 6])
+    lods = [[0, *np.cumsum(lengths[each]).tolist()] for each in (prompts, decoders)]
+    assert lods == [[0, 100, 220, 360], [0, 2, 3, 6] if num_drafts else [0, 1, 2, 3]]
+    assert [0, *np.cumsum(contexts[prompts]).tolist()] == [0, 100, 284, 424]
     assert contexts[decoders].tolist() == ([7, 26, 131] if num_drafts else [6, 26, 129])
     of_slots = [fields["slot_mapping"][fields["row_slots"] == slot].tolist() for slot in range(NUM_SLOTS)]
     assert of_slots == [
@@ -149,6 +155,53 @@ def test_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTable) -
         both.check()
         np.testing.assert_array_equal(both.made.block_tables.numpy(), both.host.host_block_tables)
         assert both.addresses() == before
+
+
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [
+        ([4, 63, 64, 65, 100, 127, 128], [1] * 7),  # all decode, on, before and behind the end of a block
+        ([62, 63, 64, 65, 126, 127, 128], [3, 3, 3, 1, 3, 3, 3]),  # with drafts, over it
+        ([0] * 7, [1, 63, 64, 65, 20, 128, 40]),  # all prompts, that end there
+        ([0, 64, 128, 1, 63, 127, 0], [64, 64, 64, 63, 2, 1, 40]),  # chunks that begin and end there
+    ],
+    ids=["decode", "drafts", "prompts", "chunks"],
+)
+def test_ends_of_blocks(maker: OpTable, starts: list[int], counts: list[int]) -> None:
+    both = Both(2, maker)
+    of_slots, numbers = (np.array(each, np.int32) for each in (starts, counts))
+    for slot in range(NUM_SLOTS):
+        both.start(slot, int(of_slots[slot] + numbers[slot]), both.generator.permutation(56)[:8] + 1)
+    both.run((np.arange(NUM_SLOTS, dtype=np.int32), of_slots, numbers, np.minimum(numbers, 3)))
+    both.check()
+    positions = both.made.positions.numpy()[: numbers.sum()]
+    tables = both.host.host_block_tables[np.arange(NUM_SLOTS).repeat(numbers)]
+    blocks = np.take_along_axis(tables, positions[:, None] // BLOCK_SIZE, axis=1)[:, 0]
+    found = both.made.slot_mapping.numpy()[: numbers.sum()]
+    np.testing.assert_array_equal(found, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
+
+
+def test_b2_first_and_last_keys(maker: OpTable) -> None:
+    """Of prompts that bring masks, in chunks beside rows that decode; then of nobody, where what was there is not read."""
+    both = Both(2, maker)
+    for slot in range(NUM_SLOTS):
+        both.start(slot, 60, both.generator.integers(1, 57, 2))
+    bounds = np.stack([np.arange(60) // 3, np.maximum(np.arange(60), 45)], axis=1).astype(np.int32)
+    for slot in (1, 5):
+        both.slots.mask_bounds[slot], both.slots.bounds_ends[slot] = bounds, 60
+    before = both.addresses()
+    starts, counts = np.array([59, 10, 57, 0, 59, 40, 20], np.int32), np.array([1, 45, 3, 30, 1, 15, 0], np.int32)
+    both.run((np.arange(NUM_SLOTS, dtype=np.int32), starts, counts, np.minimum(counts, 3)))
+    both.check()
+    assert both.made.host_counts[HAS_BOUNDS]
+    first, last = (getattr(both.made, name).numpy()[: counts.sum()] for name in ("first_keys", "last_keys"))
+    np.testing.assert_array_equal(np.stack([first, last], axis=1)[1:46], bounds[10:55])
+    assert (first[0], last[0]) == (0, 59)
+    slots, ones = np.array([0, 2, 6], np.int32), np.ones(3, np.int32)
+    both.run((slots, np.full(3, 59, np.int32), ones, ones))
+    both.check()
+    assert not both.made.host_counts[HAS_BOUNDS]
+    assert both.addresses() == before
 
 
 def test_no_rows_and_rows_without_tokens(maker: OpTable) -> None:

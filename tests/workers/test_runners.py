@@ -21,6 +21,7 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
 from tests.workers.serving import Sample, Serving, ServingAhead, make_runner
 from tests.workers.test_mixtures import COMMON
+from workers.captures import Phase
 from workers.device_inputs import DeviceInputs
 from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
@@ -184,6 +185,58 @@ def test_steps_of_prompts_are_replayed(name: str) -> None:
     assert of(runner) == of(core_of(CpuRunner, name))
     after = {size: found.graph.num_replays for size, found in plan.captured.items()}  # type: ignore[attr-defined]
     assert sum(after[size] > before[size] for size in before) > 1
+
+
+def test_d1_inputs_live_as_long_as_the_runner() -> None:
+    """Whatever becomes of the weights: put to sleep, woken, loaded again, they neither move nor are made anew."""
+    runner = core_of(WithGraphs, **captured(1))
+
+    def inputs() -> dict[tuple[bool, str], tuple[int, int]]:
+        both = ((False, runner.inputs), (True, runner.inputs.kept))
+        found = [(is_kept, *named) for is_kept, rows in both for named in rows.tensors()]
+        return {(is_kept, name): (id(tensor), tensor.data_ptr()) for is_kept, name, tensor in found}
+
+    before, expected = inputs(), answers(runner)
+    assert {"sent", "slots", "derived", "positions", "slot_mapping", "row_ids"} <= {name for _, name in before}
+    runner.clear()
+    assert inputs() == before
+    runner.load(runner.config.model, 2, lambda num_done, num_bytes: None)
+    runner.load(runner.config.model, 3, lambda num_done, num_bytes: None)
+    assert inputs() == before
+    assert answers(runner) == expected
+    assert inputs() == before
+
+
+def test_c2_padded_rows_write_the_dummy_block_alone() -> None:
+    """On a device as on the CPU: three rows in a graph of four leave the cache of steps that are run op by op, but block 0."""
+    caches = []
+    for kind, options in ((xpu_runner, {}), (WithGraphs, captured(1))):
+        runner = core_of(kind, **options)
+        serving, batch = Serving(runner, chunk=16), samples()
+        for slot, sample in enumerate(batch):
+            serving.place(sample, slot)
+        for _ in range(6):
+            serving.step(batch)
+        assert runner.mode.size == (4 if options else 0)
+        caches.append([part.numpy()[1:] for layer in runner._cache.layers for part in (layer.keys, layer.values)])
+    for found, expected in zip(*caches, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_c4_c6_drafts_as_configured_and_the_phase_of_every_step() -> None:
+    for kind, options in ((xpu_runner, {}), (WithGraphs, captured(3))):
+        runner = core_of(kind, speculative_config=NGRAM, **options)
+        serving, modes = Serving(runner, chunk=12), []
+        short, long = (Sample([7, 8, 9] * count, SamplingParams(temperature=0.0), 30) for count in (1, 10))
+        serving.place(short, 1)
+        serving.place(long, 0)
+        for number in range(7):
+            serving.step([short] if number < 3 else [long, short])
+            modes.append(runner.mode)
+        decode, mixed, prefill = Phase.DECODE, Phase.MIXED, Phase.PREFILL
+        assert [mode.phase for mode in modes] == [prefill, decode, decode, mixed, mixed, mixed, decode]
+        assert {mode.num_drafts for mode in modes} == {2}
+        assert all((mode.size > 0) == (bool(options) and mode.phase is decode) for mode in modes)
 
 
 def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture) -> None:

@@ -139,9 +139,11 @@ def _attention(is_large: bool) -> list[Case]:
     heads, kv_heads, dim = (32, 8, 128) if is_large else (6, 2, 24)
     found = []
     for dtype, kv_dtype in (("float32", "float32"), ("bfloat16", "bfloat16")):
-        for count, length, tile_rows in ((1, 16384, 1), (32, 2048, 1), (512, 2048, 16)) if is_large else ((2, 1100, 1),):
+        for count, length, tile_rows in (
+            ((1, 16384, 1), (32, 2048, 1), (512, 2048, 16)) if is_large else ((2, 1100, 1), (16, 200, 16))
+        ):
             case = _attend(dtype, kv_dtype, count, length, tile_rows, (heads, kv_heads, dim), is_prompt=tile_rows > 1)
-            is_longest = length == 16384 or not is_large
+            is_longest = length in (16384, 1100)
             found.append(msgspec.structs.replace(case, bandwidth_bar=_ATTENTION_BAR if is_longest else 0.0))
     return found
 

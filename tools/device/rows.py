@@ -1,4 +1,5 @@
-"""`tools/test --device gpu --rows`: checks and times each of CUDA's rows on a card. Needs its driver and nvcc, no framework.
+"""`tools/test --device gpu --rows`: checks and times each of CUDA's rows on a card. Needs its driver alone: the script brings
+nvcc (PyPI's) where there is none, and no framework is asked for.
 
 Each row is run with few numbers, and its outcome held against that of the same sources compiled for this machine's processor
 (`ops/cuda/emulation.h`, which the tests hold against the formulas). Then it is run as models have it, and timed: what it reads
@@ -9,7 +10,6 @@ stay in registers (the row `Peak`).
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from engine.checkpoint.files import user_cache
-from ops.cuda.library import USUAL_NVCC, BuildError, Library, RowError, build, card_command, emulation_command
+from ops.cuda.library import BuildError, Library, RowError, build, card_command, emulation_command, find_nvcc
 from ops.cuda.operands import ROWS, TYPES, operands
 from tools.device.card import Card, CardError
 from tools.device.cases import Case, cases
@@ -147,10 +147,7 @@ def library_path(given: str) -> Path:
     """CUDA's rows for a card. BuildError: there is no compiler for them."""
     if given:
         return Path(given)
-    nvcc = shutil.which("nvcc") or shutil.which(USUAL_NVCC)
-    if nvcc is None:
-        raise BuildError(f"no nvcc on PATH nor at {USUAL_NVCC}, which the rows are built with; name it, or give --library FILE")
-    return build(card_command(nvcc), user_cache() / "cuda")  # where engines look for it too
+    return build(card_command(find_nvcc()), user_cache() / "cuda")  # where engines look for it too
 
 
 def emulated() -> Library:

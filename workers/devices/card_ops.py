@@ -1,4 +1,5 @@
-"""CUDA's rows for the card of a rank: built by nvcc, where there is one, when they are first needed.
+"""CUDA's rows for the card of a rank: built by nvcc, where there is one, when they are first needed; and taken where they are
+right.
 
 Called by `workers/runners/gpu.py` with `--ops cuda`. The library is kept for later starts, by what it was made of.
 """
@@ -6,36 +7,43 @@ Called by `workers/runners/gpu.py` with `--ops cuda`. The library is kept for la
 from __future__ import annotations
 
 import logging
-import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from engine.checkpoint.files import user_cache
 from engine.errors import OptionError
 from ops.table import OpTable
 
-if TYPE_CHECKING:
-    from ops.paddle.gang import GangOps
-
 _LOG = logging.getLogger(__name__)
 
 
-def card_ops(others: OpTable, needs_rows: str = "", gang: GangOps | None = None) -> OpTable:
-    """The rows' table; without a compiler for them `others`, which is said. OptionError: an option `needs_rows`. `gang`: what
-    several ranks exchange."""
-    from ops.cuda.library import USUAL_NVCC, BuildError, Library, build, card_command  # with Paddle's table
+class CardRows(msgspec.Struct, frozen=True):
+    """Rows that nobody has tried on this card yet. `needed_by`: the option that no other ops on a card have, or none."""
+
+    make: Callable[[Any], OpTable]  # of a gang (`Device.gang`); None: of one rank
+    needed_by: str = ""
+
+
+def leave_rows(cause: str, needed_by: str, remedy: str) -> None:
+    """Other ops are taken, which is said. OptionError: these lack what was asked for."""
+    if needed_by:
+        raise OptionError(f"--ops cuda: {cause}; {needed_by} needs them, leave it out{remedy}")
+    _LOG.warning("--ops cuda: fused ops are taken: %s", cause)
+
+
+def card_rows(needed_by: str = "") -> CardRows | None:
+    """Those that nvcc builds; None: it does not. OptionError: and they are needed."""
+    from ops.cuda.library import BuildError, Library, build, card_command, find_nvcc  # with Paddle's table
     from ops.cuda.table import make_table
 
-    nvcc = shutil.which("nvcc") or shutil.which(USUAL_NVCC)
     try:
-        if nvcc is None:
-            raise BuildError(f"there is no nvcc (on PATH or {USUAL_NVCC}), which builds these kernels")
-        library = Library(build(card_command(nvcc), user_cache() / "cuda"))
+        library = Library(build(card_command(find_nvcc()), user_cache() / "cuda"))
     except BuildError as error:
-        if needs_rows:
-            raise OptionError(f"--ops cuda: {error}; {needs_rows} needs them, leave it out or install nvcc") from error
-        _LOG.warning("--ops cuda: fused ops are taken: %s", error)
-        return others
-    return make_table(library, current_stream, gang)
+        leave_rows(str(error), needed_by, " or install nvcc")
+        return None
+    return CardRows(lambda gang: make_table(library, current_stream, gang), needed_by)
 
 
 def current_stream() -> int:

@@ -45,13 +45,18 @@ class LastingArena:
 
     def __init__(self, library: str, card: int, descriptor: int, arena: memoryview) -> None:
         self._card = card
-        self._begin = np.frombuffer(arena, np.uint8).ctypes.data
+        self._begin, self._num_bytes = np.frombuffer(arena, np.uint8).ctypes.data, arena.nbytes
         self._address = DeviceMemory(library, card).map(descriptor, arena.nbytes)
         self._given: list[Any] = []  # as long as the process: so are the tensors
+
+    def has(self, memory: np.ndarray) -> bool:
+        """Whether it is part of the host's arena; what is tried when a rank starts has a cache of its own."""
+        return 0 <= memory.ctypes.data - self._begin <= self._num_bytes - memory.nbytes
 
     def capsule(self, memory: np.ndarray, device_type: int) -> Any:
         """For `from_dlpack`: what lies where `memory` does in the host's arena."""
         assert memory.flags.c_contiguous
+        assert self.has(memory), "that is none of the arena's memory"
         shape = (c_int64 * memory.ndim)(*memory.shape)
         tensor = _Tensor(
             data=self._address + memory.ctypes.data - self._begin,

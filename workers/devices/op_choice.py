@@ -1,8 +1,8 @@
 """The fused ops that a device takes for a model: checked when the rank starts, on the device, before its weights are loaded.
 And whole steps, once they are.
 
-Called by `workers/runner.py` with `--ops fused`. `ops/paddle/choice.py` says what is checked of ops; here is with what shapes,
-and what is said.
+Called by `workers/runner.py` with `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` says what is checked of ops,
+`row_check.py` what of CUDA's rows; here is with what shapes, and what is said.
 """
 
 from __future__ import annotations
@@ -13,28 +13,56 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
 from ops.table import OpTable
+from workers.devices.capabilities import DeviceError
+from workers.devices.card_ops import CardRows, leave_rows
 from workers.devices.device import Device
+from workers.devices.trial import Trial
 from workers.models import Model
-from workers.step.inputs import StepInputs
-from workers.step.kv_cache import map_kv_cache
-from workers.step.media_rows import MediaRows
-from workers.step.slots import Slots
 from workers.weights.declaration import Weights
+from workers.weights.precision import Precision
 from workers.weights.rotary import rotary_tables
 
 _LOG = logging.getLogger(__name__)
 _NUM_POSITIONS = 512  # that are checked of a rotation
-_BLOCK_SIZE, _NUM_SLOTS, _LENGTH = 16, 3, 100  # of the steps that are checked
-Sequences = list[tuple[int, int, int]]  # slot, first position, positions
+_UNABLE = (RuntimeError, ValueError, TypeError, OSError, MemoryError, DeviceError)
 
 
 class ChosenOps(msgspec.Struct, frozen=True):
     ops: OpTable
     fallbacks: tuple[tuple[str, str], ...] = ()  # op, and the candidate that was not taken
+
+
+def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Precision, kv_dtype: str) -> ChosenOps | None:
+    """CUDA's, where they are right on this card; None: other ops are to be taken. OptionError: and these lack what was asked
+    for."""
+    from ops.cuda.library import RowError
+    from workers.devices.row_check import fault_of_drawing, fault_of_rows  # with Paddle's table
+
+    place, alone = device.capabilities.place, rows.make(None)
+    try:
+        fault = fault_of_rows(device, alone, config, precision, kv_dtype)
+    except (*_UNABLE, RowError) as error:
+        fault = f"they fail: {_last_line(error)}"
+    if fault:
+        leave_rows(f"on {place} {fault}", rows.needed_by, "")
+        return None
+    try:
+        fault = fault_of_drawing(device, alone, config.vocab_size)
+    except (*_UNABLE, RowError) as error:
+        fault = f"it fails: {_last_line(error)}"
+    table = rows.make(device.gang)
+    if not fault:
+        return ChosenOps(table)
+    _LOG.warning("draw: sample is not taken on %s: %s", place, fault)
+    return ChosenOps(msgspec.structs.replace(table, drawing=None), (("draw", "sample"),))
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *, allows_variant: bool = False) -> ChosenOps:
@@ -69,37 +97,13 @@ def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *
 
 def check_steps(device: Device, model: Model, kv_dtype: str, max_model_len: int, *, allows_variant: bool) -> None:
     """A prompt whole, and in chunks with others beside it: the same bits after the last layer, whatever its ops are, attention
-    and experts too. OptionError where they are not. In a cache of its own."""
-    config, table = model.config, device.ops
-    media = MediaRows(config, None) if config.vision else None
-    length = min(_LENGTH, max_model_len)
-    first, end, others = length * 3 // 8, length - 2, length // 5
-    whole_step: Sequences = [(1, 0, length)]
-    cut: list[Sequences] = [[(1, 0, first)], [(0, 0, others), (1, first, end - first), (2, 0, others // 2)]]
-    cut += [[(0, others, 1), (1, end, 1), (2, others // 2, 1)], [(1, end + 1, 1)]]
-    inputs = StepInputs(device, _NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, media)
-    tables = inputs.host_block_tables[:_NUM_SLOTS]
-    tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
-    spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
-    cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device)
-    slots = Slots(inputs.host_block_tables, length, config.vocab_size)
-    slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
-
-    def hidden_of(steps: list[Sequences]) -> np.ndarray:
-        found = []
-        for step in steps:
-            of_slots, starts, counts = (np.array(column, np.int32) for column in zip(*step, strict=True))
-            inputs.set_rows(of_slots, starts, counts, counts, slots.token_ids, slots)
-            rows = model.forward(table, inputs, cache).numpy()[: counts.sum()]
-            found.append(np.split(rows, np.cumsum(counts)[:-1])[of_slots.tolist().index(1)])
-        return np.concatenate(found)
-
-    whole, in_parts = hidden_of([whole_step]), hidden_of(cut)
+    and experts too. OptionError where they are not."""
+    whole, in_parts = Trial(device, device.ops, model.config, kv_dtype, max_model_len).hidden_of(model)
     if np.array_equal(whole, in_parts):
         return
     rows = np.flatnonzero((whole != in_parts).any(axis=1))
     where = f"{len(rows)} of {len(whole)} rows of a prompt, the first at position {rows[0]},"
-    text = f"--ops {table.name}: on {device.capabilities.place} {where} have other bits in chunks beside others"
+    text = f"--ops {device.ops.name}: on {device.capabilities.place} {where} have other bits in chunks beside others"
     if not allows_variant:
         raise OptionError(f"{text}; use --ops reference, or --allow-variant-ops")
     _LOG.warning(text)

@@ -87,7 +87,7 @@ class PaddleDevice:
             cast(Any, tensor).copy_(paddle.to_tensor(host, place=paddle.CPUPlace()), True)
 
     def arena(self, memory: np.ndarray) -> paddle.Tensor:
-        if self._lasting is not None:
+        if self._lasting is not None and self._lasting.has(memory):
             return dlpack.from_dlpack(self._lasting.capsule(memory, ON_HOST if self._is_host else ON_GPU))
         return dlpack.from_dlpack(memory) if self._is_host else paddle.zeros(memory.shape, cast(Any, str(memory.dtype)))
 

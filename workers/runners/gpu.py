@@ -12,7 +12,7 @@ from collections.abc import Callable
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from workers.device_inputs import DeviceInputs
-from workers.devices.card_ops import card_ops
+from workers.devices.card_ops import card_rows
 from workers.devices.device import make_device
 from workers.devices.lasting import LastingArena
 from workers.features import Features
@@ -42,6 +42,5 @@ def gpu_runner(
     if device_arena >= 0:
         lasting = LastingArena(config.device_arena_library, peers.rank, device_arena, arena)
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
-    if config.ops == "cuda":
-        device.ops = card_ops(device.ops, needs_rows=_needed_by(config), gang=device.gang)
-    return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))
+    rows = card_rows(_needed_by(config)) if config.ops == "cuda" else None
+    return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan, rows), arena, peers, on_op, features))

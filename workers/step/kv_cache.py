@@ -15,14 +15,18 @@ import numpy as np
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from ops.modules import KvCache, LayerCache
+from ops.table import OpTable
 from workers.devices.device import Device
 
 DUMMY_BLOCK = 0
 
 
-def map_kv_cache(arena: memoryview, spec: KVCacheSpec, num_blocks: int, device: Device) -> KvCache:
-    """The tensors over `arena`, which may be larger than needed. Its contents stay: blocks that an earlier worker filled are
-    valid."""
+def map_kv_cache(
+    arena: memoryview, spec: KVCacheSpec, num_blocks: int, device: Device, table: OpTable | None = None
+) -> KvCache:
+    """The tensors over `arena`, which may be larger than needed, as the device's ops want them, or those of `table`. Its
+    contents stay: blocks that an earlier worker filled are valid."""
+    view_of = (table or device.ops).cache_view
     needed = spec.arena_bytes(num_blocks)
     assert arena.nbytes >= needed, f"the arena has {arena.nbytes} bytes, {num_blocks} blocks need {needed}"
     sizes = (spec.key_bytes, spec.value_bytes)
@@ -31,7 +35,7 @@ def map_kv_cache(arena: memoryview, spec: KVCacheSpec, num_blocks: int, device: 
     for layer in np.frombuffer(arena, np.uint8, in_layers).reshape(spec.num_layers, -1):
         parts = np.split(layer, [(num_blocks + 1) * spec.key_bytes])
         views = [part.reshape(num_blocks + 1, size) for part, size in zip(parts, sizes, strict=True)]
-        keys, values = (device.arena(device.ops.cache_view(view, spec.block_size)) for view in views)
+        keys, values = (device.arena(view_of(view, spec.block_size)) for view in views)
         layers.append(LayerCache(keys, values, spec.block_size, spec.dtype))
     return KvCache(spec.block_size, layers)
 

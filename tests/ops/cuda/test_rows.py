@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ops.cuda.operands import STRUCTURES, TYPES, operands
+from ops.cuda.library import RowError
+from ops.cuda.operands import MEMBERS, ROWS, STRUCTURES, TYPES, bound, operands, shape_of
 from tests.ops.cuda import pages
 from tests.ops.tables import emulated_card
+from tools.device.cases import cases
 
 NARROW = ("float16", "bfloat16")
 EPSILONS = {"float32": 2**-21, "float16": 2**-10, "bfloat16": 2**-7}
@@ -103,10 +105,15 @@ def test_linear(dtype: str, weight_type: str, num_inputs: int) -> None:
 
 
 def test_a_number_too_many_is_an_error() -> None:
+    """Where the header says how many there are, before anything runs; else the emulation says so."""
     case = LinearCase("bfloat16", "bfloat16", 72, 40)
-    case.bias = case.bias[:-1]
-    with pytest.raises(Exception, match="Linear: element 39 of a buffer of 39"):
-        case.run(narrowed(random(3, 72), "bfloat16")[0])
+    x = narrowed(random(3, 72), "bfloat16")[0]
+    bias, case.bias = case.bias, case.bias[:-1]
+    with pytest.raises(AssertionError, match=r"Linear: bias \[weights.num_outputs\] has 39 numbers, it should have 40"):
+        case.run(x)
+    case.bias, case.weights = bias, case.weights.reshape(-1)[:-8]
+    with pytest.raises(RowError, match=r"Linear: a vector at element 3832 of a buffer of 3832"):
+        case.run(x)
 
 
 # ----------------------------------------------------------------------------------------------------------- attention
@@ -243,3 +250,30 @@ def test_operands_are_declared_once() -> None:
     assert ctypes.sizeof(STRUCTURES["Begin"]) == 4 * 16 + 3 * 4 + 4
     with pytest.raises(AssertionError, match=r"Begin takes \['block_tables', "):
         operands("Begin", describe, block_tables=np.zeros(1, np.int32))
+    rows = {"positions": np.zeros(3, np.int32), "row_slots": np.zeros(3, np.int32), "slot_mapping": np.zeros(3, np.int32)}
+    given = {**rows, "num_rows": 3, "blocks_per_slot": 2, "block_size": 16}
+    with pytest.raises(AssertionError, match=r"Begin: block_tables \[_, blocks_per_slot\] is not there"):
+        operands("Begin", describe, block_tables=None, **given)
+
+
+def test_d4_results_have_the_shapes_that_the_header_says() -> None:
+    """Those of each row's cases, of rows that decode alone and of several of a sequence (drafts, prompts), whose results are
+    written down in numpy: the same are made where they are not given. What else is given is as large as it is declared."""
+    seen = set()
+    for case in cases(is_large=False):
+        results = {name: case.values[name] for name, member in MEMBERS[case.row].items() if member.is_result}
+        others = {name: value for name, value in case.values.items() if name not in results}
+        filled, made = bound(
+            case.row, describe, lambda shape, dtype: np.zeros(shape, {"bfloat16": "uint16"}.get(dtype, dtype)), others
+        )
+        assert {name: (array.size, array.itemsize) for name, array in made.items()} == {
+            name: (array.size, array.itemsize) for name, array in results.items()
+        }, case.text
+        for member in MEMBERS[case.row].values():
+            value = case.values[member.name]
+            if value is None or member.dimensions is None or "_" in member.shape.split(", ")[0]:
+                continue
+            least = int(np.prod(shape_of(member, filled)))
+            assert value.size == least or (member.name in ("sent", "slots") and value.size > least), (case.text, member.name)
+        seen.add(case.row)
+    assert seen == set(ROWS) - {"Peak"}

@@ -17,7 +17,7 @@ from tests.workers.parallel.test_tensor_parallel import ODD_EXPERTS, on_each
 from tests.workers.test_cuda_rows import OnEmulatedCard
 
 pytestmark = pytest.mark.slow
-CARD: dict[str, Any] = {"ops": "cuda", "kind": OnEmulatedCard, "plan": "eager", "max_model_len": 48, "samples": (3, 3)}
+CARD: dict[str, Any] = {"ops": "reference", "kind": OnEmulatedCard, "plan": "eager", "max_model_len": 48, "samples": (3, 3)}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,54 @@
+"""A prompt whole, and in chunks beside others, through a model on a device, in a cache of its own: what `op_choice.py` and
+`row_check.py` look at before a rank serves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.model_config import ModelConfig
+from ops.table import OpTable
+from workers.devices.device import Device
+from workers.models import Model
+from workers.step.inputs import StepInputs
+from workers.step.kv_cache import map_kv_cache
+from workers.step.media_rows import MediaRows
+from workers.step.slots import Slots
+
+_BLOCK_SIZE, _NUM_SLOTS, _LENGTH = 16, 3, 100
+Sequences = list[tuple[int, int, int]]  # slot, first position, positions
+
+
+class Trial:
+    """Inputs and cache for a model of `config` on `table`."""
+
+    def __init__(
+        self, device: Device, table: OpTable, config: ModelConfig, kv_dtype: str, max_model_len: int = _LENGTH
+    ) -> None:
+        self._table = table
+        self.length = length = min(_LENGTH, max_model_len)
+        media = MediaRows(config, None) if config.vision else None
+        self._inputs = inputs = StepInputs(device, _NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, media)
+        tables = inputs.host_block_tables[:_NUM_SLOTS]
+        tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
+        spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
+        self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device, table)
+        self._slots = slots = Slots(inputs.host_block_tables, length, config.vocab_size)
+        slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
+
+    def hidden_of(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
+        """After the last layer, float32 [length, hidden]: of the prompt whole, and of its chunks."""
+        length = self.length
+        first, end, others = length * 3 // 8, length - 2, length // 5
+        cut: list[Sequences] = [[(1, 0, first)], [(0, 0, others), (1, first, end - first), (2, 0, others // 2)]]
+        cut += [[(0, others, 1), (1, end, 1), (2, others // 2, 1)], [(1, end + 1, 1)]]
+        return self._run(model, [[(1, 0, length)]]), self._run(model, cut)
+
+    def _run(self, model: Model, steps: list[Sequences]) -> np.ndarray:
+        found = []
+        for step in steps:
+            of_slots, starts, counts = (np.array(column, np.int32) for column in zip(*step, strict=True))
+            self._inputs.set_rows(of_slots, starts, counts, counts, self._slots.token_ids, self._slots)
+            rows = model.forward(self._table, self._inputs, self._cache).numpy()[: counts.sum()]
+            found.append(np.split(rows, np.cumsum(counts)[:-1])[of_slots.tolist().index(1)])
+        return np.concatenate(found)
