@@ -5,7 +5,7 @@ this page agrees. The supervisor alone writes the header.
 
     0          LINE                            WINDOWS_AT
     +--------+-------------------------------+---------------------------+----------------------------------+
-    | header | LINE_BYTES of each rank, twice| 2 windows of each rank    | buffers of gathers, of experts   |
+    | header | LINE_BYTES of each rank, twice| twice 2 windows of each   | buffers of gathers, of experts   |
     +--------+-------------------------------+---------------------------+----------------------------------+
       u64 epoch, members (a bit for each rank), clock (epoch << 40 | steps of the whole gang that were begun in it), num_ranks
 """
@@ -32,7 +32,7 @@ _EPOCH_SHIFT = 40
 
 def buffers_at(num_ranks: int) -> int:
     """Where the buffers of gathers begin."""
-    return WINDOWS_AT + 2 * WINDOW_BYTES * num_ranks
+    return WINDOWS_AT + NUM_GROUPS * 2 * WINDOW_BYTES * num_ranks
 
 
 class CallSnapshot(msgspec.Struct, frozen=True):

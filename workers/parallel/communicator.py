@@ -24,6 +24,7 @@ _OURS = {
     "line_bytes": arena.LINE_BYTES,
     "bell": arena.BELL,
     "window": arena.WINDOW_BYTES,
+    "groups": arena.NUM_GROUPS,
     "windows_at": arena.WINDOWS_AT,
 }
 assert _cpu.COMM_LAYOUT == _OURS, "shm/gang.py and ops/cpu/native/comm.h lay the comm arena out differently"

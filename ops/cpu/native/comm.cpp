@@ -55,7 +55,7 @@ void Comm::check_epoch() const {
 }
 
 char *Comm::window(int place, std::uint64_t sequence) const {
-    const auto number = 2 * (first_ + place) + static_cast<std::int64_t>(sequence % 2);
+    const auto number = 2 * (COMM_GROUPS * (first_ + place) + lines_) + static_cast<std::int64_t>(sequence % 2);
     return reinterpret_cast<char *>(arena_) + COMM_WINDOWS_AT + number * COMM_WINDOW;
 }
 

@@ -2,13 +2,14 @@
 //
 //     0          128 * rank of 64, two lines each, twice   WINDOWS_AT                          buffers_at
 //     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
-//     | header | line of each rank | where it sleeps | x2 | two windows of WINDOW bytes a rank | gathers, and experts    |
+//     | header | line of each rank | where it sleeps | x2 | twice two windows of WINDOW a rank | gathers, and experts    |
 //     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
 //
 // The supervisor alone writes the header: who is a member, and the epoch, one more with each death and each return. Before a rank
 // waits it says on its line which call it has come to (step, sequence, op, bytes); who waits compares it with his own. A call's
-// place on the line is used again by the next but one, and by then all have left it. Sequences start anew with each epoch. A rank
-// has two lines, as it may be in two groups: with the ranks that share its matrices, and with all that share the experts.
+// place on the line is used again by the next but one, and by then all have left it, as is a window. Sequences start anew with
+// each epoch. A rank has two lines, with two windows each, as it may be in two groups: with the ranks that share its matrices, and
+// with all that share the experts. It goes on to a call of the other while its peers still take what it wrote for the one.
 //
 // A wait looks for a short while and then sleeps, in slices that each say that the step gets on. It ends when all have come, when
 // the epoch changes (GangBroken), or after the limit.
@@ -24,6 +25,7 @@ namespace tokamak::cpu {
 constexpr int MAX_RANKS = 64;
 constexpr std::int64_t COMM_LINE = 128;
 constexpr std::int64_t COMM_WINDOW = 1 << 20;  // two of each rank stay in the last cache
+constexpr int COMM_GROUPS = 2;                 // that a rank may be in
 
 struct CommHeader {
     std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/parallel/clock.py
@@ -57,7 +59,7 @@ struct alignas(COMM_LINE) CommLine {
 };
 static_assert(sizeof(CommHeader) <= COMM_LINE && sizeof(CommLine) == 2 * COMM_LINE);
 
-constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + 2 * MAX_RANKS * static_cast<std::int64_t>(sizeof(CommLine));
+constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + COMM_GROUPS * MAX_RANKS * static_cast<std::int64_t>(sizeof(CommLine));
 static_assert(COMM_WINDOWS_AT % 64 == 0);
 
 // The epoch is not the one any more in which the rank joined: `rank` is gone, or came back.

@@ -659,6 +659,7 @@ void bind_comm(nb::module_ &module) {
     layout["line_bytes"] = sizeof(CommLine);
     layout["bell"] = offsetof(CommLine, bell);
     layout["window"] = COMM_WINDOW;
+    layout["groups"] = COMM_GROUPS;
     layout["windows_at"] = COMM_WINDOWS_AT;
     module.attr("COMM_LAYOUT") = layout;
     module.attr("COMM_KINDS") = nb::cast(std::vector<std::string>(std::begin(COMM_NAMES), std::end(COMM_NAMES)));

@@ -65,6 +65,24 @@ def exchange(communicator: Communicator, most: int) -> None:
         np.testing.assert_array_equal(part, sends(sender, me))
 
 
+def alternate(communicator: Communicator, num_rounds: int) -> int:
+    """A rank of two groups, which meet by turns; how often it got other numbers than were sent. Who sends goes on when the
+    others have come, before they have taken it."""
+    groups = communicator, Communicator(communicator.memory.data, communicator.rank, 0, 2, timeout_s=60.0, shares_experts=True)
+    assert groups[1].join()
+    num_wrong = 0
+    for number in range(num_rounds):
+        for place, group in enumerate(groups):
+            found = group.broadcast(np.full(64, 2 * number + place))
+            num_wrong += bool((found != 2 * number + place).any())
+    return num_wrong
+
+
+def test_what_a_rank_sends_to_one_group_it_does_not_write_over_for_the_other() -> None:
+    with gang_of(2) as gang:
+        assert gang.run(alternate, 4_000) == [0, 0]
+
+
 def test_all_to_all_of_any_sizes() -> None:
     with gang_of(3) as gang:
         assert gang.run(exchange, 4 * WINDOW_BYTES) == [None] * 3
