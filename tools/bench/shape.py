@@ -1,8 +1,8 @@
 """A checkpoint of a published model's shape with random weights, for benchmarks, in the format of Hugging Face.
 
-Used by dense_shape.py, moe_shape.py and vision_shape.py, which have the configurations. The tokenizer is a byte-level BPE of
-the texts that come with Python. The head gives nothing to tokens that are no text by themselves, so that greedy answers never
-end early.
+Used by dense_shape.py, latent_shape.py, moe_shape.py and vision_shape.py, which have the configurations. The tokenizer is a
+byte-level BPE of the texts that come with Python. The head gives nothing to tokens that are no text by themselves, so that
+greedy answers never end early.
 """
 
 from __future__ import annotations
