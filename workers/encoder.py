@@ -65,13 +65,16 @@ class Encoder:
         self._ops = device.ops if device.ops.name == "native" else telling(device.ops, on_op)
         self._place, self._num_ranks = place, num_ranks
         self._slice_rows = slice_rows * self.config.spatial_merge_size**2
+        is_narrow = device.ops.name == "native" and tower.blocks[0].qkv.format.kind != "float32"
+        self._kv_dtype = "bfloat16" if is_narrow else "float32"  # by weights, as the text model's
         self._plan = self._make_plan(_LEAST_ROWS, _LEAST_SEGMENTS)
         self._plan.slice_of(-(-_LEAST_ROWS // self._plan.inputs.slice_rows) - 1)
         self._units: list[_Unit] = []  # of the call that is under way: those of this rank
         self._next = (-1, 0)  # its id, and the part that it goes on with
 
     def _make_plan(self, max_rows: int, max_segments: int) -> Plan:
-        inputs = EncoderInputs(self._device, self.config, max_rows, max_segments, self._slice_rows, self._is_recorded)
+        room = max_rows, max_segments, self._slice_rows
+        inputs = EncoderInputs(self._device, self.config, *room, self._is_recorded, self._kv_dtype)
         return Plan(self._tower, self._ops, inputs)
 
     @property

@@ -211,10 +211,18 @@ class SliceInputs:
 
 
 class EncoderInputs:
-    """`is_recorded`: for a plan that records ops, whose numbers of rows are read from memory. `slice_rows`: patches."""
+    """`is_recorded`: for a plan that records ops, whose numbers of rows are read from memory. `slice_rows`: patches.
+    `kv_dtype`: of keys and values, "float32" or "bfloat16"."""
 
     def __init__(
-        self, device: Device, config: VisionConfig, max_rows: int, max_segments: int, slice_rows: int, is_recorded: bool
+        self,
+        device: Device,
+        config: VisionConfig,
+        max_rows: int,
+        max_segments: int,
+        slice_rows: int,
+        is_recorded: bool,
+        kv_dtype: str,
     ) -> None:
         row_tile = device.ops.row_tile
         self.max_rows, self.max_segments = max_rows, max_segments
@@ -227,7 +235,7 @@ class EncoderInputs:
         self.window_tables = Tables(device, max_segments, max_rows) if config.window_size else self.picture_tables
         self.angles = Angles(config.head_dim, config.rope_theta, _MAX_PLACES)
         self.rotary = Rotary(config.head_dim, partners=device.tensor(partners_of(config.head_dim)), is_by_row=True)
-        self.cache = self._make_cache()
+        self.cache = self._make_cache(kv_dtype)
         self.units: Sequence[UnitPatches] = []
         self.num_rows = 0  # of patches, without padding
         self.pairs = np.zeros((0, 2), np.int32)  # of each token the rows of its two frames
@@ -235,16 +243,14 @@ class EncoderInputs:
         self._frames = np.zeros((max_rows // self.merged_rows, width), np.float32)
         self.frames: Tensor = Array(Rows(len(self._frames)), width, int(self._frames.ctypes.data), self._frames)
 
-    def _make_cache(self) -> KvCache:
+    def _make_cache(self, dtype: str) -> KvCache:
         """Room for the keys and values of two layers."""
         ops, config = self.device.ops, self.config
         num_blocks = -(-self.max_rows // _BLOCK_SIZE) + self.max_segments + 1
-        views = [
-            ops.cache_view(np.zeros((num_blocks, _BLOCK_SIZE * config.hidden_size * 4), np.uint8), _BLOCK_SIZE)
-            for _ in range(4)
-        ]
+        block_bytes = _BLOCK_SIZE * config.hidden_size * (4 if dtype == "float32" else 2)
+        views = [ops.cache_view(np.zeros((num_blocks, block_bytes), np.uint8), _BLOCK_SIZE) for _ in range(4)]
         tensors = list(map(self.device.tensor, views))
-        layers = [LayerCache(tensors[index], tensors[index + 1], _BLOCK_SIZE) for index in (0, 2)]
+        layers = [LayerCache(tensors[index], tensors[index + 1], _BLOCK_SIZE, dtype) for index in (0, 2)]
         return KvCache(_BLOCK_SIZE, layers)
 
     def unit_patches(self, frames: int, height: int, width: int) -> UnitPatches:

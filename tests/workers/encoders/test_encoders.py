@@ -73,7 +73,7 @@ def test_a_unit_alone(name: str, device: Device) -> None:
 @pytest.mark.parametrize(
     ("precision", "kind", "loss"),
     [
-        (Precision("bfloat16"), "bfloat16", 0.015),
+        (Precision("bfloat16"), "bfloat16", 0.02),  # of qwen2_5_vl's transformers' own bfloat16 loses 0.018 to 0.030
         (Precision(vision_quantization="wint8"), "int8", 0.08),
         (Precision(quantization="wint8"), "float32", 1e-4),  # which rounds the text model alone
     ],
