@@ -49,6 +49,7 @@ from api.schemas.responses import (
     RenderedPrompt,
     encoder,
 )
+from api.schemas.unsupported import check_supported
 from api.sse import EventStream
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Delta
@@ -67,6 +68,7 @@ async def create_chat_completion(request: Request) -> Response:
     model = exchange.services.model
     fields = await exchange.fields(request)
     body = requests.convert(fields, ChatRequest)
+    check_supported(fields, is_chat=True)
     head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
     echoed = _echo_of(body, fields)
     generation, n = await open_chat(request, fields, body)
@@ -116,6 +118,7 @@ async def render_chat_completion(request: Request) -> Response:
     client = exchange.services.client
     fields = await exchange.fields(request)
     body = requests.convert(fields, ChatRequest)
+    check_supported(fields, is_chat=True)
     model = exchange.services.model.resolve(body.model)
     num_kept, max_tokens = truncation_of(body), _max_tokens(body, exchange.services.model)
     default_kwargs = exchange.services.context.config.default_chat_template_kwargs

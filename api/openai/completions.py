@@ -37,6 +37,7 @@ from api.openai.whole import WholeAnswer
 from api.schemas import requests
 from api.schemas.requests import CompletionMedia, CompletionRequest, invalid
 from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, encoder
+from api.schemas.unsupported import check_supported
 from api.sse import EventStream
 from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
 
@@ -56,6 +57,7 @@ async def create_completion(request: Request) -> Response:
     model = exchange.services.model
     fields = await exchange.fields(request)
     body, behind = requests.convert(fields, CompletionRequest), requests.convert(fields, CompletionMedia)
+    check_supported(fields, is_chat=False)
     await asyncio.sleep(0)  # what comes next may take as long
     head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body.prompt, model, body.add_special_tokens is not False, suffix=body.suffix)

@@ -165,6 +165,7 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     reasoning: ReasoningConfig | None = None
     truncation: Annotated[Literal["disabled"], Meta(description="No other is supported.")] | None = None
     conversation: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None
+    prompt: Annotated[dict[str, Any], Meta(max_length=0, description="Not supported: no prompts are kept here.")] | None = None
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True):

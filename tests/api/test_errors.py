@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from api.schemas.unsupported import FIELDS, OF_CHATS
 from tests.api.edge import OPERATOR, Edge
 from tests.waiting import WATCHDOG_S
 
@@ -182,6 +183,38 @@ def test_wrong_conversations(edge: Edge, fields: dict[str, Any], param: str | No
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param
         assert len(answer.content) < 1000
+
+
+ASKED: dict[str, Any] = {
+    **{"audio": {"voice": "x"}, "function_call": {"name": "f"}, "functions": [{"name": "f"}], "modalities": ["text", "audio"]},
+    **{"verbosity": "low", "web_search_options": {}, "ebnf": "x", "logits_processors": ["x"], "prompt_embeds": "x"},
+    **{
+        "regex": "a",
+        "spaces_between_special_tokens": False,
+        "stop_regex": "a",
+        "use_beam_search": True,
+        "vllm_xargs": {"a": 1},
+    },
+    **{"dynatemp_range": 0.5, "grammar": "root ::= x", "json_schema": {}, "lora": [{"id": 0}], "mirostat": 2, "n_predict": 5},
+    **{"n_probs": 3, "repeat_penalty": 1.1, "samplers": ["top_k"], "t_max_predict_ms": 5, "add_special_tokens": True},
+}
+
+
+def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge: Edge) -> None:
+    assert ASKED.keys() == FIELDS.keys() | OF_CHATS.keys()
+    bodies = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "x", "max_tokens": 1}}
+    for path, body in bodies.items():
+        fields = {name: field for name, field in {**FIELDS, **OF_CHATS}.items() if path != "/v1/completions" or name in FIELDS}
+        for name, field in fields.items():
+            error = edge.post(path, {**body, name: ASKED[name]}).json()["error"]
+            assert (error["param"], error["code"]) == (name, "invalid_value")
+            assert error["message"].endswith(field.remedy)
+        assert edge.post(path, {**body, **dict.fromkeys(fields)}).status_code == 200
+        for place in (0, -1):
+            nothing = {name: field.asks_nothing[place] for name, field in fields.items() if field.asks_nothing}
+            assert edge.post(path, {**body, **nothing}).status_code == 200
+    rendered = edge.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})
+    assert (rendered.status_code, rendered.json()["error"]["param"]) == (400, "functions")
 
 
 def test_texts_that_no_ring_takes(edge: Edge) -> None:

@@ -292,6 +292,7 @@ def test_input_tokens(responder: openai.OpenAI) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"background": True}, "background"),
+        ({"prompt": {"id": "x"}}, "prompt"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
