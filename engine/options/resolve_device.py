@@ -118,7 +118,7 @@ def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:
     found = _ops(asked, device)
     if found == "cuda" and device != "gpu":
         raise OptionError(f"--ops cuda: these kernels are for --device gpu, the device is {device}; use --ops auto")
-    if allows_variant and found != "fused":
+    if allows_variant and found not in ("fused", "cuda"):
         raise OptionError(f"--allow-variant-ops is of fused ops, the ops are {found}; add --ops fused, or leave it out")
     return found
 

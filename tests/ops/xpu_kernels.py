@@ -58,6 +58,7 @@ _LISTED = {
     "sum": _FLOATS,
     "swiglu": _FLOATS,
     "take_along_axis": _FLOATS,
+    "tanh": "float32 float16",
     "top_k_v2": "float32 float16",
     "transpose2": _ANY,
     "unbind": "float32 bfloat16",

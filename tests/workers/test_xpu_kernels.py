@@ -17,34 +17,82 @@ import pytest
 from ops.paddle.metadata import MAX_DIVIDED, quotient
 from tests.ops.xpu_kernels import has_kernel
 from tests.paths import REPOSITORY
+from tests.workers.seeing import ARCHITECTURES as SEEING
 from tests.workers.serving import ARCHITECTURES
 
 _KERNEL = re.compile(r"\] (\w+) API kernel key: \[\w+, [^,]*, (\w+)\]")
-# A prompt in two chunks, and a step that decodes, of each model. Paddle decides when it is loaded what it logs.
+# A prompt in two chunks, and steps that decode, of each model; with drafts, as graphs, of pictures, and of what is pooled.
+# Paddle decides when it is loaded what it logs.
 _PROGRAM = """
-import sys
+import sys, tempfile
+from pathlib import Path
 from workers.devices.blas import configure_blas
 configure_blas(1)
+from engine.checkpoint.record import ModelRecord
 from engine.messages import SamplingParams
+from engine.options.resolve_pooling import resolve_pooling
 from tests.paths import GOLDEN
+from tests.pooled import write_checkpoint
+from tests.workers.encoders.serving import Units
+from tests.workers.mtp import drafting
+from tests.workers.seeing import make_seeing_runner, seeing_samples
 from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.test_pooling import ASKED, pooled
+from tests.workers.test_runners import NGRAM, WithGraphs, captured
+from workers.encoder import Encoder
 from workers.runners.xpu import xpu_runner
-sizes = {"max_model_len": 64, "num_kv_blocks": 16, "max_num_seqs": 2, "max_num_batched_tokens": 32}
+
+SIZES = {"max_model_len": 64, "num_kv_blocks": 16, "max_num_seqs": 2, "max_num_batched_tokens": 32}
+TEXT = {
+    "reference": {"ops": "reference"},
+    "fused": {"ops": "fused"},
+    "captured": {"ops": "reference", "kind": WithGraphs, **captured(1)},
+    "ngram": {"ops": "reference", "speculative_config": NGRAM},
+    "mtp": {"ops": "reference", "speculative_config": drafting(2)},
+}
 for case in sys.argv[1:]:
-    name, ops = case.split(":")
-    serving = Serving(make_runner(GOLDEN / name, kind=xpu_runner, ops=ops, **sizes), chunk=12)
-    sample = Sample([5, 9, 3, 7] * 5, SamplingParams(temperature=0.0), 2)
-    serving.place(sample, 1)
+    name, how = case.split(":")
+    said = []
+    if how == "pooled":
+        path = write_checkpoint(name, Path(tempfile.mkdtemp()) / "model")
+        pooling, record = resolve_pooling(ASKED, ModelRecord.read(path))
+        options = {"ops": "reference", "plan": "eager", "pooling": pooling, "num_kv_blocks": 64, "max_model_len": 32}
+        runner = make_runner(path, model=record.config, kind=xpu_runner, **options)
+        run = lambda: pooled(runner, [{"token_ids": [5, 9, 3, 7] * 4}])
+    elif how in ("sees", "encodes"):
+        options = {"ops": "reference", "plan": "eager", "max_model_len": 256, "num_kv_blocks": 32, "max_num_seqs": 3}
+        runner, arena = make_seeing_runner(GOLDEN / name, kind=xpu_runner, **options)
+        if how == "encodes":
+            units = Units(runner.encoder._tower, [(1, 8, 4)])
+            encoder = Encoder(runner.encoder._tower, runner.device, units.arena, 7, "eager")
+            run = lambda: encoder.run(units.call(), units.pixels)
+        else:
+            sample = seeing_samples(name, arena)[0]
+            sample.num_outputs = 2
+            serving = Serving(runner)
+            serving.place(sample, 1)
+            run = lambda: serving.run([sample])
+    else:
+        serving = Serving(make_runner(GOLDEN / name, **{"kind": xpu_runner, **SIZES, **TEXT[how]}), chunk=12)
+        sample = Sample([5, 9, 3, 7] * 5, SamplingParams(temperature=0.0), 2 if how in ("reference", "fused") else 4)
+        serving.place(sample, 1)
+        run = lambda: serving.run([sample])
     print("steps of", case, file=sys.stderr, flush=True)
-    serving.run([sample])
+    run()
     print("steps of none", file=sys.stderr, flush=True)
 """
-CASES = [*(f"{name}:reference" for name in ARCHITECTURES), "qwen3:fused"]
+CASES = [
+    *(f"{name}:reference" for name in ARCHITECTURES),
+    *(f"{name}:{how}" for name in SEEING for how in ("sees", "encodes")),
+    *(f"{name}:fused" for name in ("qwen3", "qwen3_moe", "deepseek_v3")),
+    *("qwen3_moe:captured", "qwen3:ngram", "deepseek_v3:mtp"),
+    *(f"{name}:pooled" for name in ("qwen3 classifier", "bert classifier", "xlm-roberta first, normalized")),
+]
 
 
 def test_steps_of_golden_models() -> None:
     settings = {**os.environ, "GLOG_vmodule": "*api*=6"}
-    command = [sys.executable, "-c", _PROGRAM, *CASES]
+    command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, *CASES]
     ran = subprocess.run(command, cwd=REPOSITORY, env=settings, capture_output=True, timeout=300, check=False)
     logged = ran.stderr.decode(errors="replace")
     assert ran.returncode == 0, logged[-2000:]
@@ -52,10 +100,16 @@ def test_steps_of_golden_models() -> None:
     found = {case: set(_KERNEL.findall(part)) for case, part in parts.items()}
     assert list(found) == CASES
     for case, kernels in found.items():
-        assert {("matmul", "float32"), ("gather", "int32"), ("scatter", "int32")} <= kernels, case
+        own = (
+            {("matmul", "float32")}
+            if case.endswith(":encodes")
+            else {("matmul", "float32"), ("gather", "int32"), ("scatter", "int32")}
+        )
+        assert own <= kernels, case
         assert sorted(each for each in kernels if not has_kernel(*each)) == [], case
     assert ("swiglu", "float32") in found["qwen3:fused"]
     assert ("topk", "float32") in found["deepseek_v3:reference"]
+    assert ("tanh", "float32") in found["bert classifier:pooled"]
 
 
 def test_what_has_no_kernel_there() -> None:

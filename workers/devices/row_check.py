@@ -78,16 +78,21 @@ def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
 
 
 def small_model(config: ModelConfig) -> ModelConfig:
-    """With the first layer of each kind, few words and few experts."""
-    sparse = config.experts.sparse_layers if config.experts else ()
-    kinds = {(layer in sparse, config.sliding_windows[layer]): layer for layer in reversed(range(config.num_layers))}
+    """With the first layer of each kind, few words and few experts. Of a model that sees the trunk."""
+    mixtures = {"experts": config.experts, "vision_experts": config.vision_experts}
+    sparse = [frozenset(each.sparse_layers) if each else frozenset() for each in mixtures.values()]
+    kinds = {
+        (*(layer in layers for layers in sparse), config.sliding_windows[layer]): layer
+        for layer in reversed(range(config.num_layers))
+    }
     layers = sorted(kinds.values())
+    for name, mixture in mixtures.items():
+        if mixture is not None:
+            own = tuple(number for number, layer in enumerate(layers) if layer in mixture.sparse_layers)
+            config = replace(config, **{name: _few(mixture, own)})
     windows = tuple(config.sliding_windows[layer] for layer in layers)
-    own = tuple(number for number, layer in enumerate(layers) if layer in sparse)
-    experts = _few(config.experts, own) if config.experts else None
-    text = {"vision": None, "vision_experts": None, "num_draft_layers": 0, "quantization": None}
     sizes = {"num_layers": len(layers), "sliding_windows": windows, "vocab_size": min(config.vocab_size, _VOCAB)}
-    return replace(config, experts=experts, **sizes, **text)
+    return replace(config, num_draft_layers=0, quantization=None, **sizes)
 
 
 def _few(experts: ExpertsConfig, sparse_layers: tuple[int, ...]) -> ExpertsConfig:
@@ -105,6 +110,13 @@ def _hidden_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     trial = Trial(device, table, config, kv_dtype)
     loaded = load_model(
-        Path("random"), config, table, trial.length, lambda num_done, num_bytes: None, precision=precision, random_seed=0
+        Path("random"),
+        config,
+        table,
+        trial.length,
+        lambda num_done, num_bytes: None,
+        precision=precision,
+        random_seed=0,
+        has_encoder=False,
     )
     return trial.hidden_of(loaded.model)

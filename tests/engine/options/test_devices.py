@@ -69,9 +69,11 @@ def test_what_a_device_lacks_is_named_with_a_remedy(arguments: list[str], paddle
     assert said in str(error.value)
 
 
-def test_cudas_kernels_take_rounded_weights() -> None:
-    found = configure("--device", "gpu", "--ops", "cuda", "--quantization", "wint4", paddle=WITH_CARDS)
+def test_cudas_kernels_take_rounded_weights_on_several_ranks() -> None:
+    cuda = ("--device", "gpu", "--ops", "cuda")
+    found = configure(*cuda, "--quantization", "wint4", "--allow-variant-ops", "-tp", "2")
     assert (found.quantization, found.kv_cache_dtype) == ("wint4", "bfloat16")
+    assert (found.allow_variant_ops, found.num_ranks) == (True, 2)
 
 
 @pytest.mark.parametrize("device", ["gpu", "xpu", "npu"])

@@ -41,7 +41,12 @@ def taken(table: OpTable, name: str, precision: Precision, kv_dtype: str, needed
 
 @pytest.mark.parametrize(
     ("name", "quantization", "kv_dtype"),
-    [("qwen3_moe", "none", "float32"), ("deepseek_v3", "wint8", "int8"), ("ernie4_5_moe", "wint4", "bfloat16")],
+    [
+        ("qwen3_moe", "none", "float32"),
+        ("deepseek_v3", "wint8", "int8"),
+        ("ernie4_5_vl_moe", "wint4", "bfloat16"),
+        ("qwen2_5_vl", "none", "bfloat16"),
+    ],
 )
 def test_what_is_right_is_taken(rows: OpTable, name: str, quantization: str, kv_dtype: str) -> None:
     assert taken(rows, name, Precision("float32", quantization), kv_dtype) == ChosenOps(rows)
