@@ -25,6 +25,7 @@ from tests.waiting import WATCHDOG_S, wait_until
 MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--ops", "reference", *engines.OPTIONS)
 HANG = re.compile(r"worker0 hangs in step [1-9]\d*: no heartbeat for 6 s")
+OF_DEVICES = ("device_copies_total", "device_wait_seconds_total", "captured_step_rows_count", "eager_step_rows_count")
 KILLS = (("tokenizer0", "cache"), ("scheduler",), ("worker0",))
 
 
@@ -54,8 +55,9 @@ def test_same_bytes(engine: EngineProcess, expected: Expected, board: Board) -> 
     assert said(answers_together(engine, BODIES)) == expected
     assert said(answers(engine, BODIES[::-1], concurrency=3)[::-1]) == expected
     assert board.counts()["replays"] > 10
-    for name in ("num_preemptions_total", "prefix_cache_hits_total", "spec_decode_num_accepted_tokens_total"):
+    for name in ("num_preemptions_total", "prefix_cache_hits_total", "spec_decode_num_accepted_tokens_total", *OF_DEVICES):
         assert engine.metric(name) > 0, name
+    assert (engine.metric("captured_step_sizes"), engine.metric("uncaptured_step_sizes")) == (4, 0)
 
 
 def test_streams_survive_every_kill(engine: EngineProcess, expected: Expected) -> None:
