@@ -28,6 +28,7 @@ def test_an_empty_cache_fills() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
+    """A14."""
     cache = EncoderCache(9)
     units = [encoded(cache, name, 3) for name in (b"a", b"b", b"c")]
     assert units[0] is not None

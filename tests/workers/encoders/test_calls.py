@@ -105,6 +105,7 @@ def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str
 
 
 def test_wrong_pixels_are_an_error_of_ours(tower: Tower, device: HostDevice) -> None:
+    """A3: and so are rows that are not those of the grid."""
     made = Units(tower, UNITS[:1])
     encoder = Encoder(tower, device, made.arena, 7)
     (key,) = made.pixels
