@@ -87,9 +87,9 @@ class MtpDrafter:
         single = Room(seats, max_rows(0, seats), device.ops.row_tile, max(self._sizes, default=0))
         self._single = DraftInputs(device, single, *shared)
         num_drafts = config.speculative_config.max_drafts
-        self.priors = 0.7 * 0.9 ** np.arange(num_drafts)  # a class for each place behind the last token
+        # a class for each place behind the last token; and others of slots with few entries, whose guesses say little of it
+        self.priors = np.outer([0.7, 0.3], 0.9 ** np.arange(num_drafts)).ravel()
         self._found = Drafts.empty(seats, num_drafts)
-        self._found.classes[:] = np.arange(num_drafts)
         self._marks = marks
         self._layers = self._make_native(model.hidden_size)
 
@@ -147,7 +147,8 @@ class MtpDrafter:
     def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
         """As many as are allowed wherever the hidden state before the last token is at hand."""
         found, count = self._found, len(slots)
-        self._layers.propose(_cpu.address(slots), count, _cpu.address(limits), _cpu.address(found.counts))
+        places = _cpu.address(found.counts), _cpu.address(found.classes)
+        self._layers.propose(_cpu.address(slots), count, _cpu.address(limits), found.classes.shape[1], *places)
         return Drafts(found.token_ids[:count], found.counts[:count], found.classes[:count])
 
     def forget(self) -> None:

@@ -15,7 +15,8 @@ constexpr double kLowest = 0.02, kBest = 0.98;  // chances of a class: nothing i
 constexpr double kByLuck = 0.005;               // chance of a draft of a sample that does not go on as expected
 constexpr double kLeastTrust = 0.01, kFirstTrust = 0.5, kMostTrust = 0.98;
 constexpr double kLeastTold = 0.1;   // chance of a class from which on a draft that stood speaks for the sample
-constexpr double kRecentGain = 0.5;  // for each row with drafts
+constexpr double kRecentGain = 0.2;  // for each row with drafts: one bad sample is not to speak for all that come
+constexpr i64 kDoubted = 1024;       // steps without drafts that were thought to pay, then what speaks against them is doubted
 constexpr double kLeast = 0.05;      // chance of a draft that is tried because it promises something
 constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
@@ -23,6 +24,7 @@ constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know 
 constexpr double kLevelGain = 0.1, kMostWeight = 40;     // steps that a share is the mean of
 constexpr double kRowShare = 1.0 / 48;                   // of a step: what a row more costs, before anything is known
 constexpr double kMostOver = 2, kMostOverFirst = 3;      // what takes so many times of what was expected was held up by others
+constexpr double kMostOverDrafted = 1.5;  // with drafts, which nobody tries again while they are thought to take that long
 constexpr i64 kRemembered = 2048, kForgetInterval = 64;  // steps
 constexpr i64 kNever = -(i64{1} << 40);
 constexpr double kAlikeRows = 1.2;  // numbers of rows within such a factor take about as long
@@ -50,7 +52,8 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
     double &share = shares.met[cell], &weight = shares.weights[cell];
     if (!level_) level_ = step_ns;
     // The first of its kind, too: what held that up would speak against the kind until it is forgotten.
-    step_ns = std::min(step_ns, (weight ? kMostOver : kMostOverFirst) * of(kind, num_rows));
+    const double most = kind == StepKind::kDrafted ? kMostOverDrafted : weight ? kMostOver : kMostOverFirst;
+    step_ns = std::min(step_ns, most * of(kind, num_rows));
     // prompts of as many rows differ, by their contexts and by how many there are
     if (weight && kind != StepKind::kMixed) level_ += kLevelGain * (step_ns / shares.fitted[cell] - level_);
     if (!weight) shares.cells.insert(std::lower_bound(shares.cells.begin(), shares.cells.end(), cell), cell);
@@ -93,6 +96,12 @@ void StepTimes::fit(Shares &shares) const {
         for (std::size_t place = block.begin; place < end; ++place) shares.fitted[cells[place]] = block.sum / block.weight;
         end = block.begin;
     }
+}
+
+void StepTimes::forget(StepKind kind) {
+    Shares &shares = shares_[static_cast<int>(kind)];
+    for (std::vector<double> *each : {&shares.met, &shares.weights, &shares.fitted}) each->assign(least_rows_.size(), 0);
+    shares.cells.clear();
 }
 
 // Those of the kind, or of another while nothing is known of it.
@@ -228,6 +237,7 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
     }
     if (is_alone && times_.num_plain_since(num_rows) > kPlainInterval) return;
     for (i64 count = 0; count < num_best; ++count) ++chosen[drafts[count].row];
+    if (num_best) num_doubted_ = 0;
     probe(slots, num_slots, granted, num_best ? with : without, num_rows + num_best, chosen);
 }
 
@@ -256,6 +266,13 @@ void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, St
 void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps) {
     times_.learn(kind, num_rows, step_ns);
     probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), kMostCredit);
+    num_doubted_ += num_steps;
+    if (num_doubted_ < kDoubted) return;
+    // A few steps that were held up, or a few samples that were none of its kind, would end drafts for as long as nobody has
+    // any. Samples that were found out stay so.
+    num_doubted_ = 0;
+    times_.forget(StepKind::kDrafted);
+    for (double &trust : recent_) trust = std::max(trust, kFirstTrust);
 }
 
 void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts, const i32 *counts) {

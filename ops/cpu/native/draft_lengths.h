@@ -26,6 +26,7 @@ public:
     void learn(StepKind kind, i64 num_rows, double step_ns);
     // What a step of so many rows is expected to take.
     double of(StepKind kind, i64 num_rows) const;
+    void forget(StepKind kind);
     // Steps since one without drafts of about so many rows.
     i64 num_plain_since(i64 num_rows) const;
 
@@ -106,6 +107,7 @@ private:
     double least_chance_ = 0;  // that pays for a row more
     double probe_credit_ = 0;  // steps: what may be spent on drafts that promise nothing
     double probe_cost_ = 0;    // steps: what one of them took last
+    i64 num_doubted_ = 0;      // steps since one whose drafts were thought to pay
     i64 num_without_ = 0;      // tokens since any sample had drafts, together: those of short answers come to nothing alone
 };
 

@@ -9,6 +9,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i32 kNowhere = -1;
+constexpr i32 kFewEntries = 32;  // behind a hole: guesses that see so little stand less often
 // Counts of a step's inputs (ops/table.py).
 constexpr int kNumRows = 0, kNumSequences = 1, kNumLogitRows = 2, kHasBounds = 3, kNumTokens = 4;
 
@@ -75,10 +76,12 @@ void LayerDrafts::choose(const LayerStep &step, const bool *is_wanted, bool *is_
     }
 }
 
-void LayerDrafts::propose(const i32 *slots, i64 num_slots, const i32 *limits, i32 *counts) const {
+void LayerDrafts::propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const {
     for (i64 row = 0; row < num_slots; ++row) {
-        const i32 position = slots_.hidden_positions[slots[row]];
-        counts[row] = position >= 0 && position == slots_.num_tokens[slots[row]] - 2 ? limits[row] : 0;
+        const i32 slot = slots[row], position = slots_.hidden_positions[slot], first = slots_.first_entries[slot];
+        counts[row] = position >= 0 && position == slots_.num_tokens[slot] - 2 ? limits[row] : 0;
+        const bool are_few = first > 1 && slots_.entry_ends[slot] - first < kFewEntries;
+        std::iota(classes + row * k, classes + (row + 1) * k, static_cast<i32>(are_few ? k : 0));
     }
 }
 

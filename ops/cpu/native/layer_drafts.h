@@ -66,8 +66,8 @@ public:
     void begin(const LayerStep &step);
     // Which rows' tokens get entries.
     void choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const;
-    // How many guesses each slot can get.
-    void propose(const i32 *slots, i64 num_slots, const i32 *limits, i32 *counts) const;
+    // How many guesses each slot can get, and their classes [num_slots, k]: by place, from k on where entries are few.
+    void propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const;
     // Entries [begins[i], ends[i]) will be there: the first that there is then of each slot.
     void enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries);
     // They are.

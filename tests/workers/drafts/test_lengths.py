@@ -147,16 +147,16 @@ def test_short_answers_are_tried_again() -> None:
 
 
 def test_newcomers_begin_as_recent_samples() -> None:
-    rig = Rig(2)
+    rig = Rig(4)
     assert rig.lengths.wanted_by_newcomers() == K, "the first ones are worth a try"
     for right in (0, K):
         for _ in range(600):
-            rig.step(1, [right, right])
+            rig.step(1, [right] * 4)
         rig.start(0)
         assert rig.lengths.wanted_by_newcomers() == rig.lengths.wanted(rig.which)[0] == right
         rig.propose(1)
-        grants = np.full(2, K, np.int32)
-        assert rig.lengths.choose(rig.which, grants, 2, 2)[0] == right
+        grants = np.full(4, K, np.int32)
+        assert rig.lengths.choose(rig.which, grants, 4, 4)[0] == right
     assert Rig(2, is_adaptive=False).lengths.wanted_by_newcomers() == K
 
 
@@ -288,6 +288,29 @@ def test_a_first_step_that_takes_as_long_as_it_should_is_soon_believed() -> None
         times.learn(*MIXED, 512, 200e6)
     assert times.of(*MIXED, 512) == pytest.approx(200e6, rel=0.35)
     assert times.of(*PLAIN, 1) == pytest.approx(1e6, rel=0.01)
+
+
+def test_who_comes_is_tried_again() -> None:
+    """Where nobody's drafts stand but those of who has had some from the first token on: layers know nothing of what lies behind
+    who rested, and each ends before long."""
+    rig = Rig(4, flat)
+    for _ in range(600):
+        rig.step(1, [0] * 4)
+    assert rig.lengths.wanted_by_newcomers() == 0
+    granted, are_drafted, num_drafts = np.zeros(4, np.int32), np.ones(4, np.bool_), []
+    for count in range(3000):
+        if count % 12 == 0:
+            for slot in range(4):
+                rig.start(slot)
+            granted[:], are_drafted[:] = rig.lengths.wanted_by_newcomers(), True
+        rig.propose(1)
+        chosen = rig.lengths.choose(rig.which, granted, 4, 4)
+        are_drafted &= chosen > 0
+        rig.lengths.learn(rig.which, chosen, 1 + np.where(are_drafted, chosen, 0))
+        rig.took(4 + int(chosen.sum()))
+        granted = rig.lengths.wanted(rig.which)
+        num_drafts.append(int(chosen.sum()))
+    assert np.mean(num_drafts[-500:]) > 4
 
 
 def test_prompts_of_so_many_rows_do_not_speak_for_drafts() -> None:
