@@ -28,7 +28,9 @@ class Trial:
         self._table = table
         self.length = length = min(_LENGTH, max_model_len)
         media = MediaRows(config, None) if config.vision else None
-        self._inputs = inputs = StepInputs(device, _NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, media)
+        looked_up = config.max_position_embeddings if config.bidirectional else 0
+        sizes = _NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, media, 0, 0, looked_up
+        self._inputs = inputs = StepInputs(device, *sizes)
         tables = inputs.host_block_tables[:_NUM_SLOTS]
         tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
         spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)

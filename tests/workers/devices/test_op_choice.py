@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from engine.checkpoint.record import ModelRecord
 from engine.errors import OptionError
+from engine.options.resolve_pooling import resolve_pooling
 from ops.paddle import fused, reference
 from ops.paddle.fused import Candidate
 from ops.table import OpTable
+from tests.pooled import write_checkpoint
+from tests.workers.serving import make_runner
+from tests.workers.test_cuda_rows import OnEmulatedCard
+from tests.workers.test_pooling import ASKED, pooled
 from tests.workers.test_runners import answers, core_of
 from workers.runners.cpu import CpuRunner
 from workers.runners.xpu import xpu_runner
@@ -27,6 +35,22 @@ def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> 
     found = answers(core)
     assert found == answers(core_of(CpuRunner, name, ops="fused"))
     assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(CpuRunner, name))]
+
+
+@pytest.mark.parametrize("name", ["bert mean, normalized", "xlm-roberta classifier"])
+def test_encoders_of_text(name: str, tmp_path: Path) -> None:
+    """Whose positions are looked up; with CUDA's rows as well."""
+    path = write_checkpoint(name, tmp_path / "model")
+    pooling, record = resolve_pooling(ASKED, ModelRecord.read(path))
+    kinds: list[tuple[str, Any]] = [("reference", xpu_runner), ("fused", xpu_runner), ("cuda", OnEmulatedCard)]
+    found = []
+    for ops, kind in kinds:
+        options = {"ops": ops, "plan": "eager", "pooling": pooling, "num_kv_blocks": 64, "max_model_len": 32}
+        runner = make_runner(path, model=record.config, kind=kind, **options)
+        assert runner.device.ops.name == ops
+        found.append(pooled(runner, [{"token_ids": [5, 9, 3, 7] * 4}])[0])
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], atol=1e-5)
 
 
 def test_where_no_linear_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
