@@ -17,6 +17,7 @@ PACKAGES = ("api", "engine", "ops", "shm", "tools", "workers")
 BY_HAND = {  # run by a person who installs what their docstrings name
     "tools/bench/llama_encoder.py": {"llama-cpp"},
     "tools/bench/llama_server.py": {"llama-cpp"},
+    "tools/bench/openvino_pictures.py": {"openvino", "openvino-genai"},
     "tools/bench/openvino_server.py": {"openvino-genai"},
     "tools/bench/transformers_encoder.py": {"torch", "transformers"},
     "tools/bench/transformers_pictures.py": {"transformers"},

@@ -4,8 +4,7 @@ Run with an interpreter that has openvino-genai and numpy:
 
     python tools/bench/openvino_pictures.py MODEL_DIRECTORY WIDTHxHEIGHT [ROUNDS] [AT_ONCE]
 
-Its pictures are pixels already, where a server decodes a file. Each is new, with a question of some words, and
-one token is answered.
+Its pictures are pixels already, where a server decodes a file. Each is new, with a question; one token is answered.
 """
 
 from __future__ import annotations
