@@ -161,10 +161,12 @@ class MtpDrafter:
         for size in self._entry_sizes:
             self._standing.set_rows(none, none, none, self._slots.token_ids, none)
             self._standing.pad_entries(size)
+            self._standing.flush()
             self._plan.store(size)
         for size in self._sizes:
             self._single.set_rows(none, none, none, self._slots.token_ids, none)
             self._single.pad(size)
+            self._single.flush()
             for module in range(self._plan.num_modules):
                 self._plan.forward(module, size)
 
@@ -174,6 +176,7 @@ class MtpDrafter:
         size = min((size for size in self._sizes if size >= self._single.num_tokens), default=0) if mode.size else 0
         if size:
             self._single.pad(size)
+        self._single.flush()
         self._plan.forward(module, size)
 
     def draft(self, rows: StepRows, mode: StepMode, guess: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
@@ -207,6 +210,7 @@ class MtpDrafter:
             for begin in range(0, len(slots), self._single.max_logit_rows):
                 part = slice(begin, min(begin + self._single.max_logit_rows, len(slots)))
                 self._single.set_logit_rows(np.arange(part.start, part.stop))
+                self._single.flush()
                 token_ids[slots[part], positions[part] + 1] = guess(self._plan.logits(module)[: part.stop - begin])
 
     # ------------------------------------------------------------------------------------------------ tokens that stand
@@ -243,6 +247,7 @@ class MtpDrafter:
         size = min((size for size in sizes if size >= self._standing.num_tokens), default=0)
         if size:
             self._standing.pad_entries(size)
+        self._standing.flush()
         self._plan.store(size)
 
     # ------------------------------------------------------------------------------------------------- what there is

@@ -1,6 +1,7 @@
 """What layers that draft read on the device: rows of sequences, each with the hidden state that comes before its token.
 
-Owned by the drafter (`workers/drafts/mtp.py`), over the block tables of the step's inputs.
+Owned by the drafter (`workers/drafts/mtp.py`), over the block tables of the step's inputs. Tables with padded rows have all
+whole numbers in one tensor, which is sent in one copy (`flush`); native tapes read the host's arrays.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from ops.table import NUM_ROWS
 from workers.devices.device import Device
 from workers.step.inputs import Room, RowInputs
 
+_APART = ("hidden", "slot_mapping")  # no whole numbers; the device's alone
+
 
 class DraftInputs(RowInputs):
     """At most `max_rows` rows, with hidden states of `hidden_size` numbers."""
 
     hidden: Tensor
+    _packed: Tensor = None
+    _is_changed = False  # what is packed, since it was sent
 
     def __init__(self, device: Device, room: Room, block_tables: Tensor, hidden_size: int, max_key_splits: int) -> None:
         """`max_key_splits`: of a sequence of any length."""
@@ -27,6 +32,38 @@ class DraftInputs(RowInputs):
         self._max_key_splits = max_key_splits
         self._add("hidden", room.max_rows, hidden_size, dtype=np.float32)
         self.host_hidden = self._host["hidden"]
+        if self._row_tile > 1:
+            self._pack(device)
+
+    def _pack(self, device: Device) -> None:
+        names = [name for name in self._host if name not in _APART]
+        ends = np.cumsum([self._host[name].size for name in names]).tolist()
+        self._rows = np.zeros(ends[-1], np.int32)
+        self._staging = [device.staging(len(self._rows)) for _ in range(2)]  # one may be on its way while the other is filled
+        self._packed = device.tensor(np.zeros_like(self._rows))
+        for name, begin, end in zip(names, [0, *ends], ends, strict=False):
+            self._host[name], part = self._rows[begin:end], self._packed[begin:end]
+            assert device.address(part) == device.address(self._packed) + 4 * begin, (
+                "this device copies where a part is asked for"
+            )
+            setattr(self, name, part)
+
+    def _upload(self, name: str) -> None:
+        if self._packed is None or name in _APART:
+            super()._upload(name)
+        else:
+            self._is_changed = True
+
+    def flush(self) -> None:
+        """To be called before anything reads what was set."""
+        if not self._is_changed:
+            return
+        self._is_changed = False
+        self._staging.reverse()
+        staging = self._staging[0]
+        self._device.settle(staging)
+        staging[:] = self._rows
+        self._device.send(staging, self._packed, len(self._rows))
 
     def host_addresses(self) -> dict[str, int]:
         """Where the host has what a tape reads."""
