@@ -36,14 +36,18 @@ class Trial:
         spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
         self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device, table)
         self._slots = slots = Slots(inputs.host_block_tables, length, config.vocab_size)
+        slots.second_starts[:] = length  # each prompt is one text
+        self._is_cut = config.bidirectional is None  # else a prompt is computed in one step
         slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
 
     def hidden_of(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
-        """After the last layer, float32 [length, hidden]: of the prompt whole, and of its chunks."""
+        """After the last layer, float32 [length, hidden]: of the prompt whole, and of its chunks, or beside others."""
         length = self.length
         first, end, others = length * 3 // 8, length - 2, length // 5
         cut: list[Sequences] = [[(1, 0, first)], [(0, 0, others), (1, first, end - first), (2, 0, others // 2)]]
         cut += [[(0, others, 1), (1, end, 1), (2, others // 2, 1)], [(1, end + 1, 1)]]
+        if not self._is_cut:
+            cut = [[(0, 0, others), (1, 0, length), (2, 0, others // 2)]]
         return self._run(model, [[(1, 0, length)]]), self._run(model, cut)
 
     def _run(self, model: Model, steps: list[Sequences]) -> np.ndarray:
