@@ -35,7 +35,7 @@ struct Row {
     History history;
     const std::uint32_t *mask;  // where nothing else changes the logits
     float *edited;              // a copy for what changes the logits; null where nothing does
-    i64 choice, raw;  // scans; -1: none
+    i64 choice, raw;            // scans; -1: none
     i64 num_top;
 };
 
