@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ALL = np.uint32(0xFFFFFFFF)
 # A clock, where all else is bounded by counts: the library has none that bounds what is ambiguous (`s: s s | "Z"` takes 48 ms a
-# token after 600). Whoever comes to it gets an error (`engine/scheduler/results.py`), never a shorter answer: when depends on the
+# token after 600). Who comes to it gets an error (`engine/scheduler/results.py`), never a shorter answer: when depends on the
 # machine, what an answer says does not. Ordinary ones take up to 0.3 ms a token, the widest 0.7. It is of the thread's own
 # processor time, so that waiting, as under load, is not in it.
 BURST_NS = 200_000_000  # that a sample's masks may take at once
