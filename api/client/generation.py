@@ -60,6 +60,7 @@ class OpenSample:
         "first_token_ns",
         "generation",
         "last_token_ns",
+        "made_by",
         "num_accepted_prediction_tokens",
         "num_cached_tokens",
         "num_calls",
@@ -96,7 +97,8 @@ class OpenSample:
         self.num_rejected_prediction_tokens = 0
         self.weight_versions: list[int] = []
         self.pooled = b""  # float32, of an engine that pools
-        self.replica = -1  # that made the last of it; -1: none yet
+        self.replica = -1  # that answers its present attempt; -1: none has yet
+        self.made_by = -1  # the replica that made the last of it; -1: there is nothing yet
         self.cumulative_logprob = 0.0
         self.finish_reason = ""
         self.stop_reason: int | str | None = None
@@ -127,7 +129,7 @@ class OpenSample:
         if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
             self.weight_versions.append(delta.weight_version)
         if delta.replica >= 0:
-            self.replica = delta.replica
+            self.replica = self.made_by = delta.replica
         self.delivered.extend(delta.token_ids)
         self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
@@ -164,6 +166,7 @@ class OpenSample:
             num_scored_prompt_tokens=len(self.prompt_logprobs),
             replica=self.replica,
         )
+        self.replica = -1  # it may go to another one, and die there before that one has said a word
         return self.submit
 
 
@@ -228,7 +231,7 @@ class Generation:
     @property
     def headers(self) -> dict[str, str]:
         """What an answer says of who made it, in its headers."""
-        replicas = sorted({sample.replica for sample in self.samples if sample.replica >= 0})
+        replicas = sorted({sample.made_by for sample in self.samples if sample.made_by >= 0})
         return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
 
     async def wait(self) -> None:

@@ -285,6 +285,7 @@ def _start_of(sample: Submit | Request, prompt_index: int) -> SampleStart:
         sample.attempt,
         sample.resume_token_ids,
         sample.num_scored_prompt_tokens,
+        sample.replica if isinstance(sample, Submit) else -1,
     )
 
 

@@ -157,6 +157,7 @@ class TokenizerPeer(Peer):
         self.script: list[Part] = []
         self.is_answering_calls = True
         self.weight_version = 1
+        self.replica = -1  # that answers
         self._lock = threading.Lock()
 
     def stop(self) -> None:
@@ -181,6 +182,7 @@ class TokenizerPeer(Peer):
             if self.credits is None or stream.num_sent < self.credits
         ]
         for delta in deltas:
+            delta.replica = self.replica
             if delta.finish_reason:
                 del self.streams[delta.request_id]
         if deltas:

@@ -289,6 +289,24 @@ def test_a_crash_behind_the_edge(paced: Edge, victim: str) -> None:
     assert paced.count("resubmissions_total") == before + 1
 
 
+def test_who_moved_to_a_replica_that_dies_before_it_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is submitted again by its present attempt, which nobody has answered, not by where it was before."""
+    with Edge(tmp_path_factory.mktemp("run"), data_parallel_size=2) as edge:
+        edge.peer.credits, edge.peer.replica = 10, 1
+        reader = Reader(edge, "moved", logprobs=1, n=1)
+        wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens, of replica 1")
+        for num_before, scheduler in enumerate(("scheduler1", "scheduler0", "scheduler1"), 1):
+            edge.begin(scheduler, edge.counters.actor(scheduler).epoch + 1)
+            wait_until(lambda count=num_before: len(edge.peer.submits("moved")) > count, what="submitted again")
+        edge.peer.credits, edge.peer.replica = None, 0
+        reader.finish()
+        assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
+        submits = edge.peer.submits("moved")
+        assert [(submit.attempt, submit.replica) for submit in submits] == [(0, -1), (1, 1), (2, -1), (3, -1)]
+        assert reader.response is not None
+        assert reader.response.headers["x-tokamak-replica"] == "1"
+
+
 def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: Edge) -> None:
     """All open samples come back at once; one that the scheduler has no room for asks again."""
     reader = Reader(paced, "back-in-line")
