@@ -21,9 +21,9 @@ constexpr double kLeast = 0.05;      // chance of a draft that is tried because 
 constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
 
-constexpr double kLevelGain = 0.1, kMostWeight = 40;     // steps that a share is the mean of
-constexpr double kRowShare = 1.0 / 48;                   // of a step: what a row more costs, before anything is known
-constexpr double kMostOver = 2, kMostOverFirst = 3;      // what takes so many times of what was expected was held up by others
+constexpr double kLevelGain = 0.1, kMostWeight = 40;  // steps that a share is the mean of
+constexpr double kRowShare = 1.0 / 48;                // of a step: what a row more costs, before anything is known
+constexpr double kMostOver = 2, kMostOverFirst = 3;   // what takes so many times of what was expected was held up by others
 constexpr double kMostOverDrafted = 1.5;  // with drafts, which nobody tries again while they are thought to take that long
 constexpr i64 kRemembered = 2048, kForgetInterval = 64;  // steps
 constexpr i64 kNever = -(i64{1} << 40);
