@@ -14,12 +14,12 @@ constexpr double kClassDecay = 0.98;                    // for each draft more o
 constexpr double kLowest = 0.02, kBest = 0.98;  // chances of a class: nothing is certain, and what failed is tried again
 constexpr double kByLuck = 0.005;               // chance of a draft of a sample that does not go on as expected
 constexpr double kLeastTrust = 0.01, kFirstTrust = 0.5, kMostTrust = 0.98;
-constexpr double kLeastTold = 0.1;   // chance of a class from which on a draft that stood speaks for the sample
-constexpr double kRecentGain = 0.2;  // for each row with drafts: one bad sample is not to speak for all that come
-constexpr i64 kDoubted = 1024;       // steps without drafts that were thought to pay, then what speaks against them is doubted
-constexpr double kLeast = 0.05;      // chance of a draft that is tried because it promises something
-constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
-constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
+constexpr double kLeastTold = 0.1;    // chance of a class from which on a draft that stood speaks for the sample
+constexpr double kRecentGain = 0.35;  // for each row with drafts: one bad sample is not to speak for all that come
+constexpr i64 kDoubted = 1024;        // steps without drafts that were thought to pay, then what speaks against them is doubted
+constexpr double kLeast = 0.05;       // chance of a draft that is tried because it promises something
+constexpr i32 kLinger = 8;            // tokens without drafts after which they are asked for no more, unless they promise
+constexpr i64 kPlainInterval = 256;   // steps until one without drafts, to know its time
 
 constexpr double kLevelGain = 0.1, kMostWeight = 40;  // steps that a share is the mean of
 constexpr double kRowShare = 1.0 / 48;                // of a step: what a row more costs, before anything is known

@@ -611,10 +611,8 @@ void bind_layer_drafts(nb::module_ &module) {
                  self.choose(layer_step(slots, starts, counts, num_sampled, num_drafts, count), truths(is_wanted),
                              truths(is_drafting));
              })
-        .def("propose", [](const LayerDrafts &self, Address slots, i64 count, Address limits, i64 k,
-                           Address counts, Address classes) {
-            self.propose(ints(slots), count, ints(limits), k, ints(counts), ints(classes));
-        })
+        .def("propose", [](const LayerDrafts &self, Address slots, i64 count, Address limits, i64 k, Address counts,
+                           Address classes) { self.propose(ints(slots), count, ints(limits), k, ints(counts), ints(classes)); })
         .def("enter",
              [](LayerDrafts &self, Address slots, i64 count, Address begins, Address ends, Address first_entries) {
                  self.enter(ints(slots), count, ints(begins), ints(ends), ints(first_entries));

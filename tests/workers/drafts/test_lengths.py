@@ -291,8 +291,8 @@ def test_a_first_step_that_takes_as_long_as_it_should_is_soon_believed() -> None
 
 
 def test_who_comes_is_tried_again() -> None:
-    """Where only drafts of who has had some from the first token on stand: layers know nothing of what lies behind
-    who rested, and each ends before long."""
+    """Where no drafts stand but those of who has had some from the first token on: layers know nothing of what lies behind who
+    rested, and each ends before long."""
     rig = Rig(4, flat)
     for _ in range(600):
         rig.step(1, [0] * 4)
