@@ -15,7 +15,7 @@ from shm import gang as arena
 from shm.gang import GangHeader
 
 GangBroken = _cpu.GangBroken  # args: text, the rank that is gone or came back, the epoch now
-SPIN_NS = 1_000_000  # before it sleeps: peers are late by what the other processes take of a core with each token
+SPIN_NS = 40_000
 _ALL = (1 << arena.MAX_RANKS) - 1
 
 _OURS = {
