@@ -213,6 +213,11 @@ def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge:
         for place in (0, -1):
             nothing = {name: field.asks_nothing[place] for name, field in fields.items() if field.asks_nothing}
             assert edge.post(path, {**body, **nothing}).status_code == 200
+    both = {"max_tokens": 5, "n_predict": 5, "repetition_penalty": 1.1, "repeat_penalty": 1.1, "logprobs": 2, "n_probs": 2}
+    assert edge.post("/v1/completions", {"prompt": "x", **both}).status_code == 200
+    for name, other in (("n_predict", 6), ("n_predict", [5]), ("repeat_penalty", 1.2), ("n_probs", 3)):
+        error = edge.post("/v1/completions", {"prompt": "x", **both, name: other}).json()["error"]
+        assert (error["param"], error["code"]) == (name, "invalid_value")
     rendered = edge.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})
     assert (rendered.status_code, rendered.json()["error"]["param"]) == (400, "functions")
 
