@@ -1,8 +1,9 @@
 """Fields of other servers' chats and completions that change an answer there and cannot here: whoever sends one is told so, and
 what to send instead, rather than answered as if he had not.
 
-Called by the routes with a body as it came. Null asks for nothing, nor does what says the same as leaving the field out, or as
-another field of the body that has its effect here: clients of many servers send both names (SillyTavern n_predict and max_tokens).
+Called by the routes with a body as it came, whose own fields are checked. Null asks for nothing, nor does what says the same as
+leaving the field out, or as a field that both kinds of bodies have here: clients of many servers send both names (SillyTavern:
+n_predict and max_tokens).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from api.schemas.requests import invalid, shown
 class Unsupported(msgspec.Struct, frozen=True):
     remedy: str
     asks_nothing: tuple[Any, ...] = ()
-    instead: tuple[str, ...] = ()  # fields of which one may say the same
+    same_as: str = ""  # the field that may say the same
 
 
 FIELDS = {
@@ -43,9 +44,9 @@ FIELDS = {
     "json_schema": Unsupported("send response_format"),
     "lora": Unsupported("send an adapter's name as model", ([],)),
     "mirostat": Unsupported("send typical_p or top_p", (0,)),
-    "n_predict": Unsupported("send max_tokens", (-1,), ("max_tokens", "max_completion_tokens")),
-    "n_probs": Unsupported("send logprobs", (0,), ("logprobs", "top_logprobs")),
-    "repeat_penalty": Unsupported("send repetition_penalty", (1,), ("repetition_penalty",)),
+    "n_predict": Unsupported("send max_tokens", (-1,), "max_tokens"),
+    "n_probs": Unsupported("send logprobs", (0,), "logprobs"),
+    "repeat_penalty": Unsupported("send repetition_penalty", (1,), "repetition_penalty"),
     "samplers": Unsupported("their order is fixed; set those that are not to act to what changes nothing"),
     "t_max_predict_ms": Unsupported("send timeout, in seconds", (0, -1)),
 }
@@ -58,5 +59,5 @@ def check_supported(fields: dict[str, Any], is_chat: bool) -> None:
         unsupported = FIELDS.get(name) or (OF_CHATS.get(name) if is_chat else None)
         if unsupported is None or value is None or value in unsupported.asks_nothing:
             continue
-        if not any(value == fields.get(instead) for instead in unsupported.instead):
+        if not unsupported.same_as or value != fields.get(unsupported.same_as):
             raise invalid(name, f"{shown(value)} cannot be had from this server; {unsupported.remedy}")

@@ -218,6 +218,8 @@ def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge:
     for name, other in (("n_predict", 6), ("n_predict", [5]), ("repeat_penalty", 1.2), ("n_probs", 3)):
         error = edge.post("/v1/completions", {"prompt": "x", **both, name: other}).json()["error"]
         assert (error["param"], error["code"]) == (name, "invalid_value")
+    deep = b'{"prompt": "x", "n_predict": %s, "max_completion_tokens": %s}' % ((b"[" * 900 + b"]" * 900,) * 2)
+    assert edge.post("/v1/completions", content=deep).json()["error"]["param"] == "n_predict"
     rendered = edge.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})
     assert (rendered.status_code, rendered.json()["error"]["param"]) == (400, "functions")
 
