@@ -97,7 +97,7 @@ def test_a_steady_step_is_a_copy_each_way(child: Child, num_rows: int, plan: str
 
 
 def test_a_replayed_step_is_little_work_for_the_host(child: Child) -> None:
-    """What it gives to the device, and what it does itself, beside a step op by op (times: `tools/device/host.py`)."""
+    """What it gives to the device, and what it does itself, beside a step op by op (times: `tests/devices/host.py`)."""
     eager, captured = (child.call("steady_steps", child.board, 32, plan, "", NUM_STEPS) for plan in ("eager", "captured"))
     assert captured["launches"] == NUM_STEPS * 3, "a copy each way, and a graph"
     assert eager["launches"] > NUM_STEPS * 100

@@ -1,2 +1,1 @@
-"""What only a card can show: read `rows.py`, which `tools/test --device gpu --rows` runs. And what its steps cost the host, on
-what is no card (`host.py`)."""
+"""What only a card can show. Read `rows.py`, which `tools/test --device gpu --rows` runs."""

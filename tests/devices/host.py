@@ -1,4 +1,4 @@
-"""What a step costs the host beside a device that works: `python -m tools.device.host`, on the device of `tests/devices`, whose
+"""What a step costs the host beside a device that works: `python -m tests.devices.host`, on the device of `tests/devices`, whose
 plugin it builds. On a quiet machine; what does not depend on one is a test (`tests/devices/test_steps.py`).
 
     host    processor time of the runner in a steady step of 32 rows, captured beside op by op     bar: 0.2
