@@ -30,6 +30,7 @@ PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
 ADMIN_PREFIX = "/admin"
 ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # where vLLM has them
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
 
@@ -109,7 +110,8 @@ def source_of(request: HTTPConnection, config: EngineConfig) -> str:
 
 
 def _neighbourhood(host: str) -> str:
-    """What one user has of addresses: one of IPv4, all 2^64 of a network of IPv6."""
+    """What one user has of addresses: one of IPv4, all 2^64 of a network of IPv6. All of IPv4 is one such network behind a
+    translator (RFC 6052), and each of its addresses another user."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -118,6 +120,8 @@ def _neighbourhood(host: str) -> str:
         return str(address)
     if address.ipv4_mapped is not None:  # a socket of both kinds
         return str(address.ipv4_mapped)
+    if address in _TRANSLATED:
+        return str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 

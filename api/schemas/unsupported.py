@@ -30,8 +30,11 @@ FIELDS = {
     "verbosity": Unsupported("say in a message how long answers are to be", ("medium",)),
     "web_search_options": Unsupported("this server searches nothing"),
     # vLLM's and SGLang's
+    "custom_logit_processor": Unsupported("there are none", ("",)),
     "ebnf": Unsupported("send structured_outputs with a grammar", ("",)),
     "logits_processors": Unsupported("there are none", ([],)),
+    "lora_path": Unsupported("send an adapter's name as model", ("", [])),
+    "no_stop_trim": Unsupported("send include_stop_str_in_output", (False,)),
     "prompt_embeds": Unsupported("send text or token ids", ("", [])),
     "regex": Unsupported("send structured_outputs with a regex", ("",)),
     "spaces_between_special_tokens": Unsupported("leave it out", (True,)),

@@ -108,7 +108,8 @@ def test_addresses_that_one_user_has_are_one_source(edge: Edge) -> None:
             ("2001:db8::1", "2001:0db8:0:0:ffff::2", "2001:db8::"),
             ("2001:db8:0:1::1",),
             ("192.0.2.1", "::ffff:192.0.2.1"),
-            ("192.0.2.2", "::ffff:192.0.2.2"),
+            ("192.0.2.2", "::ffff:192.0.2.2", "64:ff9b::192.0.2.2"),
+            ("64:ff9b::192.0.2.3",),  # its neighbour, where a translator stands before the server
             ("fe80::1%1", "fe80::2%2"),
         )
     ]

@@ -195,6 +195,7 @@ ASKED: dict[str, Any] = {
         "use_beam_search": True,
         "vllm_xargs": {"a": 1},
     },
+    **{"custom_logit_processor": "x", "lora_path": "a", "no_stop_trim": True},
     **{"dynatemp_range": 0.5, "grammar": "root ::= x", "json_schema": {}, "lora": [{"id": 0}], "mirostat": 2, "n_predict": 5},
     **{"n_probs": 3, "repeat_penalty": 1.1, "samplers": ["top_k"], "t_max_predict_ms": 5, "add_special_tokens": True},
 }

@@ -28,6 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CPU_SECONDS = 0.5
 MAX_MEMORY_BYTES = 256 << 20  # beyond what the process has
+MAX_GARBAGE_BYTES = 16 << 20  # that a template may leave to later collections
 MAX_TEMPLATE_CHARACTERS = 256 << 10
 MAX_INTEGER_BITS = 4096
 MAX_ERROR_CHARACTERS = 1000
@@ -128,11 +129,12 @@ def _bounds() -> Iterator[None]:
     lives; in another thread (a test's) memory alone is bounded. No garbage is collected meanwhile: a collection of all that the
     process holds would be the template's time, and what the timer raises in a collector's callback goes to nobody."""
     timer = _Timer() if threading.current_thread() is threading.main_thread() else None
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    num_bytes = _data_bytes()
+    bound = num_bytes + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
     is_collecting = gc.isenabled()
     gc.disable()
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    bound = _data_bytes() + MAX_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
     try:
         if timer:
             timer.start()
@@ -147,6 +149,8 @@ def _bounds() -> Iterator[None]:
                 timer.stop()
             if is_collecting:
                 gc.enable()
+                if _data_bytes() > num_bytes + MAX_GARBAGE_BYTES:
+                    gc.collect()
 
 
 class _Timer:

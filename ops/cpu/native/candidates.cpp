@@ -11,7 +11,9 @@ namespace {
 constexpr int BIN_BITS = 9, NUM_BINS = 1 << BIN_BITS;
 constexpr i64 CHAINS = 4;  // of sums, so that one addition need not wait for another
 
+// Of a distance: two zeros of other signs are one.
 std::uint32_t bits_of(float x) {
+    x += 0.0f;
     std::uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
     return bits;

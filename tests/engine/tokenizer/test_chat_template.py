@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import resource
 import signal
 from datetime import datetime
 from typing import Any
 
 import pytest
+from jinja2.utils import Namespace
 
 from engine.errors import CheckpointError, RequestError
 from engine.messages import ChatPrompt
+from engine.tokenizer.chat.sandbox import Template
 from engine.tokenizer.chat.template import ChatTemplate, ChatTemplates
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
@@ -225,6 +228,31 @@ def test_no_garbage_is_collected_on_a_templates_time() -> None:
         assert phases  # the callback would have told
     finally:
         gc.callbacks.pop()
+
+
+def test_a_template_leaves_little_garbage() -> None:
+    """Requests one after another filled a helper with it, up to where it ended: the collector counts objects, not bytes."""
+    many = 40_000_000  # memory of its own, not what others left free
+    template = Template(
+        f"{{% for i in (1, 2) %}}{{% set n = namespace(a='x' * {many} ~ i) %}}{{% set n.self = n %}}{{% endfor %}}done"
+    )
+    gc.collect()
+    for _ in range(2):
+        assert template.render({}, 100) == "done"
+        assert sum(isinstance(each, Namespace) for each in gc.get_objects()) <= 1
+
+
+def test_garbage_is_collected_behind_a_template_that_could_not_begin() -> None:
+    template, (soft, hard) = Template("x"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull, "rb") as lowest:
+        least = lowest.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            template.render({}, 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert gc.isenabled()
 
 
 def test_templates_of_requests_are_an_option() -> None:

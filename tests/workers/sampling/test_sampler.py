@@ -202,6 +202,15 @@ class TestTruncation:
     def test_top_p_of_equals_takes_the_lowest_ids(self) -> None:
         assert support(np.zeros((1, 40), np.float32), top_p=0.1) == {0, 1, 2, 3}
 
+    def test_zeros_of_both_signs_are_equal(self) -> None:
+        zeros = np.zeros((1, 400), np.float32)
+        signed = zeros.copy()
+        signed[0, 1::2] *= -1
+        for first in (0, 1):  # which of them is the largest
+            mixed = np.roll(signed, first, axis=1)
+            assert support(mixed, top_p=0.5) == support(zeros, top_p=0.5)
+            assert sampled(mixed, [draw_of(top_p=0.9)]) == sampled(zeros, [draw_of(top_p=0.9)])
+
     def test_min_p(self) -> None:
         logits = logits_of(3)
         weights = np.exp((logits[0] - logits[0].max()).astype(np.float64) / 2.0)
