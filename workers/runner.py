@@ -225,6 +225,8 @@ class ModelRunner:
             if taken is not None:
                 return taken
             fallbacks = (("all", "cuda"),)
+        elif config.ops == "cuda":
+            device.agreed_fault("they are not built")
         has_encoder, has_drafts = self._features is not None, config.speculative_config.has_mtp
         _, declared = declare_model(self._model_config, self._share, has_encoder=has_encoder, has_drafts=has_drafts)
         name, allows_variant = device.capabilities.place, config.allow_variant_ops
