@@ -225,6 +225,8 @@ class ModelRunner:
             if taken is not None:
                 return taken
             fallbacks = (("all", "cuda"),)
+        elif config.ops == "cuda":
+            device.agreed_fault("they are not built")
         has_encoder, has_drafts = self._features is not None, config.speculative_config.has_mtp
         _, declared = declare_model(self._model_config, self._share, has_encoder=has_encoder, has_drafts=has_drafts)
         name, allows_variant = device.capabilities.place, config.allow_variant_ops
@@ -292,10 +294,10 @@ class ModelRunner:
             self.mtp.warm_up()
 
     def _warm_up_together(self, plan: Plan) -> None:
-        """In the first step of all ranks that is replayed."""
+        """In the first step of all ranks that is replayed, and of those after one of them has loaded weights alone: what the
+        others had captured is captured anew with it."""
         self._is_warm = True
-        if self._gang is None:  # else tapes, which are there
-            self._warm_up(plan)
+        self._warm_up(plan)
 
     def _rehearse(self, plan: Plan) -> None:
         """DeviceError: a step of the most rows does not fit."""
@@ -357,7 +359,7 @@ class ModelRunner:
         prompt_rows = self._sampling.prompt_rows(rows)
         kept_counts = self._sampling.kept_counts(rows, prompt_rows)
         self.mode = self._mode(rows)
-        if self.mode.size and not self._is_warm:
+        if self._is_cold(plan):
             self._warm_up_together(plan)
         is_drafting: np.ndarray | None = None
         if self.mtp is not None:
@@ -421,7 +423,7 @@ class ModelRunner:
         plan = self.weights.plan
         assert plan is not None, "a rank without weights serves nobody"
         self.mode = self._mode(NO_ROWS)
-        if self.mode.size and not self._is_warm:
+        if self._is_cold(plan):
             self._warm_up_together(plan)
         self._run_rows(plan, NO_ROWS, _NONE, self.mode)
 
@@ -436,6 +438,19 @@ class ModelRunner:
                 for phase, num_tokens, can_replay in (shapes[rank] for rank in communicator.members)
             ]
         return self._captures.mode(own, others)
+
+    def _is_cold(self, plan: Plan) -> bool:
+        """Whether the ranks of the gang are to capture what this step replays. All have to: a rank that has loaded weights
+        again, which a peer could not load, would else exchange what the others do not."""
+        gang = self._communicator if self._experts is None else self._experts.communicator
+        if not self.mode.size or gang is None or self._gang is not None:  # tapes are there
+            return False
+        are_warm = gang.all_gather(np.array([self._is_warm]))[list(gang.members) if self._experts else slice(None)]
+        if not are_warm.all() and self._is_warm:
+            plan.forget()
+            if self.mtp is not None:
+                self.mtp.cool()
+        return not are_warm.all()
 
     def _can_replay(self, rows: StepRows) -> bool:
         """Tapes read bounds of keys, graphs do not."""

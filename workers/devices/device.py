@@ -73,6 +73,9 @@ class Device(Protocol):
         """What `run` enqueues, which is run once before. Ranks that share matrices capture the same together. DeviceError, on
         all of them: one cannot capture it."""
 
+    def agreed_fault(self, fault: str) -> str:
+        """What is wrong here, or with a rank that this one computes with; empty: nothing. All of them ask."""
+
     def address(self, tensor: Tensor) -> int:
         """Where it lies."""
 
@@ -129,6 +132,9 @@ class HostDevice:
 
     def capture(self, run: Callable[[], object]) -> Graph:
         raise DeviceError("native ops are recorded as tapes, and the CPU has no graphs besides")
+
+    def agreed_fault(self, fault: str) -> str:
+        return fault
 
     def address(self, tensor: Tensor) -> int:
         address: int = tensor.ctypes.data

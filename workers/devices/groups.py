@@ -8,8 +8,10 @@ as the tensors take. No group goes on without a rank: the supervisor ends the pr
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -32,7 +34,8 @@ class PaddleGroup:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         os.environ["NCCL_GRAPH_REGISTER"] = "0"  # NCCL would have the ranks meet while they capture, to register buffers
         backend = _BACKENDS.get(device, "xccl")
-        self._group = _process_group(backend, meeting.port, meeting.life, self.place, self.count)
+        self._met = _process_group(backend, meeting.port, meeting.life, self.place, self.count)
+        self._group = self._met.group
         self._has_stream = backend != "gloo"
         self._told: list[np.ndarray] | None = None  # in the rehearsal of what is captured
         self._is_recording = False
@@ -48,6 +51,15 @@ class PaddleGroup:
 
     def end_capture(self) -> None:
         self._told, self._is_recording = None, False
+
+    def said(self, word: str) -> list[str]:
+        """What each rank says, once all have: through the store, for ranks that have not joined yet."""
+        number, store = next(self._met.questions), self._met.store
+        keys = [f"{self._met.life}.said.{number}.{place}" for place in range(self.count)]
+        store.set(keys[self.place], f"={word}")
+        for key in keys:
+            store.wait(key)
+        return [store.get(key).decode()[1:] for key in keys]
 
     def tell(self, values: np.ndarray) -> np.ndarray:
         if self._is_recording:
@@ -75,12 +87,19 @@ class PaddleGroup:
         return y.reshape([self.count, *x.shape])
 
 
+class _Met(NamedTuple):
+    group: Any
+    store: Any
+    life: str
+    questions: Iterator[int]  # the number of the next one
+
+
 @functools.cache
-def _process_group(backend: str, port: int, life: str, place: int, count: int) -> Any:
+def _process_group(backend: str, port: int, life: str, place: int, count: int) -> _Met:
     """One of a process for each port."""
     store = core.TCPStore(LOOPBACK, port, False, count)
     if store.add(f"{life}.arrived", 1) == count:
         store.set(f"{life}.all", "")
     store.wait(f"{life}.all")  # gloo waits for nobody as long as a process may take to start
     make: Any = collective._new_process_group_impl  # what its init_parallel_env calls, which has a store of its own
-    return make(backend, store, place, count, life, None, port)
+    return _Met(make(backend, store, place, count, life, None, port), store, life, itertools.count())

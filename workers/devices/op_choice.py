@@ -36,8 +36,8 @@ class ChosenOps(msgspec.Struct, frozen=True):
 
 
 def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Precision, kv_dtype: str) -> ChosenOps | None:
-    """CUDA's, where they are right on this card; None: other ops are to be taken. OptionError: and these lack what was asked
-    for."""
+    """CUDA's, where they are right on this card, and on those of its peers; None: other ops are to be taken. OptionError: and
+    these lack what was asked for."""
     from ops.cuda.library import RowError
     from workers.devices.row_check import fault_of_drawing, fault_of_rows  # with Paddle's table
 
@@ -46,6 +46,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
         fault = fault_of_rows(device, alone, config, precision, kv_dtype)
     except (*_UNABLE, RowError) as error:
         fault = f"they fail: {_last_line(error)}"
+    fault = device.agreed_fault(fault)
     if fault:
         leave_rows(f"on {place} {fault}", rows.needed_by, "")
         return None
@@ -53,6 +54,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
         fault = fault_of_drawing(device, alone, config.vocab_size)
     except (*_UNABLE, RowError) as error:
         fault = f"it fails: {_last_line(error)}"
+    fault = device.agreed_fault(fault)
     table = rows.make(device.gang)
     if not fault:
         return ChosenOps(table)

@@ -144,6 +144,12 @@ class PaddleDevice:
             raise DeviceError(cause)
         return graph
 
+    def agreed_fault(self, fault: str) -> str:
+        for group in self._groups:
+            others = [word for place, word in enumerate(group.said(fault)) if word and place != group.place]
+            fault = fault or (f"another rank found that {others[0]}" if others else "")
+        return fault
+
     def address(self, tensor: paddle.Tensor) -> int:
         address: int = tensor.data_ptr()
         return address

@@ -154,6 +154,11 @@ class MtpDrafter:
     def forget(self) -> None:
         """The blocks of sequences that are gone are found no more."""
 
+    def cool(self) -> None:
+        """What was captured is captured anew."""
+        if self._plan is not None:
+            self._plan.forget()
+
     def warm_up(self) -> None:
         """Replay what was captured once: padded rows alone, so nothing but the dummy block is written."""
         assert self._plan is not None, "a plan comes with the weights"

@@ -48,6 +48,9 @@ class DraftPlan(Protocol):
         """Guess with one of the modules; entries of the rows are written in the others' layers, too. `size`: as for
         `Plan.replay`."""
 
+    def forget(self) -> None:
+        """As `Plan.forget`."""
+
     def fed(self, module: int) -> np.ndarray:
         """Of the last `forward` what is fed to the next: float32 [m, hidden], m >= single.num_tokens."""
 
@@ -102,6 +105,9 @@ class EagerDraftPlan:
     def forward(self, module: int, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
         self._run_module(module, self._ops)
+
+    def forget(self) -> None:
+        """Nothing was captured."""
 
     def _store_rows(self, ops: OpTable) -> None:
         inputs = self._standing
@@ -166,6 +172,10 @@ class GraphDraftPlan(EagerDraftPlan):
             self._read, self._fed, self._logits = (found.written[name] for name in ("read", "fed", "logits"))
         else:
             self._run_module(module, self._ops)
+
+    def forget(self) -> None:
+        self._captured.clear()
+        self.num_failed = 0
 
     def logits(self, module: int) -> np.ndarray:
         inputs = self._single
@@ -242,6 +252,9 @@ class TapeDraftPlan:
     def chain(self, layers: _cpu.LayerDrafts, rows: StepRows) -> None:
         """All guesses of a step's rows at once; `layers` has the tapes."""
         layers.draft(*rows.addresses())
+
+    def forget(self) -> None:
+        """Tapes stay."""
 
     def store(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"

@@ -32,6 +32,9 @@ class EagerPlan:
     def _run(self) -> None:
         self._hidden = self._model.forward(self._ops, self._inputs, self._cache)
 
+    def forget(self) -> None:
+        """Nothing was captured."""
+
     def hidden(self) -> np.ndarray:
         return np.asarray(self._hidden.numpy())
 

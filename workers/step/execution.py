@@ -40,6 +40,9 @@ class Plan(Protocol):
         """Run the step that the inputs hold, up to the hidden states of the rows that are kept. `size`: as it was captured for
         so many rows, to which the inputs are padded; 0: with the rows that there are."""
 
+    def forget(self) -> None:
+        """What a device captured, which it captures anew when it is run."""
+
     def hidden(self) -> np.ndarray:
         """The hidden states of the kept rows of the last step, float32 [m, hidden], m >= inputs.kept.num_tokens; until the next
         `replay`."""

@@ -59,6 +59,10 @@ class GraphPlan(EagerPlan):
         found.graph.replay()
         self._hidden = found.written["hidden"]
 
+    def forget(self) -> None:
+        self.captured.clear()
+        self.failed_sizes, self._replayed = (), None
+
     def logits(self) -> Tensor:
         found = self._found()
         if found is not None:

@@ -44,6 +44,9 @@ class TapePlan:
         assert inputs.num_rows <= inputs.max_rows, f"the tape is for {inputs.max_rows} rows, the step has {inputs.num_rows}"
         self.tape.replay()
 
+    def forget(self) -> None:
+        """Tapes stay."""
+
     def hidden(self) -> np.ndarray:
         hidden: np.ndarray = self._hidden.numpy()
         return hidden

@@ -24,9 +24,9 @@ def share_experts(
     """With an `arena` all ranks are one replica's, else each is a replica with samples of its own, of which the first begins
     late. All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the
     next. What came of each sample of the replica. Of the options `samples` and `kind` are as in
-    `serve` and `make_runner`."""
+    `serve` and `make_runner`; `loads_again`: the rank that does, alone, when a step was replayed."""
     options = dict(options)
-    given = samples(*options.pop("samples", ()))
+    given, loads_again = samples(*options.pop("samples", ())), options.pop("loads_again", -1)
     rank, count = communicator.rank, communicator.count
     whole = Communicator(communicator.memory.data, rank, 0, count, timeout_s=60.0, spin_ns=5_000, shares_experts=True)
     memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), given, 0
@@ -65,6 +65,9 @@ def share_experts(
             runner.run_without_rows()
         clock.end_step()
         sizes.append(runner.mode.size)
+        if rank == loads_again and runner.mode.size:
+            runner.load(str(path), 1, lambda num_done, num_bytes: None)
+            loads_again = -1
     if options.get("plan") == "captured":
         assert (communicator.all_gather(np.array(sizes)) == sizes).all(), "the ranks replay different sizes"
         assert 0 < np.count_nonzero(sizes) < len(sizes), sizes

@@ -6,15 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.supervisor.port import reserve_port
+from ops.cuda import table as cuda
+from ops.table import Drawing
+from tests.configurations import engine_config
 from tests.ops.cuda.card import emulated_card
+from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.parallel.expert_serving import share_experts
 from tests.workers.parallel.gangs import gang_of
 from tests.workers.parallel.serving import Answers, serve, serve_all
 from tests.workers.parallel.test_tensor_parallel import ODD_EXPERTS, on_each
 from tests.workers.test_cuda_rows import OnEmulatedCard
+from workers.devices.card_ops import CardRows
+from workers.devices.op_choice import take_rows
+from workers.devices.paddle import PaddleDevice
+from workers.parallel.communicator import Communicator
+from workers.parallel.meetings import Meetings
+from workers.weights.precision import Precision
 
 pytestmark = pytest.mark.slow
 CARD: dict[str, Any] = {"ops": "reference", "kind": OnEmulatedCard, "plan": "eager", "max_model_len": 48, "samples": (3, 3)}
@@ -25,6 +37,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("experts")
     write_checkpoint(path, ODD_EXPERTS)
     return path
+
+
+def take(communicator: Communicator, port: int, breaks_all: bool) -> list[object]:
+    """One rank: the ops that it takes, where rows of the second one's card are wrong, all or those that draw."""
+    rows = cuda.make_table(emulated_card())
+    linear, drawing = rows.linear, rows.drawing
+    assert drawing is not None
+    if communicator.rank == 1 and breaks_all:
+        rows = replace(rows, linear=lambda x, module: linear(x, module) * 1.1)
+    elif communicator.rank == 1:
+        rows = replace(rows, drawing=Drawing(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))
+    options = {"tensor_parallel_size": 2, "group_ports": (port,), "num_kv_blocks": 2, "max_model_len": 64}
+    config = engine_config(model="", run_id="", run_dir="", ops="reference", **options)
+    meetings = Meetings.of(config, communicator.rank, communicator, None)
+    assert meetings is not None
+    meetings.open_stores()
+    device = PaddleDevice("cpu", communicator.rank, meetings)
+    model = ModelConfig.read(GOLDEN / "llama")
+    found = take_rows(device, CardRows(lambda gang: rows), model, Precision(), "float32")
+    return [found and found.ops.drawing is not None, found and found.fallbacks]
+
+
+@pytest.mark.parametrize(("breaks_all", "found"), [(True, [None, None]), (False, [False, (("draw", "sample"),)])])
+def test_what_is_wrong_on_one_card_no_rank_takes(breaks_all: bool, found: list[object]) -> None:
+    """They would meet in what the others do not do."""
+    emulated_card()  # compiled before each rank asks for it
+    with reserve_port("127.0.0.1", 0) as port, gang_of(2) as gang:
+        assert gang.run(take, port.getsockname()[1], breaks_all) == [found] * 2
 
 
 @pytest.fixture(scope="module")
