@@ -51,7 +51,7 @@ class GangOfProcesses:
 
     def start(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Rank:
         """`function(communicator, ...)` in a process of its own; the communicator has joined the present epoch."""
-        answers, ours = _SERVER.Pipe(duplex=False)
+        answers, ours = _SERVER.Pipe()
         memory = (DupFd(self.memory.fd), self.memory.num_bytes)
         work = (rank, self.num_ranks, memory, self._settings, ours, function, arguments)
         process = _SERVER.Process(target=_run, args=work, daemon=True)
@@ -85,6 +85,8 @@ def _run(
         communicator = Communicator(arena.buffer, rank, 0, num_ranks, **settings)
         assert communicator.join()
         answers.send(function(communicator, *arguments))
+        with contextlib.suppress(EOFError):
+            answers.recv()  # stays until the gang is closed: another may not have read yet what this one tells
     except Exception as error:
         traceback.print_exc()
         answers.send((type(error).__name__, *error.args))
