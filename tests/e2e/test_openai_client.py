@@ -266,7 +266,7 @@ def test_progress_of_a_prompt_and_its_timings(client: openai.OpenAI) -> None:
             prompt=[token_id] * 1500,
             max_tokens=2,
             stream=True,
-            extra_body={"return_progress": True, "timings": True},
+            extra_body={"return_progress": True, "timings": True, "ignore_eos": True},
         )
         chunks = [chunk.model_extra or {} for chunk in stream]
         progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
