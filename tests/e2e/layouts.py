@@ -144,7 +144,7 @@ def pairs(chosen: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
 def main() -> int:
     names = (*DENSE, *MIXTURES, *PRECISIONS, *LAYOUTS, *REFERENCE, *CONDITIONS, "golden")
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.layouts", description=__doc__.partition("\n")[0])
-    parser.add_argument("chosen", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; of a sort of which none is named: all")
+    parser.add_argument("chosen", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; of a sort without a name: all")
     parser.add_argument("--held", type=Path, metavar="FILE", help="those that held, a title a line: they are not tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other one after that")
     options = parser.parse_args()
