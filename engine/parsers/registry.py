@@ -49,6 +49,10 @@ class Parsers:
     def id_of(self, marker: str) -> int | None:
         return self._id_of_marker.get(marker)
 
+    def finds_reasoning(self, parsing: Parsing | None) -> bool:
+        """Whether the answers of such a request are looked through for it."""
+        return parsing is not None and parsing.finds_reasoning and self.thinking is not None
+
     def begins_thinking(self, parsing: Parsing | None, prompt: object, prompt_end: str) -> bool:
         """Whether an answer begins inside thinking, by the end of the prompt, or by a final message that it goes on with."""
         if parsing is None or not parsing.finds_reasoning or self.thinking is None:
