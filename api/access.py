@@ -18,6 +18,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -31,6 +32,7 @@ ADMIN_PREFIX = "/admin"
 ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # where vLLM has them
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+_NUM_REMEMBERED = 256  # names and addresses, of which nearly every request brings one of the last ones
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
 
@@ -105,8 +107,16 @@ def source_of(request: HTTPConnection, config: EngineConfig) -> str:
     """Whose a request is: its key's, else that of where it came from. Empty: nobody can tell. It names neither to who reads
     messages."""
     key, host = _key_of(request.headers, config.api_key), request.client.host if request.client else ""
-    whose = f"key {key}" if key else _neighbourhood(host)
+    return _source(f"key {key}") if key else _source_at(host)
+
+
+def _source(whose: str) -> str:
     return hashlib.blake2b(whose.encode(), digest_size=8).hexdigest() if whose else ""
+
+
+@lru_cache(_NUM_REMEMBERED)
+def _source_at(host: str) -> str:
+    return _source(_neighbourhood(host))
 
 
 def _neighbourhood(host: str) -> str:
@@ -127,6 +137,8 @@ def _neighbourhood(host: str) -> str:
 
 def _key_of(headers: Headers, keys: Sequence[str]) -> str:
     """Which of `keys` the bearer token or `x-api-key` is, in a time that depends on neither; empty where it is none."""
+    if not keys:
+        return ""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     tokens = [token.strip()] if scheme.lower() == "bearer" else []
     given = [text.encode("latin-1") for text in (*tokens, *headers.getlist("x-api-key"))]
@@ -138,6 +150,7 @@ def _is_admin(path: str) -> bool:
     return path.startswith(ADMIN_PREFIX) or path in ADMIN_PATHS
 
 
+@lru_cache(_NUM_REMEMBERED)
 def _is_local(name: str) -> bool:
     """A name or address that never leaves this machine."""
     if name == "localhost" or name.endswith(".localhost"):
@@ -145,6 +158,7 @@ def _is_local(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name.strip("[]")).is_loopback
 
 
+@lru_cache(_NUM_REMEMBERED)
 def _is_address(name: str) -> bool:
     """A numeric address: no DNS server can point it elsewhere."""
     try:

@@ -55,15 +55,15 @@ def on_first_use(module: str, name: str) -> Callable[[Request], Awaitable[Respon
 
 
 def routes() -> list[BaseRoute]:
-    return [
+    return [  # those first that are asked for most: the router tries one after another
+        Route("/v1/completions", create_completion, methods=["POST"]),
+        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
         Route("/", page),
         Route("/page/{name:path}", page),
         Route("/dashboard", dashboard),
         Route("/dashboard/logs/{actor}", show_log),
         Route("/v1/models", list_models),
         Route("/v1/models/{id:path}", show_model),
-        Route("/v1/completions", create_completion, methods=["POST"]),
-        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
         Route("/v1/chat/completions/render", render_chat_completion, methods=["POST"]),
         Route("/v1/messages", on_first_use("api.anthropic.messages", "create_message"), methods=["POST"]),
         Route("/v1/messages/count_tokens", on_first_use("api.anthropic.messages", "count_tokens"), methods=["POST"]),
@@ -157,10 +157,11 @@ class Gate:
         try:
             scope["app"] = self  # the router then reports unknown places as exceptions
             headers = Headers(scope=scope)
-            scope[SCOPE_KEY] = passage.exchange = self._exchange(headers)
+            given_id = headers.get("x-request-id")
+            scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
-            if headers.get("x-request-id", passage.exchange.request_id) != passage.exchange.request_id:
+            if given_id is not None and given_id != passage.exchange.request_id:
                 text = "x-request-id: expected 1 to 128 letters, digits and ._:-"
                 raise RequestError(text, code="invalid_value", param="x-request-id")
             self._access.check(scope["path"], headers)
@@ -198,8 +199,7 @@ class Gate:
     def count_disconnect(self) -> None:
         self._disconnects.add(1)
 
-    def _exchange(self, headers: Headers) -> Exchange:
-        given = headers.get("x-request-id")
+    def _exchange(self, given: str | None) -> Exchange:
         if given is not None and _REQUEST_ID.fullmatch(given):
             return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}")  # two clients may choose the same
         made = uuid.uuid4().hex

@@ -69,7 +69,8 @@ class EventStream(Response):
             is_last = False
             while not is_last:
                 await self._generation.wait()
-                await self._begin(send)
+                if not self._has_begun:
+                    await self._begin(send)
                 is_last = self._generation.is_finished
                 filling = self._writer.keep_alive if self._silence.is_due else b""
                 await self._write(send, self._writer.take(self._generation) or filling, is_last)
@@ -81,44 +82,41 @@ class EventStream(Response):
             return
 
     async def _begin(self, send: Send) -> None:
-        """Send the head, once. What nobody knows yet is not in it."""
-        if not self._has_begun:
-            self._has_begun = True
-            self.headers.update({name: value for name, value in self._generation.headers.items() if value})
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        """Send the head. What nobody knows yet is not in it."""
+        self._has_begun = True
+        self.headers.update({name: value for name, value in self._generation.headers.items() if value})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     async def _write(self, send: Send, body: bytes, is_last: bool) -> None:
-        self._generation.writing_since_ns = time.monotonic_ns()
+        self._silence.since_ns = self._generation.writing_since_ns = time.monotonic_ns()
         await send({"type": "http.response.body", "body": body, "more_body": not is_last})
         self._generation.writing_since_ns = 0
-        self._silence.broken()
+        self._silence.is_due = False
 
 
 class Silence:
-    """Wakes who writes a stream whenever nothing was written for so long. One timer, which writing does not touch."""
+    """Wakes who writes a stream whenever nothing was written for so long. One timer, which writing does not touch: whoever
+    writes sets `since_ns` alone."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._timer: asyncio.TimerHandle | None = None
+        self.since_ns = 0  # CLOCK_MONOTONIC: the last write began
         self.is_due = False  # something is to be written, whatever it is
 
     def begin(self, interval_s: float) -> None:
         """0: silence may last."""
-        self._interval_s, self._loop = interval_s, asyncio.get_running_loop()
-        self.broken()
+        self.since_ns = time.monotonic_ns()
         if interval_s:
+            self._interval_s, self._loop = interval_s, asyncio.get_running_loop()
             self._timer = self._loop.call_later(interval_s, self._look)
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def broken(self) -> None:
-        """Something was written."""
-        self._since_s, self.is_due = self._loop.time(), False
-
     def _look(self) -> None:
-        left_s = self._since_s + self._interval_s - self._loop.time()
+        left_s = self._interval_s - (time.monotonic_ns() - self.since_ns) / 1e9
         if left_s <= 0:
             self.is_due = True
             self._generation.stir()

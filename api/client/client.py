@@ -299,14 +299,14 @@ class EdgeClient:
         num_before = len(sample.delivered)
         sample.accept(delta)
         self._measures.on_tokens(sample, len(sample.delivered) - num_before, now_ns)
-        is_first = not num_before and len(sample.delivered) > 0
         if sample.is_finished:
             self._finish(sample, sample.finish_reason)
             self._measures.on_answered(sample, now_ns)
         if sample.pending:
             sample.generation.wake()
-        sample.generation.check_held()
-        if self._tracer.is_on and (is_first or sample.is_finished):
+        if delta.logprobs or delta.prompt_logprobs:
+            sample.generation.check_held()
+        if self._tracer.is_on and (sample.is_finished or (delta.token_ids and not num_before)):
             name = "last token" if sample.is_finished else "first token"
             self._tracer.span(name, now_ns, value=len(sample.delivered), label=delta.request_id)
 

@@ -53,6 +53,7 @@ class OpenSample:
     """One sample of a request: what was asked, what came, and what of that its response has not taken yet."""
 
     __slots__ = (
+        "_has_parts",
         "cumulative_logprob",
         "delivered",
         "finish_reason",
@@ -100,6 +101,7 @@ class OpenSample:
         self.replica = -1  # that answers its present attempt; -1: none has yet
         self.made_by = -1  # the replica that made the last of it; -1: there is nothing yet
         self.cumulative_logprob = 0.0
+        self._has_parts = False  # some of it is more than text
         self.finish_reason = ""
         self.stop_reason: int | str | None = None
         self.first_token_ns = 0
@@ -124,17 +126,21 @@ class OpenSample:
             self.num_computed_tokens = delta.num_computed_tokens
             self.generation.has_progressed()
         self.first_prompt_token = self.first_prompt_token or delta.first_prompt_token
-        self.prompt_logprobs += delta.prompt_logprobs
-        self.generation.hold(delta)
+        if delta.logprobs or delta.prompt_logprobs:
+            self.prompt_logprobs += delta.prompt_logprobs
+            self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
+            self.generation.hold(delta)
         if delta.weight_version and delta.weight_version not in self.weight_versions[-1:]:
             self.weight_versions.append(delta.weight_version)
         if delta.replica >= 0:
             self.replica = self.made_by = delta.replica
         self.delivered.extend(delta.token_ids)
-        self.cumulative_logprob += sum(logprobs.logprob for logprobs in delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.num_calls += sum(part.kind == "call" for part in delta.parts)
-        self.num_reasoning_tokens = max(self.num_reasoning_tokens, delta.num_reasoning_tokens)
+        if delta.parts:
+            self._has_parts = True
+            self.num_calls += sum(part.kind == "call" for part in delta.parts)
+        if delta.num_reasoning_tokens > self.num_reasoning_tokens:
+            self.num_reasoning_tokens = delta.num_reasoning_tokens
         self.pooled = delta.pooled
         self.num_accepted_prediction_tokens = delta.num_accepted_prediction_tokens
         self.num_rejected_prediction_tokens = delta.num_rejected_prediction_tokens
@@ -154,7 +160,7 @@ class OpenSample:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             logprobs=[logprobs for delta in pending for logprobs in delta.logprobs],
-            parts=_joined(pending, len(self.delivered)) if any(delta.parts for delta in pending) else [],
+            parts=_joined(pending, len(self.delivered)) if self._has_parts and any(delta.parts for delta in pending) else [],
         )
 
     def next_attempt(self) -> Submit:
@@ -215,7 +221,8 @@ class Generation:
         self._abort_connection = abort_connection
         self._close = close
         self.let_go = let_go
-        self._changed = asyncio.Event()
+        self._has_changed = False
+        self._waiting: asyncio.Future[None] | None = None  # of the one who waits
         self._has_progressed = False
         self._error: TokamakError | None = None
 
@@ -236,8 +243,13 @@ class Generation:
 
     async def wait(self) -> None:
         """Until a stream has something to take, or every sample has ended. Raises why the request failed."""
-        await self._changed.wait()
-        self._changed.clear()
+        if not self._has_changed:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        self._has_changed = False
         if self._error is not None:
             raise self._error
 
@@ -259,11 +271,13 @@ class Generation:
 
     def wake(self) -> None:
         if self._is_streaming or self.is_finished:
-            self._changed.set()
+            self.stir()
 
     def stir(self) -> None:
-        """Wake a stream that has nothing to take: it has been silent for long."""
-        self._changed.set()
+        """Wake a stream though it may have nothing to take: it has been silent for long."""
+        self._has_changed = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def has_progressed(self) -> None:
         """More of a prompt is computed."""
@@ -279,7 +293,7 @@ class Generation:
         """End the request with an error; what the engine still does for it is aborted."""
         if self._error is None and not self.is_finished:
             self._error = error
-            self._changed.set()
+            self.stir()
             self.close()
 
     def leave(self) -> None:

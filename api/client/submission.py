@@ -40,7 +40,8 @@ def sampling_params(
 ) -> SamplingParams:
     """How a sample is drawn, but for its index. `max_tokens` None: up to the model's limit; 0: the prompt alone."""
     for param in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
-        check_vocabulary(param, getattr(request, param) or (), model)
+        if token_ids := getattr(request, param):
+            check_vocabulary(param, token_ids, model)
     defaults = model.defaults
     if max(num_logprobs, num_prompt_logprobs, len(request.logprob_token_ids or ())) > model.max_logprobs:
         raise invalid(
@@ -226,7 +227,8 @@ def make_submits(
     """Prompt by prompt; samples of one prompt share `group_id`. What comes before the first `~` of any of these ids is the
     request id that the client knows."""
     text = text_options(body, parsing)
-    samplings = [msgspec.structs.replace(sampling, sample_index=index) for index in range(best_of)]
+    others = [msgspec.structs.replace(sampling, sample_index=index) for index in range(1, best_of)]
+    samplings = [sampling, *others]
     submits = []
     for number, prompt in enumerate(prompts):
         group_id = exchange.key if len(prompts) == 1 else f"{exchange.key}~p{number}"

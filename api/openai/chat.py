@@ -97,6 +97,11 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
     )
     if parsing is not None and not parsing.binds and format_of(body) is not None:
         parsing = msgspec.structs.replace(parsing, finds_calls=False)  # whatever the form's text looks like
+    if (leaves_reasoning := _leaves_reasoning(body)) and body.include_reasoning is False:
+        raise invalid("include_reasoning", "thinking cannot be left out of a content that it is left in; send one of the two")
+    if parsing is not None and (leaves_reasoning or body.parse_tool_calls is False):
+        leaves_calls = body.parse_tool_calls is False
+        parsing = msgspec.structs.replace(parsing, leaves_calls=leaves_calls, leaves_reasoning=leaves_reasoning)
     check_stream(body)
     n, best_of = check_samples(body, 1, model)
     num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
@@ -192,6 +197,13 @@ def thinking_variables(effort: str | None) -> dict[str, Any]:
         return {}
     thinks = effort != "none"
     return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+
+
+def _leaves_reasoning(body: ChatRequest) -> bool:
+    """Whether thinking stays in the content, by SGLang's field or llama.cpp's."""
+    if body.separate_reasoning and body.reasoning_format == "none":
+        raise invalid("reasoning_format", '"none" is the opposite of separate_reasoning true; send one of them')
+    return body.separate_reasoning is False or body.reasoning_format == "none"
 
 
 def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:

@@ -57,6 +57,8 @@ class ChunkWriter(EventWriter):
         if sample.is_finished:
             tail += b',"weight_version":"%s"' % sample.weight_version.encode()
         choices = self.choices(index, sample, sample.take())
+        if len(choices) == 1:  # nearly always
+            return b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choices[0]), tail)
         return b"".join(b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choice), tail) for choice in choices)
 
     def _progress(self, generation: Generation) -> bytes:

@@ -304,6 +304,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     echo: Annotated[bool, Meta(description="The answer begins with the assistant's message that it continues.")] | None = None
     include_reasoning: Annotated[bool, Meta(description="false: thinking is not sent.")] | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_INT32, description="Thinking ends after so many.")] | None = None
+    separate_reasoning: Annotated[bool, Meta(description="false: thinking is in the content, as it was written.")] | None = None
+    reasoning_format: (
+        Annotated[Literal["auto", "deepseek", "none"], Meta(description="none: as `separate_reasoning` false.")] | None
+    ) = None
+    parse_tool_calls: Annotated[bool, Meta(description="false: calls are in the content, as they were written.")] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -91,6 +91,8 @@ class Parsing(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_parallel: bool = True  # more than one call
     binds: bool = False  # a call is demanded, or must follow a strict schema
     thinking_token_budget: int = -1  # tokens of reasoning at most; -1: any number
+    leaves_calls: bool = False  # in the content, as the model writes them
+    leaves_reasoning: bool = False  # likewise
 
     @property
     def has_grammar(self) -> bool:

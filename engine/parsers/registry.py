@@ -49,6 +49,10 @@ class Parsers:
     def id_of(self, marker: str) -> int | None:
         return self._id_of_marker.get(marker)
 
+    def finds_reasoning(self, parsing: Parsing | None) -> bool:
+        """Whether the answers of such a request are looked through for it."""
+        return parsing is not None and parsing.finds_reasoning and self.thinking is not None
+
     def begins_thinking(self, parsing: Parsing | None, prompt: object, prompt_end: str) -> bool:
         """Whether an answer begins inside thinking, by the end of the prompt, or by a final message that it goes on with."""
         if parsing is None or not parsing.finds_reasoning or self.thinking is None:
@@ -74,8 +78,8 @@ class Parsers:
         parsing, prompt = submit.text.parsing, submit.prompt
         if parsing is None or not isinstance(prompt, ChatPrompt):
             return None
-        family = self.call_family if parsing.finds_calls and prompt.tools else None
-        thinking = self.thinking if parsing.finds_reasoning else None
+        family = self.call_family if parsing.finds_calls and not parsing.leaves_calls and prompt.tools else None
+        thinking = self.thinking if parsing.finds_reasoning and not parsing.leaves_reasoning else None
         if family is None and thinking is None:
             return None
         from engine.parsers.answer_parser import AnswerParser
@@ -87,7 +91,7 @@ class Parsers:
             tools=partial(Tools.of, prompt.tools),
             names=frozenset(parsing.names),
             token_markers=frozenset(self._id_of_marker),
-            begins_thinking=is_thinking,
+            begins_thinking=is_thinking and thinking is not None,
             request_id=submit.request_id,
             is_parallel=parsing.is_parallel,
         )

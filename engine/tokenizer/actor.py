@@ -281,14 +281,15 @@ class TokenizerActor(Actor):
     def _take_outputs(self, outputs: list[Output]) -> None:
         self._gathering_since_ns = self._gathering_since_ns or time.monotonic_ns()
         num_tokens = 0
+        is_traced = self.context.tracer.is_on
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None or stream.attempt != output.attempt:
                 self._num_dropped.add(1)
                 continue
             stream.request = None
-            begin_ns = time.monotonic_ns() if self.context.tracer.is_on else 0
-            is_first = not stream.num_tokens
+            begin_ns = time.monotonic_ns() if is_traced else 0
+            is_first = is_traced and not stream.num_tokens
             delta = stream.take(output)
             num_tokens += len(delta.token_ids)
             self._channels[stream.api].add(delta)

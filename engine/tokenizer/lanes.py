@@ -99,6 +99,7 @@ class Lanes:
         self._work = work
         self._is_own_template = is_own_template
         self._failed: list[tuple[Job, Refusal]] = []  # could not even begin
+        self._has_jobs = False  # or had some when it was looked last; the loop asks in every turn
         self._lanes = {
             "text": _Lane(1, max_waiting),
             "chat": _Lane(1, max_waiting),
@@ -112,7 +113,7 @@ class Lanes:
     @property
     def num_waiting(self) -> int:
         """Jobs that no helper has begun."""
-        return sum(len(lane.waiting) for lane in self._lanes.values())
+        return sum(len(lane.waiting) for lane in self._lanes.values()) if self._has_jobs else 0
 
     @property
     def helpers(self) -> list[Helper]:
@@ -121,6 +122,8 @@ class Lanes:
     @property
     def deadline_ns(self) -> int:
         """When to look in again; 0: nothing is under way."""
+        if not self._has_jobs:
+            return 0
         begun = [job.begun_ns for lane in self._lanes.values() for job in lane.busy.values()]
         now_ns = time.monotonic_ns()
         if self._failed:
@@ -144,6 +147,7 @@ class Lanes:
                 "while nobody else waits"
             )
         lane.waiting.push(job.turn, job)
+        self._has_jobs = True
         self._begin(lane)
 
     def cancel(self, job: Job) -> None:
@@ -156,6 +160,8 @@ class Lanes:
 
     def finished(self) -> Iterator[tuple[Job, Answer]]:
         """What was done since the last call."""
+        if not self._has_jobs:
+            return
         for lane in self._lanes.values():
             self._end_unwanted(lane)
             for helper, job in list(lane.busy.items()):
@@ -181,6 +187,7 @@ class Lanes:
         self._move_slow_form()
         failed, self._failed = self._failed, []
         yield from failed
+        self._has_jobs = bool(self._failed) or any(lane.busy or lane.waiting for lane in self._lanes.values())
 
     def close(self) -> None:
         """End all helpers."""

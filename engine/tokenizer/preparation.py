@@ -156,7 +156,10 @@ class Preparation:
             max_tokens = self._rules.max_tokens(asked, len(kept), param_of(prompt), placed.note, is_cut)
             _check_bounds(submission.mask_bounds, len(kept))
             token_ids = kept.tobytes()
-            is_thinking = self.parsers.begins_thinking(submission.text.parsing, prompt, self._vocabulary.end_of(token_ids))
+            parsing = submission.text.parsing
+            is_thinking = self.parsers.finds_reasoning(parsing) and self.parsers.begins_thinking(
+                parsing, prompt, self._vocabulary.end_of(token_ids)
+            )
             return PreparedPrompt(TokenizedPrompt(token_ids, max_tokens, placed.units, is_thinking, placed.second_start))
         except BaseException as error:
             return refusal_of(error)

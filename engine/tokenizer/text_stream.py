@@ -141,12 +141,16 @@ class TextStream:
             weight_version=output.weight_version,
             replica=self.replica,
             num_computed_tokens=output.num_computed_tokens,
-            logprobs=[self._decoded(entry, self._is_token_shown) for entry in output.logprobs[: len(token_ids)]],
-            pooled=output.pooled,
         )
+        if output.logprobs:
+            delta.logprobs = [self._decoded(entry, self._is_token_shown) for entry in output.logprobs[: len(token_ids)]]
+        if output.pooled:
+            delta.pooled = output.pooled
         if self._detokenizer.is_over:
             delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.stop_string
-        elif self.has_stopped and (not output.finish_reason or len(token_ids) < len(output.token_ids)):
+        elif (self._repetition is not None and self._repetition.is_found) and (
+            not output.finish_reason or len(token_ids) < len(output.token_ids)
+        ):
             delta.text += self._detokenizer.finish()
             delta.finish_reason, delta.stop_reason = "repetition", "repetition_detected"
         elif output.finish_reason:
@@ -159,7 +163,8 @@ class TextStream:
             delta.parts = self._parts.take_parts()
             delta.num_reasoning_tokens = self._parts.num_reasoning_tokens
         self._add_prompt(delta, output)
-        self._count(token_ids)
+        if self._prediction is not None:
+            self._count(token_ids)
         if delta.finish_reason and self._prediction is not None:
             delta.num_accepted_prediction_tokens = self._prediction.num_accepted
             delta.num_rejected_prediction_tokens = self._prediction.num_rejected
@@ -192,7 +197,8 @@ class TextStream:
             self._scores_prompt = False
             first = array("i", self._prompt_token_ids[:4])
             delta.first_prompt_token = b"".join(map(self._vocabulary.bytes_of, first))
-        delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
+        if output.prompt_logprobs:
+            delta.prompt_logprobs = [self._decoded(entry, True) for entry in output.prompt_logprobs]
 
     def _decoded(self, entry: TokenLogprobs, is_token_shown: bool) -> DecodedLogprobs:
         if not is_token_shown:

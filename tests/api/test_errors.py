@@ -197,6 +197,15 @@ ASKED: dict[str, Any] = {
     },
     **{"custom_logit_processor": "x", "lora_path": "a", "no_stop_trim": True},
     **{"dynatemp_range": 0.5, "grammar": "root ::= x", "json_schema": {}, "lora": [{"id": 0}], "mirostat": 2, "n_predict": 5},
+    **{"adaptive_target": 0.5, "image_data": [{"data": ""}], "min_keep": 2, "n_cmpl": 2, "n_indent": 1, "repeat_last_n": 64},
+    **{"post_sampling_probs": True, "reasoning_in_content": True, "response_fields": ["content"], "return_tokens": True},
+    **{"system_prompt": "x", "thinking_forced_open": True, "custom_params": {"a": 1}, "input_ids": [5], "input_embeds": [[0.5]]},
+    **{"return_hidden_states": True, "return_prompt_token_ids": True, "return_routed_experts": True, "stream_reasoning": False},
+    **{"session_params": {"id": "x"}, "adapter_id": "x", "do_sample": False, "encoder_no_repeat_ngram_size": 2},
+    **{"epsilon_cutoff": 3, "eta_cutoff": 3, "guidance_scale": 1.5, "max_new_tokens": 5, "min_new_tokens": 5},
+    **{"mirostat_mode": 2, "negative_prompt": "x", "no_repeat_ngram_size": 3, "num_beams": 4, "penalty_alpha": 0.6},
+    **{"return_full_text": True, "smoothing_factor": 0.2, "tfs": 0.9, "tfs_z": 0.9, "top_a": 0.2, "watermark": True},
+    **{"enable_thinking": False, "reasoning": {"effort": "low"}, "thinking": {"type": "disabled"}, "thinking_budget": 100},
     **{"n_probs": 3, "repeat_penalty": 1.1, "samplers": ["top_k"], "t_max_predict_ms": 5, "add_special_tokens": True},
 }
 
@@ -207,7 +216,8 @@ def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge:
     for path, body in bodies.items():
         fields = {name: field for name, field in {**FIELDS, **OF_CHATS}.items() if path != "/v1/completions" or name in FIELDS}
         for name, field in fields.items():
-            error = edge.post(path, {**body, name: ASKED[name]}).json()["error"]
+            beside = {other: 0.5 for other, _ in field.beside}
+            error = edge.post(path, {**body, **beside, name: ASKED[name]}).json()["error"]
             assert (error["param"], error["code"]) == (name, "invalid_value")
             assert error["message"].endswith(field.remedy)
         assert edge.post(path, {**body, **dict.fromkeys(fields)}).status_code == 200
@@ -219,6 +229,9 @@ def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge:
     for name, other in (("n_predict", 6), ("n_predict", [5]), ("repeat_penalty", 1.2), ("n_probs", 3)):
         error = edge.post("/v1/completions", {"prompt": "x", **both, name: other}).json()["error"]
         assert (error["param"], error["code"]) == (name, "invalid_value")
+    neutral = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": None}
+    for penalties, status in (({}, 200), (neutral, 200), ({**neutral, "presence_penalty": 1}, 400)):
+        assert edge.post("/v1/completions", {"prompt": "x", "repeat_last_n": 64, **penalties}).status_code == status
     deep = b'{"prompt": "x", "n_predict": %s, "max_completion_tokens": %s}' % ((b"[" * 900 + b"]" * 900,) * 2)
     assert edge.post("/v1/completions", content=deep).json()["error"]["param"] == "n_predict"
     rendered = edge.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})

@@ -2,17 +2,22 @@
 
     python -m tests.e2e.layouts                            every layout of every model in every precision and condition
     python -m tests.e2e.layouts qwen3_moe int4 killed      those of this model, in this precision and condition
+    python -m tests.e2e.layouts --held FILE --seconds 150  a part of it; again and again, until it says that all held
 
-The suite has each of them in some pair (`test_many_ranks.py`).
+The suite has each of them in some pair (`test_many_ranks.py`). What does not hold is shown, the others are tried all the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -57,12 +62,18 @@ LONG_BODIES = mixed_bodies(32, seed=21, max_tokens=150)
 def check(model: str, precision: str, layouts: Sequence[str], condition: str = "chunked") -> None:
     """Alone and in whole chunks on one rank; together, in some condition, on several."""
     bodies, options, compare = CONDITIONS[condition]
-    common = (*OPTIONS, *PRECISIONS[precision])
-    with EngineProcess(GOLDEN / model, *common, "--no-enable-prefix-caching") as one:
-        expected = answers(one, bodies, concurrency=1 if bodies is BODIES else 4)
+    expected = _alone(model, precision, bodies is BODIES)
     for layout in layouts:
-        with EngineProcess(GOLDEN / model, *common, *options, "--threads", "1", *LAYOUTS[layout]) as several:
+        chosen = (*OPTIONS, *PRECISIONS[precision], *options, "--threads", "1", *LAYOUTS[layout])
+        with EngineProcess(GOLDEN / model, *chosen) as several:
             compare(several, expected, layout)
+
+
+@functools.lru_cache(maxsize=2)
+def _alone(model: str, precision: str, is_short: bool) -> list[Answer]:
+    """What one rank answers, in whole chunks."""
+    with EngineProcess(GOLDEN / model, *OPTIONS, *PRECISIONS[precision], "--no-enable-prefix-caching") as one:
+        return answers(one, BODIES, concurrency=1) if is_short else answers(one, LONG_BODIES, concurrency=4)
 
 
 def _warm(engine: EngineProcess, expected: list[Answer], layout: str) -> None:
@@ -115,26 +126,49 @@ def _chosen(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     return [name for name in names if name in arguments] or list(names)
 
 
-def main(arguments: Sequence[str]) -> None:
-    models, layouts = _chosen(arguments, (*DENSE, *MIXTURES)), _chosen(arguments, (*LAYOUTS, *REFERENCE))
-    conditions = _chosen(arguments, (*CONDITIONS, "golden"))
+def pairs(chosen: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Title and comparison."""
+    models, layouts = _chosen(chosen, (*DENSE, *MIXTURES)), _chosen(chosen, (*LAYOUTS, *REFERENCE))
+    conditions = _chosen(chosen, (*CONDITIONS, "golden"))
     for model in models:
         fitting = [layout for layout in layouts if model in MIXTURES or "ep" not in layout.split("-")]
-        if "golden" in conditions:
-            for layout in fitting:
-                _report(f"{model} float32 {layout} golden", "the third party's", check_golden, model, layout)
-        for precision in _chosen(arguments, tuple(PRECISIONS)):
+        for layout in fitting if "golden" in conditions else ():
+            yield f"{model} float32 {layout} golden", functools.partial(check_golden, model, layout)
+        for precision in _chosen(chosen, tuple(PRECISIONS)):
             for condition in (name for name in conditions if name in CONDITIONS):
                 for layout in (name for name in fitting if name in LAYOUTS):
                     title = f"{model} {precision} {layout} {condition}"
-                    _report(title, "the same bytes", check, model, precision, (layout,), condition)
+                    yield title, functools.partial(check, model, precision, (layout,), condition)
 
 
-def _report(title: str, result: str, function: Callable[..., None], *arguments: object) -> None:
-    begin = time.monotonic()
-    function(*arguments)
-    print(f"{title}: {result} ({time.monotonic() - begin:.0f} s)", flush=True)
+def main() -> int:
+    names = (*DENSE, *MIXTURES, *PRECISIONS, *LAYOUTS, *REFERENCE, *CONDITIONS, "golden")
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.layouts", description=__doc__.partition("\n")[0])
+    parser.add_argument("chosen", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; of a sort without a name: all")
+    parser.add_argument("--held", type=Path, metavar="FILE", help="those that held, a title a line: they are not tried again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other one after that")
+    options = parser.parse_args()
+    if unknown := [name for name in options.chosen if name not in names]:
+        parser.error(f"nothing is called {', '.join(unknown)}; choose from {', '.join(names)}")
+    held = options.held.read_text().splitlines() if options.held is not None and options.held.exists() else []
+    end, failed = time.monotonic() + options.seconds, []
+    left = [(title, compare) for title, compare in pairs(options.chosen) if title not in held]
+    while left and time.monotonic() < end:
+        title, compare = left.pop(0)
+        begin = time.monotonic()
+        try:
+            compare()
+        except Exception:
+            traceback.print_exc()
+            failed.append(title)
+            continue
+        print(f"{title}: held ({time.monotonic() - begin:.0f} s)", flush=True)
+        if options.held is not None:
+            with options.held.open("a") as file:
+                file.write(title + "\n")
+    print(f"{len(left)} left, {len(failed)} did not hold{''.join(f'; {title}' for title in failed)}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -387,6 +387,26 @@ def test_thinking_ends_at_its_budget(client: openai.OpenAI) -> None:
     )
     assert "reasoning" not in (hidden.choices[0].message.model_extra or {})
     assert hidden.choices[0].message.content == answer.choices[0].message.content
+    for left_in in ({"separate_reasoning": False}, {"reasoning_format": "none"}):  # SGLang's, llama.cpp's
+        asked = body | {"extra_body": extra | left_in}
+        whole = client.chat.completions.create(model="demo", temperature=0, **asked).choices[0].message
+        assert (whole.content or "").replace("\n", "") == "</think>".join(
+            (fields["reasoning"], answer.choices[0].message.content or "")
+        ).replace("\n", "")
+        assert "reasoning" not in (whole.model_extra or {})
+        message, _ = streamed(client, **asked)
+        assert (message["content"], message["reasoning_content"]) == (whole.content, "")
+
+
+def test_calls_that_are_left_in_the_content(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"messages": QUESTION, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    made = client.chat.completions.create(model="demo", temperature=0, **body).choices[0].message.tool_calls
+    left = client.chat.completions.create(model="demo", temperature=0, extra_body={"parse_tool_calls": False}, **body)
+    (call,) = made or []
+    assert call.type == "function"
+    assert left.choices[0].message.tool_calls is None
+    assert f'"name": "{call.function.name}"' in (left.choices[0].message.content or "")
+    assert left.choices[0].finish_reason in ("stop", "length")
 
 
 def test_a_call_follows_thinking(client: openai.OpenAI) -> None:

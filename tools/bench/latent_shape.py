@@ -1,7 +1,9 @@
 """Writes a checkpoint of Moonlight-16B-A3B's shape, which has DeepSeek-V3's latent attention and mixtures, with fewer layers, a
 vocabulary of 32,000 and random weights, for benchmarks:
 
-python -m tools.bench.latent_shape DIRECTORY [--num-layers 3] [--seed 0]
+python -m tools.bench.latent_shape DIRECTORY [--num-layers 3] [--query-rank N] [--seed 0]
+
+llama.cpp takes queries without a rank for those of a model of 26 or 27 layers alone: beside it, give `--query-rank 1536`.
 """
 
 from __future__ import annotations
@@ -56,9 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.latent_shape", description=__doc__.partition(":")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--num-layers", type=int, default=3, metavar="N", help="the first is dense; default: %(default)s")
+    parser.add_argument("--query-rank", type=int, metavar="N", help="of the queries' latent; default: they have none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     options = parser.parse_args()
-    write(options.directory, _CONFIG | {"num_hidden_layers": options.num_layers}, CHAT_TEMPLATE, options.seed)
+    config = _CONFIG | {"num_hidden_layers": options.num_layers, "q_lora_rank": options.query_rank}
+    write(options.directory, config, CHAT_TEMPLATE, options.seed)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ time in which one of the streams brought no token, from the kill until the engin
 whose connection broke with the api that was killed is asked for again. Of several replicas, streams ask for each in turn, and
 those of the others than the one that was killed are shown apart. The memory is the engine's proportional set size, before the
 first kill.
+
+A kill takes a second or two, twenty of each kind minutes: `--results FILE --seconds 150` does a part of them, and goes on
+with the rest when it is called again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from engine.observation.observer import Observer
 from engine.observation.snapshot import Actor
@@ -42,6 +47,36 @@ _LOOK_S = 0.02
 _GIVE_UP_S = 60.0
 
 
+class Result(msgspec.Struct):
+    """What one kill gave."""
+
+    engine: str
+    title: str
+    seconds: float
+    num_bytes: int
+
+
+class Results:
+    """Of all kills, those of earlier calls too where they have a `file`."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
+        self._results = [msgspec.json.decode(line, type=Result) for line in lines]
+
+    def add(self, result: Result) -> None:
+        self._results.append(result)
+        if self._file is not None:
+            with self._file.open("ab") as stream:
+                stream.write(msgspec.json.encode(result) + b"\n")
+
+    def seconds(self, engine: str, title: str) -> list[float]:
+        return [result.seconds for result in self._results if (result.engine, result.title) == (engine, title)]
+
+    def num_bytes(self, engine: str) -> int:
+        return max((result.num_bytes for result in self._results if result.engine == engine), default=0)
+
+
 class Engine:
     """One that runs, and is looked at from outside."""
 
@@ -51,7 +86,6 @@ class Engine:
         self.server = ServerProcess(name, command, directory / "log", timeout_s=300)
         self._run = open_run(run_directory)
         self._options = options
-        self.num_bytes = 0
 
     def actors(self) -> list[Actor]:
         with contextlib.closing(Observer(self._run)) as observer:
@@ -66,26 +100,24 @@ class Engine:
     def _is_whole(self) -> bool:
         return all(actor.is_alive and actor.state in _READY for actor in self.actors() if actor.name != "supervisor")
 
-    async def recoveries(self) -> dict[str, list[float]]:
-        """Seconds by kind of actor, and of those whose streams they are."""
-        rng = random.Random(0)
+    async def kill(self, results: Results, end: float) -> None:
+        """Actors of the kinds that are wanted, in turn, until each has died often enough or the monotonic clock is at `end`."""
+        rng = random.Random()
         client = Client(Target.parse(self.server.url), 600)
         names = [actor.name for actor in self.actors()]
         schedulers = actors_of(SCHEDULER, names)
         pins: list[int | None] = [index_of(name) for name in schedulers] if len(schedulers) > 1 else [None]
         streams = [Stream(client, self._options.output_len, pins[i % len(pins)]) for i in range(self._options.streams)]
         tasks = [asyncio.create_task(stream.run(rng)) for stream in streams]
-        found: dict[str, list[float]] = {}
         try:
             await self._until(lambda: all(stream.times for stream in streams))
             self.server.measure_memory()
-            self.num_bytes = self.server.peak_bytes
-            for _ in range(self._options.kills):
-                for kind in KINDS:
-                    victims = [name for name in names if role_of(name) == kind]
-                    if not victims:
-                        continue
-                    victim = rng.choice(victims)
+            num_bytes = self.server.peak_bytes
+            while left := self._kinds_left(names, results):
+                for kind in left:
+                    if time.monotonic() >= end:
+                        return
+                    victim = rng.choice([name for name in names if role_of(name) == kind])
                     begin = await self._recovered(victim, streams)
                     own = index_of(partner_of(victim, SCHEDULER, names)) if kind in OF_REPLICAS else None
                     parts = {kind: [stream for stream in streams if own is None or stream.replica in (None, own)]}
@@ -93,13 +125,16 @@ class Engine:
                     for title, some in parts.items():
                         if some:
                             longest = max(pause for stream in some for pause in stream.pauses(begin))
-                            found.setdefault(title, []).append(longest)
+                            results.add(Result(self.server.name, title, longest, num_bytes))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             client.close()
-        return found
+
+    def _kinds_left(self, names: list[str], results: Results) -> list[str]:
+        there = [kind for kind in self._options.kinds if any(role_of(name) == kind for name in names)]
+        return [kind for kind in there if len(results.seconds(self.server.name, kind)) < self._options.kills]
 
     async def _recovered(self, name: str, streams: list[Stream]) -> float:
         """Killed, and everything goes on; `perf_counter` seconds of the kill."""
@@ -121,33 +156,44 @@ class Engine:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    kinds: dict[str, dict[str, list[float]]] = {}
-    memory = {}
+    results, end = Results(options.results), time.monotonic() + options.seconds
     for name, command in options.engines:
+        if time.monotonic() >= end or all(len(results.seconds(name, kind)) >= options.kills for kind in options.kinds):
+            continue
         with tempfile.TemporaryDirectory(prefix="tokamak-bench-") as directory:
             engine = Engine(name, command, Path(directory), options)
             try:
-                kinds[name] = await engine.recoveries()
-                memory[name] = engine.num_bytes
+                await engine.kill(results, end)
             finally:
                 engine.server.stop()
-    print(f"| longest pause of {options.streams} streams, s; {options.kills} kills of each | {' | '.join(kinds)} |")
-    print("|---" * (len(kinds) + 1) + "|")
+    names = [name for name, _ in options.engines]
+    print(f"| longest pause of {options.streams} streams, s | {' | '.join(names)} |")
+    print("|---" * (len(names) + 1) + "|")
     for title in (title for kind in KINDS for title in (kind, OTHERS.format(kind))):
-        cells = [_cell(found[title]) if title in found else "-" for found in kinds.values()]
-        if any(cell != "-" for cell in cells):
-            print(f"| {title} | {' | '.join(cells)} |")
-    print(f"| PSS MiB | {' | '.join(f'{num_bytes >> 20}' for num_bytes in memory.values())} |")
+        found = [results.seconds(name, title) for name in names]
+        if any(found):
+            print(f"| {title} | {' | '.join(_cell(seconds) if seconds else '-' for seconds in found)} |")
+    print(f"| PSS MiB | {' | '.join(str(results.num_bytes(name) >> 20) for name in names)} |")
 
 
 def _cell(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}, {len(seconds)} kills)"
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise argparse.ArgumentTypeError(f"unknown kinds {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    return kinds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.recovery", description=__doc__.partition("\n")[0])
     parser.add_argument("engines", nargs="+", type=server_argument, metavar="NAME=COMMAND", help="{port}, {run} are filled in")
     parser.add_argument("--kills", type=int, default=20, help="of each kind of actor; default: %(default)s")
+    parser.add_argument("--kinds", type=_kinds, default=KINDS, metavar="KIND,...", help=f"of {', '.join(KINDS)}; default: all")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="of all kills; what lies there counts, and is shown")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="kill none after that; default: no limit")
     parser.add_argument("--streams", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--output-len", type=int, default=200, help="tokens of an answer; default: %(default)s")
     asyncio.run(measure(parser.parse_args()))

@@ -176,6 +176,30 @@ def test_without_parsers_calls_stay_text_and_cannot_be_demanded(edge: Edge) -> N
 
 
 @pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (False, False)),
+        ({"separate_reasoning": True, "reasoning_format": "deepseek", "parse_tool_calls": True}, (False, False)),
+        ({"separate_reasoning": False}, (False, True)),
+        ({"reasoning_format": "none"}, (False, True)),
+        ({"reasoning_format": "auto", "parse_tool_calls": False}, (True, False)),
+        ({"separate_reasoning": False, "include_reasoning": False}, "include_reasoning"),
+        ({"separate_reasoning": True, "reasoning_format": "none"}, "reasoning_format"),
+        ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
+    ],
+)
+def test_what_is_left_in_the_content(thinker: Edge, fields: dict[str, Any], expected: tuple[bool, bool] | str) -> None:
+    """The fields of SGLang and llama.cpp."""
+    answer = thinker.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **fields})
+    if isinstance(expected, str):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, expected)
+        return
+    parsing = thinker.peer.submits()[-1].text.parsing
+    assert parsing is not None
+    assert (parsing.leaves_calls, parsing.leaves_reasoning) == expected
+
+
+@pytest.mark.parametrize(
     ("form", "finds_calls"),
     [
         ({}, True),
