@@ -276,7 +276,8 @@ def test_progress_of_a_prompt_and_its_timings(client: openai.OpenAI) -> None:
 
     prompts = [told(token_id) for token_id in range(7, 27)]  # a new one each: nothing of it is known
     for processed in prompts:
-        assert processed == sorted(set(processed)) and processed[-1] == 1500
+        assert processed == sorted(set(processed))
+        assert processed[-1] == 1500
     assert any(len(processed) >= 3 for processed in prompts)
 
 
