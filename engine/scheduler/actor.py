@@ -175,8 +175,9 @@ class SchedulerActor(Actor):
         self._held_until_ns = 0  # where nothing can be dispatched, whatever changes that wakes the loop
         while self.weight_updates.can_dispatch and self.ranks.are_complete and self.dispatcher.has_room and self._dispatch():
             num_done += 1
+        self.stats.show()  # before anyone hears of it: who has an answer finds the gauges as it left them
         num_done += self.delivery.flush() + self.block_events.flush()
-        self.stats.show()
+        self.stats.show_slow_streams()
         return num_done
 
     def deadline_ns(self) -> int:

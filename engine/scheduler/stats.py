@@ -110,6 +110,10 @@ class SchedulerStats:
         self._free_blocks.set(batch.pool.num_free)
         self._free_slots.set(batch.num_free_slots)
 
+    def show_slow_streams(self) -> None:
+        """Of readers whose rings refused what was sent just now."""
+        self._slow_streams.set(sum(sequence.reader.is_slow for sequence in self._batch.running))
+
     def show_adapters(self) -> None:
         """Who waits on its way out of the batch is among those that wait."""
         running, waiting = [0] * self._max_loras, [0] * self._max_loras
@@ -126,12 +130,11 @@ class SchedulerStats:
 
     def show(self) -> None:
         """The gauges as things are now."""
-        batch, pool = self._batch, self._batch.pool
+        pool = self._batch.pool
         num_free = pool.num_free
         self._usage.set(1 - num_free / pool.num_blocks)
         self._cached_blocks.set(pool.num_cached)
         self.show_load()
-        self._slow_streams.set(sum(sequence.reader.is_slow for sequence in batch.running))
         if self._max_loras:
             self.show_adapters()
         self._version.set(0 if self._weights.state is WeightsState.CLEARED else self._weights.version)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.adapters import write_adapter
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
-from tests.e2e.workload import Answer, Body, answers, mixed_bodies, stream_all, stream_one
+from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, stream_one, wait_for_waiting
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -151,16 +151,16 @@ def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) ->
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=engine.url, timeout=httpx.Timeout(WATCHDOG_S)) as client:
-            begun = asyncio.Event()
             alone = await stream_one(client, of_model(LONG, "a3"))
-            stream = asyncio.create_task(stream_one(client, of_model(LONG, "a3"), begun.set))
-            await asyncio.wait_for(begun.wait(), WATCHDOG_S)
-            leaving = asyncio.create_task(asyncio.to_thread(unload, engine, "a3"))
-            await asyncio.to_thread(wait_until, lambda: "a3" not in models(engine), what="a3 is leaving")
-            assert not leaving.done()
-            refused = await client.post("/v1/completions", json={"model": "a3", "prompt": "x"})
-            assert refused.status_code == 404
-            assert (await asyncio.to_thread(unload, engine, "a3")).status_code == 409
+            async with held(engine):  # it cannot end before all of this is asked
+                stream = asyncio.create_task(stream_one(client, of_model(LONG, "a3")))
+                await asyncio.to_thread(wait_for_waiting, engine, 1)
+                leaving = asyncio.create_task(asyncio.to_thread(unload, engine, "a3"))
+                await asyncio.to_thread(wait_until, lambda: "a3" not in models(engine), what="a3 is leaving")
+                assert not leaving.done()
+                refused = await client.post("/v1/completions", json={"model": "a3", "prompt": "x"})
+                assert refused.status_code == 404
+                assert (await asyncio.to_thread(unload, engine, "a3")).status_code == 409
             assert (await asyncio.to_thread(load, engine, "a3", files / "a4")).status_code == 200
             other = await stream_one(client, of_model({**LONG, "max_tokens": 20}, "a3"))
             assert not leaving.done() or stream.done()

@@ -230,9 +230,13 @@ def test_interrupted(llm: LLM) -> None:
     interrupter = threading.Thread(
         target=lambda: (wait_until(lambda: llm._call("/load")["running"]), os.kill(os.getpid(), signal.SIGINT))
     )
-    interrupter.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def generate() -> None:
+        interrupter.start()  # only here: it may still see what ran before
         llm.generate(["a"] * 1000, long, use_tqdm=False)
+
+    with pytest.raises(KeyboardInterrupt):
+        generate()
     interrupter.join()
     wait_until(lambda: llm._call("/load")["running"] == 0, what="all are aborted")
 

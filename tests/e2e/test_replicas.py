@@ -114,6 +114,7 @@ def test_samples_of_a_prompt_stay_together(engine: EngineProcess) -> None:
 
 def test_load_is_shown_for_each(engine: EngineProcess) -> None:
     assert {row["state"] for row in engine.actors().values()} <= {"READY", "RUNNING"}  # all were waited for
+    engine.wait_until_idle()  # blocks of who has its answer come back with the step that was under way
     load = httpx.get(f"{engine.url}/load", timeout=WATCHDOG_S).json()
     assert [each["replica"] for each in load["replicas"]] == [0, 1]
     assert all(each["free_slots"] == each["max_num_seqs"] and each["tokens_to_compute"] == 0 for each in load["replicas"])
