@@ -356,8 +356,6 @@ class ModelRunner:
         encoded, missing = self._encode(step, rows)
         if missing:
             return self._not_run(step, missing)
-        prompt_rows = self._sampling.prompt_rows(rows)
-        kept_counts = self._sampling.kept_counts(rows, prompt_rows)
         self.mode = self._mode(rows)
         if self._is_cold(plan):
             self._warm_up_together(plan)
@@ -369,8 +367,11 @@ class ModelRunner:
                 self.inputs.flush()
                 self.mtp.draft(rows, self.mode)
                 is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
-                kept_counts = np.where(is_drafting, rows.counts, kept_counts)
             self._guess_ns = time.monotonic_ns() - draft_ns
+        prompt_rows = self._sampling.prompt_rows(rows)
+        kept_counts = self._sampling.kept_counts(rows, prompt_rows)
+        if is_drafting is not None:
+            kept_counts = np.where(is_drafting, rows.counts, kept_counts)
         if self.constraints.is_used:
             self.constraints.look_ahead(rows)
         run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)

@@ -234,7 +234,7 @@ def serve_samples(
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_no_byte_depends_on_the_plan(architecture: str) -> None:
+def test_c7_no_byte_depends_on_the_plan(architecture: str) -> None:
     """Of tape, captured and eager, with drafts and without, chunked and preempted; with a fixed length of drafts each row has
     as many accepted. Prompts may be what is captured too."""
     expected, _ = serve_samples(architecture)

@@ -72,7 +72,7 @@ DRAFTS = {"speculative_config": FIXED}
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -> None:
+def test_c7_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -> None:
     path = GOLDEN / architecture
     expected, one = answers(path, None, **options)
     assert one == 1.0
@@ -81,6 +81,35 @@ def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -
         assert found == expected
         if drafter not in (at_random, None):
             assert num_tokens > 2.2, "what is right stands"
+
+
+@pytest.mark.parametrize("plan", ["tape", "eager"])
+def test_b2_tokens_that_see_other_keys_are_verified_as_they_are_drawn(plan: str) -> None:
+    """Prompts of which a part sees all of itself, or no more than what is near: with their bounds kept in the steps that
+    verify, and where drafts are rejected, an answer is that without drafts; which is another than without bounds."""
+
+    def of_bounds(drafter: Drafting | None, *, has_bounds: bool = True, **options: Any) -> list[object]:
+        runner = make_runner(GOLDEN / "qwen3", max_model_len=256, num_kv_blocks=120, max_num_seqs=8, plan=plan, **options)
+        serving, batch = Serving(runner, drafter=drafter), samples()[1:]
+        for slot, sample in enumerate(batch):
+            places = np.arange(len(sample.prompt))
+            bounds = np.stack([np.maximum(places - 6, 0), np.maximum(places, 10 * (places < 11))], axis=1)
+            sample.mask_bounds = bounds.astype(np.int32).tobytes() if has_bounds else b""
+            serving.place(sample, slot)
+        serving.run(batch)
+        return [sample.answer() for sample in batch]
+
+    expected = of_bounds(None)
+    assert expected != of_bounds(None, has_bounds=False)
+    prompts = [sample.prompt for sample in samples()[1:]]
+
+    def of_truth_at_first(sample: Sample) -> list[int]:
+        outputs: list[int] = expected[prompts.index(sample.prompt)][0]  # type: ignore[index]
+        drafts = outputs[len(sample.outputs) : len(sample.outputs) + K]
+        return drafts[:2] + [(token_id + 1) % 40 for token_id in drafts[2:]]
+
+    for drafter in (at_random, of_truth_at_first):
+        assert of_bounds(drafter, **DRAFTS) == expected
 
 
 def test_reference_ops_verify_drafts_too() -> None:

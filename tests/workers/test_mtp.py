@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
+from ops._cpu import GuessChances
 from tests.workers.checkpoints import to_paddle_layout, write_config, write_safetensors
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.deepseek import DeepseekForward
@@ -106,9 +108,61 @@ def test_a_chain_is_the_guesses_one_after_another(name: str, tmp_path: Path) -> 
     assert [len(tokens) for tokens in found[0]] == num_drafts.tolist()
 
 
-def answers(path: Path, chunk: int = 512, **options: Any) -> tuple[list[object], int]:
+@pytest.mark.parametrize(
+    ("least", "chances", "expected"),
+    [
+        (0.5, (0.9, 1.0, 1.0), [2, 0, 3, 1]),
+        (0.5, (0.9, 0.5, 1.0), [2, 0, 2, 1]),  # it is made, and may as well be verified
+        (0.5, (0.9, 0.1, 1.0), [1, 0, 1, 1]),
+        (0.5, (0.1, 1.0, 1.0), [1, 0, 1, 1]),  # one is verified all the same
+        (0.0, (0.1, 0.1, 0.1), [2, 0, 3, 1]),
+    ],
+)
+def test_a_chain_ends_where_a_guess_hardly_stands(
+    least: float, chances: tuple[float, ...], expected: list[int], walking: dict[bool, Path]
+) -> None:
+    """With those before it. Rows are that much shorter; guesses before its end are as they were."""
+    runner = make_runner(walking[True], max_model_len=64, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
+    assert runner.mtp is not None
+    serving, batch = Serving(runner), [Sample(STROLL[slot:9], SamplingParams(temperature=0.0), 16) for slot in range(4)]
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    serving.step(batch)
+    slots, num_drafts = np.arange(4, dtype=np.int32), np.array([2, 0, 3, 1], np.int32)
+    lasts = runner.slots.num_tokens[:4] - 1
+    rows = StepRows(slots, lasts, 1 + num_drafts, 1 + num_drafts, num_drafts.copy())
+    runner.slots.is_drafted_by_layers[:] = True
+    runner.mtp.ends[:-1] = np.repeat(chances, GuessChances.NUM_CLASSES)
+    runner.mtp.expect(least)
+    runner.mtp.draft(rows, runner.mode)
+    assert rows.num_drafts.tolist() == expected
+    assert rows.counts.tolist() == rows.num_sampled.tolist() == [1 + count for count in expected]
+    for slot, last, count in zip(slots, lasts, expected, strict=True):
+        tokens = runner.slots.token_ids[slot, last : last + count + 1].tolist()
+        assert all(int(WALK[before]) == after for before, after in itertools.pairwise(tokens))
+
+
+def test_what_came_of_guesses_is_learned(walking: dict[bool, Path]) -> None:
+    """By their place and how sure the layer was: here all stand."""
+    runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
+    assert runner.mtp is not None
+    runner.mtp.expect(1e-9)
+    before = runner.mtp.ends.copy()
+    serving, sample = Serving(runner), Sample(STROLL[:9], SamplingParams(temperature=0.0), 60)
+    serving.place(sample, 0)
+    serving.run([sample])
+    gains = (runner.mtp.ends - before)[:-1].reshape(K, -1)
+    assert (gains >= 0).all()
+    assert (gains.max(axis=1) > 0).all()
+    assert serving.num_tokens_of_rows.count(1 + K) > 9, "nothing was cut"
+
+
+def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: Any) -> tuple[list[object], int]:
     """What samples of all kinds come to in one batch, and how many guesses were verified for it."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
+    if least_chance:
+        assert runner.mtp is not None
+        runner.mtp.expect(least_chance)
     serving, batch, num_drafts = Serving(runner, chunk=chunk), samples(), 0
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
@@ -123,7 +177,7 @@ def answers(path: Path, chunk: int = 512, **options: Any) -> tuple[list[object],
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_no_byte_depends_on_what_layers_guess(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_c7_no_byte_depends_on_what_layers_guess(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """The golden models have drawn layers that draft, but for Qwen3."""
     path = GOLDEN / name
     if name == "qwen3":
@@ -133,6 +187,15 @@ def test_no_byte_depends_on_what_layers_guess(name: str, options: dict[str, Any]
     found, num_drafts = answers(path, **options, speculative_config=drafting(K))
     assert found == expected
     assert (none, num_drafts > 100) == (0, True)
+
+
+def test_c7_no_byte_depends_on_where_chains_end() -> None:
+    """Of layers that are sure of nothing."""
+    path = GOLDEN / "deepseek_v3"
+    expected, _ = answers(path)
+    whole, ended = (answers(path, least_chance=least, speculative_config=drafting(K)) for least in (0, 0.04))
+    assert whole[0] == ended[0] == expected
+    assert 0 < 2 * ended[1] < whole[1]
 
 
 def test_reference_ops_guess_too(walking: dict[bool, Path]) -> None:

@@ -32,25 +32,43 @@ def make_drafting(
     """None: nothing is guessed. `layers`: of the checkpoint, which are the method mtp."""
     methods = METHODS if layers is None else METHODS | {"mtp": lambda config, slots: layers}
     drafters = {method: methods[method](config, slots) for method in config.methods}
-    return Drafting(drafters, slots, communicator, is_adaptive=config.adaptive) if drafters else None
+    if not drafters:
+        return None
+    ending = layers if "mtp" in drafters and config.adaptive else None
+    return Drafting(drafters, slots, communicator, ending, is_adaptive=config.adaptive)
+
+
+class _Lengths(Lengths):
+    @property
+    def least_chance(self) -> float:
+        """From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows."""
+        return self._native.least_chance
 
 
 class Drafting:
     """`drafters` by method, in the order in which they are asked: cheap ones first."""
 
     def __init__(
-        self, drafters: dict[str, Drafter], slots: Slots, communicator: Communicator | None = None, *, is_adaptive: bool
+        self,
+        drafters: dict[str, Drafter],
+        slots: Slots,
+        communicator: Communicator | None = None,
+        ending: MtpDrafter | None = None,
+        *,
+        is_adaptive: bool,
     ) -> None:
+        """`ending`: layers that are to end their chains where these do not pay."""
         leads = communicator is None or communicator.place == 0
         self.methods = tuple(drafters)
         self._drafters = [(drafter, leads or drafter.needs_hidden) for drafter in drafters.values()]
         self._slots = slots
         self._communicator = communicator
+        self._ending = ending
         self._max_drafts = slots.drafts.shape[1]
         priors = [drafter.priors for drafter in drafters.values()]
         are_layers = [drafter.needs_hidden for drafter in drafters.values()]
         self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
-        self._lengths = Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
+        self._lengths = _Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
         self._limits = np.full(slots.num_slots, self._max_drafts, np.int32)
         self._rows: StepRows | None = None  # of the step that was run last, and how many tokens each got
         self._counts = _NONE
@@ -97,7 +115,10 @@ class Drafting:
         """How many of the guesses are to be verified in a step (`Lengths.choose`). Of several ranks all must call it, and have
         the first one's guesses then."""
         if self._communicator is None:
-            return self._lengths.choose(slots, granted, num_rows, num_sampled)
+            own = self._lengths.choose(slots, granted, num_rows, num_sampled)
+            if self._ending is not None:
+                self._ending.expect(self._lengths.least_chance)
+            return own
         chosen = np.zeros((len(slots), 1 + 2 * self._max_drafts), np.int32)
         if self._communicator.place == 0:
             chosen[:, 0] = self._lengths.choose(slots, granted, num_rows, num_sampled)
@@ -105,6 +126,9 @@ class Drafting:
         chosen = self._communicator.broadcast(chosen)
         self._slots.drafts[slots], self._slots.draft_classes[slots] = np.split(chosen[:, 1:], 2, axis=1)
         self._lengths.tell_layers(slots)
+        if self._ending is not None:
+            self._ending.expect(self._lengths.least_chance)
+            self._ending.ends[:] = self._communicator.broadcast(self._ending.ends)
         counts: np.ndarray = chosen[:, 0].copy()
         return counts
 

@@ -14,7 +14,9 @@ Used by the runner, twice a step, on every rank alike:
     entry made of       ...       h(p - 1)  h'(p)     h'(p + 1)   by `draft`
                                             h(p)      h(p + 1)    by `keep`, as far as the drafts stand
 
-A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one. Which entries
+A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one. How likely a
+layer finds its own guess is known when that is made, behind the choice of how many there are to be: chances are learned by it
+and by the place in the chain (ops/cpu/native/guesses.h), and end chains early. Which entries
 there are is native (ops/cpu/native/layer_drafts.h), and so are whole chains of guesses where the plan is a tape.
 """
 
@@ -91,6 +93,10 @@ class MtpDrafter:
         self.priors = np.outer([0.7, 0.3], 0.9 ** np.arange(num_drafts)).ravel()
         self._found = Drafts.empty(seats, num_drafts)
         self._marks = marks
+        # where chains end: of each place and class of a guess's own probability the chance that it stands, where those before
+        # it do; and from which chance on it pays, with those before it
+        self.ends = np.zeros(num_drafts * _cpu.GuessChances.NUM_CLASSES + 1)
+        self._chances, self._least_chance = self.ends[:-1], self.ends[-1:]
         self._layers = self._make_native(model.hidden_size)
 
     def _make_native(self, hidden_size: int) -> _cpu.LayerDrafts:
@@ -104,11 +110,13 @@ class MtpDrafter:
             "hidden",
             "hidden_positions",
         )
-        arrays = {name: getattr(slots, name) for name in (*names, "first_entries", "entry_ends", "is_drafted_by_layers")}
+        names = (*names, "first_entries", "entry_ends", "is_drafted_by_layers", "is_ended", "guess_classes")
+        arrays = {name: getattr(slots, name) for name in names}
         places = {name: _cpu.address(array) for name, array in (arrays | {"marks": self._marks}).items()}
         widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, hidden_size
         inputs = self._standing.host_addresses(), self._single.host_addresses()
-        return _cpu.LayerDrafts(places, *widths, *inputs, self._single.max_logit_rows)
+        found = self._found.token_ids.shape[1], _cpu.address(self._chances), _cpu.address(self._least_chance)
+        return _cpu.LayerDrafts(places, *widths, *inputs, self._single.max_logit_rows, *found)
 
     @property
     def num_bytes(self) -> int:
@@ -134,6 +142,10 @@ class MtpDrafter:
         self._plan = None
 
     # ------------------------------------------------------------------------------------------------------- guesses
+
+    def expect(self, least_chance: float) -> None:
+        """From now on chains end at guesses that have less than this chance to stand; 0: all are made that were chosen."""
+        self._least_chance[0] = least_chance
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
         """Everything of it is in `slots`."""
@@ -186,7 +198,8 @@ class MtpDrafter:
 
     def draft(self, rows: StepRows, mode: StepMode, guess: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
         """Put guesses behind the last tokens of the rows that verify some of it. `mode`: of the step; `guess`: of logits
-        [n, vocab]."""
+        [n, vocab]. Chains of tapes end where a guess says of itself that it hardly stands: rows have fewer drafts then. What is
+        captured, or made op by op, has as many as were chosen."""
         self._mode = mode
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():

@@ -58,6 +58,8 @@ class Slots:
         self.first_entries = self._register("first_entries", np.zeros(self._capacity, np.int32), 0)
         self.entry_ends = self._register("entry_ends", np.full(self._capacity, -1, np.int32), -1)
         self.is_drafted_by_layers = self._register("is_drafted_by_layers", np.zeros(self._capacity, np.bool_), False)
+        classes = np.full((self._capacity, max_drafts), -1, np.int32)
+        self.guess_classes = self._register("guess_classes", classes, -1)  # of those that are being verified, by their layers
         self.num_prompt_tokens = self._register("num_prompt_tokens", np.zeros(self._capacity, np.int32), 0)
         self.block_tables = self._register("block_tables", block_tables[: self._capacity], 0)
         self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self._capacity, np.bool_), False)

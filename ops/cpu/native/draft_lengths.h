@@ -86,6 +86,8 @@ public:
     void wanted(const i32 *slots, i64 num_slots, i32 *wanted) const;
     // The same of a sample that comes.
     i64 wanted_by_newcomers() const;
+    // From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows.
+    double least_chance() const { return is_adaptive_ ? least_chance_ : 0; }
     // A step, which stands for so many of its kind.
     void took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps);
 

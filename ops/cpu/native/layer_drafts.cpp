@@ -13,23 +13,6 @@ constexpr i32 kFewEntries = 32;  // behind a hole: guesses that see so little st
 // Counts of a step's inputs (ops/table.py).
 constexpr int kNumRows = 0, kNumSequences = 1, kNumLogitRows = 2, kHasBounds = 3, kNumTokens = 4;
 
-// The first of the largest.
-i32 likeliest(const float *logits, i64 count) {
-    constexpr i64 kLanes = 16;  // the largest of each first: a loop that compilers make vectors of
-    float best[kLanes];
-    std::fill_n(best, kLanes, -__builtin_inff());
-    for (i64 begin = 0; begin + kLanes <= count; begin += kLanes) {
-        for (i64 lane = 0; lane < kLanes; ++lane) {
-            const float logit = logits[begin + lane];
-            best[lane] = logit > best[lane] ? logit : best[lane];
-        }
-    }
-    float most = *std::max_element(best, best + kLanes);
-    for (i64 index = count / kLanes * kLanes; index < count; ++index) most = std::max(most, logits[index]);
-    const float *found = std::find(logits, logits + count, most);
-    return found == logits + count ? 0 : static_cast<i32>(found - logits);  // no number is there
-}
-
 }  // namespace
 
 void LayerRows::clear() {
@@ -124,40 +107,53 @@ void LayerDrafts::set_rows(const LayerInputs &inputs, const LayerRows &rows) con
 
 // Of the first rows, whose tokens before are `place` behind their starts.
 void LayerDrafts::guess(const LayerTapes &tapes, i64 num_rows, i32 place) {
+    const bool has_probabilities = *least_chance_ > 0;
+    guesses_.resize(num_rows);
     for (i64 begin = 0; begin < num_rows; begin += single_.max_logit_rows) {
         const i64 count = std::min(num_rows - begin, single_.max_logit_rows);
         single_.counts[kNumLogitRows] = static_cast<i32>(count);
         std::iota(single_.logit_row_ids, single_.logit_row_ids + count, static_cast<i32>(begin));
         tapes.head->replay();
-        for (i64 index = 0; index < count; ++index) {
-            const i64 row = begin + index;
-            const i32 position = rows_.starts[row] + place + 1;
-            slots_.token_ids[rows_.slots[row] * slots_.width + position] =
-                likeliest(tapes.logits + index * tapes.vocab_size, tapes.vocab_size);
-        }
+        guess_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities, guesses_.data() + begin);
+    }
+    for (i64 row = 0; row < num_rows; ++row) {
+        const i64 slot = rows_.slots[row];
+        slots_.token_ids[slot * slots_.width + rows_.starts[row] + place + 1] = guesses_[row].token_id;
+        if (!has_probabilities) continue;
+        const i64 which = GuessChances::class_of(guesses_[row].probability);
+        slots_.guess_classes[slot * slots_.k + place] = static_cast<i32>(which);
+        chances_of_rows_[row] *= chances_.of(place, which);
     }
 }
 
-void LayerDrafts::draft(const LayerStep &step) {
-    std::vector<i64> order;
-    for (i64 row = 0; row < step.num_rows; ++row) {
-        if (step.num_drafts[row] > 0 && slots_.is_drafted_by_layers[step.slots[row]]) order.push_back(row);
+// Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a guess
+// costs, half is spent when it is known; and without any nobody would learn whether they stand.
+bool LayerDrafts::goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept) {
+    num_kept = num_drafts;
+    if (*least_chance_ > 0 && chances_of_rows_[row] < *least_chance_) {
+        num_kept = place == 0 || 2 * chances_of_rows_[row] >= *least_chance_ ? place + 1 : place;
+        return false;
     }
-    if (order.empty()) return;
-    // those with most drafts first: whose last one is made leaves at the end
-    std::stable_sort(order.begin(), order.end(),
-                     [&](i64 one, i64 other) { return step.num_drafts[one] > step.num_drafts[other]; });
+    return place + 1 < num_drafts;
+}
+
+void LayerDrafts::draft(const LayerStep &step) {
+    std::vector<i64> order;  // of each row of the chain, which one of the step it is
     rows_.clear();
-    for (const i64 row : order) {
+    for (i64 row = 0; row < step.num_rows; ++row) {
         const i32 slot = step.slots[row], start = step.starts[row];
+        if (step.num_drafts[row] <= 0 || !slots_.is_drafted_by_layers[slot]) continue;
+        order.push_back(row);
         rows_.add(slot, start, 1, enter(slot, start, start + 1));
     }
+    if (order.empty()) return;
     set_rows(single_, rows_);
     const i64 hidden_size = slots_.hidden_size;
     for (i64 row = 0; row < rows_.size(); ++row) {
         std::copy_n(slots_.hidden + rows_.slots[row] * hidden_size, hidden_size, single_.hidden + row * hidden_size);
     }
     i64 num_rows = rows_.size();
+    chances_of_rows_.assign(num_rows, 1);
     for (i32 place = 0; num_rows > 0; ++place) {
         const LayerTapes &tapes = modules_[place % modules_.size()];
         single_.counts[kNumRows] = single_.counts[kNumTokens] = single_.counts[kNumSequences] = static_cast<i32>(num_rows);
@@ -166,19 +162,48 @@ void LayerDrafts::draft(const LayerStep &step) {
             for (i64 row = 0; row < num_rows; ++row) mark_of(rows_.slots[row], rows_.starts[row]) = true;
         }
         guess(tapes, num_rows, place);
-        while (num_rows > 0 && step.num_drafts[order[num_rows - 1]] <= place + 1) --num_rows;
-        std::memcpy(single_.hidden, tapes.fed, num_rows * hidden_size * sizeof(float));
+        i64 num_left = 0;  // who goes on moves up
         for (i64 row = 0; row < num_rows; ++row) {
-            const i32 position = ++single_.positions[row];
-            ++single_.sequence_starts[row];
-            ++single_.last_keys[row];
-            single_.token_ids[row] = slots_.token_ids[rows_.slots[row] * slots_.width + position];
+            const i64 of_step = order[row];
+            i32 num_kept = 0;
+            if (goes_on(row, place, step.num_drafts[of_step], num_kept)) {
+                order[num_left] = of_step;
+                chances_of_rows_[num_left] = chances_of_rows_[row];
+                for (std::vector<i32> *each : {&rows_.slots, &rows_.starts}) (*each)[num_left] = (*each)[row];
+                for (i32 *each : {single_.row_slots, single_.sequence_slots, single_.first_keys}) each[num_left] = each[row];
+                single_.token_ids[num_left] = guesses_[row].token_id;
+                single_.positions[num_left] = single_.positions[row] + 1;
+                single_.sequence_starts[num_left] = single_.sequence_starts[row] + 1;
+                single_.last_keys[num_left] = single_.last_keys[row] + 1;
+                std::copy_n(tapes.fed + row * hidden_size, hidden_size, single_.hidden + num_left * hidden_size);
+                ++num_left;
+                continue;
+            }
+            const i32 num_fewer = step.num_drafts[of_step] - num_kept;
+            for (i32 *each : {step.counts, step.num_sampled, step.num_drafts}) each[of_step] -= num_fewer;
         }
+        num_rows = num_left;
     }
+}
+
+// What came of guesses whose layers said how sure they are.
+void LayerDrafts::learn(const LayerStep &step, const i32 *counts) {
+    for (i64 row = 0; row < step.num_rows; ++row) {
+        const i64 slot = step.slots[row];
+        if (!step.num_drafts[row] || !slots_.is_drafted_by_layers[slot]) continue;
+        i32 *classes = slots_.guess_classes + slot * slots_.k;
+        const i32 num_judged = slots_.is_ended[slot] ? 0 : std::min(step.num_drafts[row], counts[row]);
+        for (i32 place = 0; place < num_judged; ++place) {
+            if (classes[place] >= 0) chances_.learn(place, classes[place], place < counts[row] - 1);
+        }
+        std::fill_n(classes, slots_.k, -1);
+    }
+    chances_.tell();
 }
 
 const LayerRows &LayerDrafts::keep(const LayerStep &step, const i32 *counts, const bool *is_drafting, const i64 *kept_ends,
                                    const float *hidden) {
+    learn(step, counts);
     rows_.clear();
     const i64 hidden_size = slots_.hidden_size;
     float *before = standing_.hidden;  // the state before each entry's token

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "guesses.h"
 #include "ops.h"
 
 namespace tokamak::cpu {
@@ -21,12 +22,15 @@ struct LayerSlots {
     float *hidden;  // [slots, hidden_size]
     i64 hidden_size;
     i32 *hidden_positions, *first_entries, *entry_ends;  // [slots]
-    const bool *is_drafted_by_layers;                    // [slots]
+    const bool *is_drafted_by_layers, *is_ended;         // [slots]
+    i32 *guess_classes;                                  // [slots, k]: of guesses that are being verified; -1: none
+    i64 k;
 };
 
 // Rows of a step, one of a slot at most: workers/step/rows.py.
 struct LayerStep {
-    const i32 *slots, *starts, *counts, *num_sampled, *num_drafts;
+    const i32 *slots, *starts;
+    i32 *counts, *num_sampled, *num_drafts;  // which fewer guesses than were thought to pay make less
     i64 num_rows;
 };
 
@@ -56,8 +60,9 @@ struct LayerRows {
 
 class LayerDrafts {
 public:
-    LayerDrafts(LayerSlots slots, LayerInputs standing, LayerInputs single)
-        : slots_(slots), standing_(standing), single_(single) {}
+    // `chances`: [k, GuessChances::kClasses]; `least_chance`: from which on a guess pays, with those before it; 0: all do.
+    LayerDrafts(LayerSlots slots, LayerInputs standing, LayerInputs single, double *chances, const double *least_chance)
+        : slots_(slots), standing_(standing), single_(single), chances_(slots.k, chances), least_chance_(least_chance) {}
 
     // From now on `keep` and `draft` replay these; null: the plan is no tape.
     void set_tapes(Tape *store, std::vector<LayerTapes> modules);
@@ -72,7 +77,8 @@ public:
     void enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries);
     // They are.
     void mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends);
-    // Guesses behind the last tokens of the rows that have drafts of these layers.
+    // Guesses behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too unlikely to
+    // stand, by what its layer says of it; the row has fewer then, one at least.
     void draft(const LayerStep &step);
     // Of the tokens that stand after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
     // standing rows' memory, and the last one of each slot. The entries themselves are made where there is a tape; else what is
@@ -85,12 +91,18 @@ private:
     i32 enter(i32 slot, i32 begin, i32 end);
     void set_rows(const LayerInputs &inputs, const LayerRows &rows) const;
     void guess(const LayerTapes &tapes, i64 num_rows, i32 place);
+    bool goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept);
+    void learn(const LayerStep &step, const i32 *counts);
 
     LayerSlots slots_;
     LayerInputs standing_, single_;
     Tape *store_ = nullptr;
     std::vector<LayerTapes> modules_;
     LayerRows rows_, none_;
+    std::vector<Guess> guesses_;           // of the chain's rows
+    std::vector<double> chances_of_rows_;  // that all guesses of each stand
+    GuessChances chances_;
+    const double *least_chance_;
 };
 
 }  // namespace tokamak::cpu

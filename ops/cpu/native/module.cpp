@@ -523,6 +523,7 @@ void bind_drafts(nb::module_ &module) {
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
+        .def_prop_ro("least_chance", &DraftLengths::least_chance)
         .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows, double step_ns, i64 num_steps) {
             self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns, num_steps);
         });
@@ -570,10 +571,26 @@ LayerInputs layer_inputs(const nb::dict &arrays, i64 max_logit_rows) {
 
 void bind_layer_drafts(nb::module_ &module) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
+    module.def("guess_tokens", [](Address logits, i64 num_rows, i64 vocab) {
+        std::vector<Guess> guesses(num_rows);
+        guess_tokens(Engine::get(), floats(logits), num_rows, vocab, true, guesses.data());
+        nb::list found;
+        for (const Guess &guess : guesses) found.append(nb::make_tuple(guess.token_id, guess.probability));
+        return found;
+    });
+    nb::class_<GuessChances> chances(module, "GuessChances");
+    chances.attr("NUM_CLASSES") = GuessChances::kClasses;
+    chances
+        .def("__init__", [](GuessChances *self, i64 num_places,
+                            Address chances) { new (self) GuessChances(num_places, reinterpret_cast<double *>(chances)); })
+        .def_static("class_of", &GuessChances::class_of)
+        .def("learn", &GuessChances::learn)
+        .def("tell", &GuessChances::tell);
     nb::class_<LayerDrafts>(module, "LayerDrafts")
         .def("__init__",
              [](LayerDrafts *self, const nb::dict &slots, i64 width, i64 table_width, i64 block_size, i64 hidden_size,
-                const nb::dict &standing, const nb::dict &single, i64 max_logit_rows) {
+                const nb::dict &standing, const nb::dict &single, i64 max_logit_rows, i64 k, Address chances,
+                Address least_chance) {
                  const auto of = [&](const char *name) { return nb::cast<Address>(slots[name]); };
                  const LayerSlots of_slots{ints(of("token_ids")),
                                            width,
@@ -589,8 +606,12 @@ void bind_layer_drafts(nb::module_ &module) {
                                            ints(of("hidden_positions")),
                                            ints(of("first_entries")),
                                            ints(of("entry_ends")),
-                                           truths(of("is_drafted_by_layers"))};
-                 new (self) LayerDrafts(of_slots, layer_inputs(standing, max_logit_rows), layer_inputs(single, max_logit_rows));
+                                           truths(of("is_drafted_by_layers")),
+                                           truths(of("is_ended")),
+                                           ints(of("guess_classes")),
+                                           k};
+                 new (self) LayerDrafts(of_slots, layer_inputs(standing, max_logit_rows), layer_inputs(single, max_logit_rows),
+                                        reinterpret_cast<double *>(chances), reinterpret_cast<double *>(least_chance));
              })
         .def(
             "set_tapes",

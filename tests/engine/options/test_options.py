@@ -463,10 +463,16 @@ def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
     options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
     config = configure(model, *options)
     assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (100, True)
-    assert config.num_max_dispatch_tokens_per_rank == 24
     config = configure(model, *options, "--ep-batched-token-timeout-ms", "0", "--no-ep-mixed-steps")
     assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (0, False)
+
+
+def test_b8_dispatch_tokens_are_a_decode_step_with_its_drafts(model: Path) -> None:
+    """By default; an explicit value wins."""
+    give_experts(model)
+    options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
     limit = "--num-max-dispatch-tokens-per-rank"
+    assert configure(model, *options).num_max_dispatch_tokens_per_rank == 24
     assert configure(model, *options, limit, "100").num_max_dispatch_tokens_per_rank == 100
     assert configure(model, *options, "-tp", "2", limit, "12").num_max_dispatch_tokens_per_rank == 12
     drafts = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')

@@ -204,7 +204,8 @@ class EchoRank:
             table[index:] = [block_id]  # behind what was for drafts and given back
         rows = list(zip(ints(step.slots), ints(step.start), ints(step.num_tokens), step.is_sampling, strict=True))
         assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "rows are in slot order"
-        assert sum(row[2] for row in rows) <= self.simulation.config.max_num_batched_tokens, "a step keeps the token budget"
+        num_tokens = sum(row[2] for row in rows) + sum(ints(step.num_drafts))
+        assert num_tokens <= self.simulation.config.max_num_batched_tokens, "a step keeps the token budget, with drafts too"
         for slot_index, index, row in zip(ints(step.unit_slots), ints(step.unit_indexes), ints(step.unit_rows), strict=True):
             self.slots[slot_index].unit_rows[index] = row
         encoded: list[bytes] = []

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine.config import SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step
 from engine.scheduler.results import finish_reason_of
 from tests.engine.scheduler.sequences import make_sample
@@ -22,7 +23,7 @@ NUM_SLOTS = 5
 
 
 def empty_slots() -> Slots:
-    return Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, hidden_size=3)
+    return Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3)
 
 
 def filled_slots() -> Slots:
@@ -37,6 +38,9 @@ def filled_slots() -> Slots:
         start.mask_bounds = int32(bound for place in range(slot + 1) for bound in (place // 2, slot))
         slots.start(start)
         slots.hidden[slot], slots.hidden_positions[slot], slots.entry_ends[slot] = slot + 1, slot + 1, slot + 2
+        for name in ("drafts", "draft_classes", "draft_chances", "num_drafts", "draft_trusts", "guess_classes"):
+            getattr(slots, name)[slot] = slot + 1
+        slots.num_rested[slot], slots.draft_pauses[slot], slots.is_drafted_by_layers[slot] = slot + 1, slot + 16, slot % 2
     return slots
 
 
@@ -59,7 +63,7 @@ def contents(slots: Slots) -> dict[str, list[object]]:
     return {name: array.tolist() for name, array in slots.arrays()}
 
 
-def test_every_array_is_registered() -> None:
+def test_b3_every_array_is_registered() -> None:
     slots = filled_slots()
     attributes = {name for name, value in vars(slots).items() if isinstance(value, np.ndarray)}
     assert attributes == {name for name, _ in slots.arrays()}
@@ -67,7 +71,7 @@ def test_every_array_is_registered() -> None:
 
 
 @given(st.integers(0, NUM_SLOTS - 1), st.integers(0, NUM_SLOTS - 1))
-def test_swap(first: int, second: int) -> None:
+def test_b3_swapped_twice_is_the_identity(first: int, second: int) -> None:
     slots = filled_slots()
     before = contents(slots)
     slots.swap(first, second)
@@ -181,29 +185,37 @@ def test_a_row_behind_a_stop_token_is_none() -> None:
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
-def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
+def test_b3_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
     """Samples in the middle of their answers change places; the answers do not change."""
-    assert answers(swaps) == answers([])
+    assert answers(swaps, "qwen3") == answers([], "qwen3")
+
+
+@settings(max_examples=3)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
+def test_b3_swap_then_run_equals_run_with_drafts(swaps: list[tuple[int, int]]) -> None:
+    """Of all methods; each row brings as many tokens as without."""
+    assert answers(swaps, "deepseek_v3", "ngram,suffix,mtp") == answers([], "deepseek_v3", "ngram,suffix,mtp")
 
 
 @cache
-def runner() -> ModelRunner:
-    return make_runner(GOLDEN / "qwen3", max_model_len=64, max_num_seqs=6, num_kv_blocks=40)
+def runner(model: str, method: str) -> ModelRunner:
+    drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, adaptive=False) if method else SpeculativeConfig()
+    return make_runner(GOLDEN / model, max_model_len=64, max_num_seqs=6, num_kv_blocks=40, speculative_config=drafts)
 
 
-def answers(swaps: list[tuple[int, int]]) -> list[tuple[object, ...]]:
-    serving = Serving(runner())
+def answers(swaps: list[tuple[int, int]], model: str, method: str = "") -> tuple[list[tuple[object, ...]], list[int]]:
+    """And how many tokens rows brought."""
+    slots, serving = runner(model, method).slots, Serving(runner(model, method))
     samples = [
         Sample(list(range(5 + index, 12 + 3 * index)), SamplingParams(temperature=1.0, seed=index, num_logprobs=2), 8)
         for index in range(5)
     ]
     for slot, sample in enumerate(samples):
         serving.place(sample, slot)
-    for index in range(8):
-        serving.step(samples)
-        if index < len(swaps):
-            first, second = swaps[index]
-            runner().slots.swap(first, second)
-            for sample in samples:
-                sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
-    return [sample.answer() for sample in samples]
+    for first, second in swaps:
+        serving.step([sample for sample in samples if not sample.is_done])
+        slots.swap(first, second)
+        for sample in samples:
+            sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
+    serving.run(samples)
+    return [sample.answer() for sample in samples], sorted(serving.num_tokens_of_rows)

@@ -1,0 +1,82 @@
+"""How sure layers that draft are of their guesses, and how often guesses of which they are that sure stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ops import _cpu
+from ops._cpu import GuessChances
+
+NUM_CLASSES = GuessChances.NUM_CLASSES
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 64, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_the_likeliest_token_and_its_probability(vocab: int, num_rows: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = (rng.standard_normal((num_rows, vocab)) * rng.uniform(0.1, 9, (num_rows, 1))).astype(np.float32)
+    if num_rows > 1:
+        logits[0] = 0.5  # the first of equals
+        logits[1, : vocab // 2] = -np.inf
+        logits[2, vocab // 2] = 60
+    weights = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    token_ids, probabilities = zip(*_cpu.guess_tokens(_cpu.address(logits), num_rows, vocab), strict=True)
+    assert list(token_ids) == logits.argmax(1).tolist()
+    np.testing.assert_allclose(probabilities, 1 / weights.sum(1), rtol=1e-5)
+
+
+def test_logits_that_are_no_numbers() -> None:
+    logits = np.zeros((3, 2000), np.float32)
+    logits[0, 1500], logits[1, 30], logits[2] = np.nan, np.inf, -np.inf
+    found = _cpu.guess_tokens(_cpu.address(logits), 3, 2000)
+    assert all(0 <= token_id < 2000 for token_id, _ in found)
+    assert [probability for _, probability in found] == [0, 0, 0]
+
+
+def test_classes_are_in_the_order_of_probabilities() -> None:
+    found = [GuessChances.class_of(number / 1000) for number in range(1001)]
+    assert found == sorted(found)
+    assert set(found) == set(range(NUM_CLASSES))
+
+
+class Rig:
+    """Chances of guesses at three places."""
+
+    def __init__(self) -> None:
+        self.table = np.zeros((3, NUM_CLASSES))
+        self.native = GuessChances(3, _cpu.address(self.table))
+
+    def met(self, place: int, which: int, share: float, count: int = 400) -> None:
+        """So many guesses, of which a share stands."""
+        for number in range(count):
+            self.native.learn(place, which, int((number + 1) * share) > int(number * share))
+            self.native.tell()
+
+
+def test_first_the_layer_is_believed() -> None:
+    rig = Rig()
+    assert (np.diff(rig.table, axis=1) > 0).all(), "the surer the likelier"
+    assert (rig.table > 0).all()
+    assert (rig.table < 1).all()
+
+
+def test_what_stands_is_known_by_place_and_by_how_sure_the_layer_was() -> None:
+    rig = Rig()
+    rig.met(0, 2, 0.75)
+    rig.met(1, 2, 0.25)
+    rig.met(0, 6, 0.1)
+    assert rig.table[0, 2] == pytest.approx(0.75, abs=0.08)
+    assert rig.table[1, 2] == pytest.approx(0.25, abs=0.08)
+    assert rig.table[0, 6] == pytest.approx(0.1, abs=0.05)
+    assert rig.table[0, 4] == Rig().table[0, 4], "nothing was met of it"
+
+
+def test_places_that_chains_do_not_reach_are_as_the_one_before() -> None:
+    """Else what failed once at a place would never be tried there again."""
+    rig = Rig()
+    rig.met(1, 3, 0)
+    assert rig.table[1, 3] < 0.1
+    assert rig.table[2, 3] < 0.2
+    rig.met(0, 3, 0.9, 4000)
+    assert rig.table[:, 3] == pytest.approx([0.9] * 3, abs=0.06)
