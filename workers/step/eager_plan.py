@@ -38,11 +38,21 @@ class EagerPlan:
     def hidden(self) -> np.ndarray:
         return np.asarray(self._hidden.numpy())
 
+    @property
+    def hidden_there(self) -> Tensor:
+        """As `hidden`, where the device has it."""
+        return self._hidden
+
     def logits(self) -> Tensor:
         inputs = self._inputs
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
         return self._model.logits(self._ops, self._hidden, row_ids)
 
     def drawn(self, logits: Tensor) -> Tensor:
-        assert self._ops.drawing is not None, "the host draws"
-        return self._ops.drawing.run(self._inputs, logits)
+        if self._inputs.layers is None:
+            assert self._ops.drawing is not None, "the host draws"
+            return self._ops.drawing.run(self._inputs, logits)
+        from ops.paddle.layer_rows import with_read_tokens  # with Paddle's table, as the device has imported
+
+        drawing = self._ops.drawing
+        return with_read_tokens(self._inputs, logits, None if drawing is None else drawing.run(self._inputs, logits))
