@@ -57,6 +57,14 @@ class LayerMemory(msgspec.Struct, frozen=True):
         """Part of the trunk's graphs: what it gives of the kept rows."""
         paddle.assign(hidden, output=self.kept[: hidden.shape[0]])
 
+    def with_read_tokens(self, drawn: Tensor | None, row_ids: Tensor) -> Tensor:
+        """What was `drawn` (int32 [n, m]), if anything was, of the kept rows `row_ids` (int32 [m]), and behind it the token
+        that each of these had read: guesses among them, of which the host knows none yet."""
+        step: _Step = self.step
+        row_ids = paddle.gather(step.kept.row_ids, row_ids)
+        token_ids = paddle.gather(step.token_ids, row_ids).reshape([1, -1])
+        return token_ids if drawn is None else paddle.concat([drawn, token_ids])
+
 
 class LayerRows(msgspec.Struct):
     """As `ops.table.Inputs`: each row is a sequence of its own."""
@@ -179,13 +187,6 @@ def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[LayerRows
 
 def _one_later(rows: Tensor) -> Tensor:
     return paddle.concat([rows[:1], rows[:-1]])
-
-
-def with_read_tokens(step: Any, logits: Tensor, drawn: Tensor | None) -> Tensor:
-    """What was `drawn` of logits [m, vocab], if anything was, int32 [n, m], and behind it the token that each row had read."""
-    row_ids = paddle.gather(step.kept.row_ids, step.logit_row_ids[: logits.shape[0]])
-    token_ids = paddle.gather(step.token_ids, row_ids).reshape([1, -1])
-    return token_ids if drawn is None else paddle.concat([drawn, token_ids])
 
 
 def guesses(memory: LayerMemory, num_rows: int, count: int) -> Tensor:

@@ -53,9 +53,8 @@ class DeviceMtpDrafter(MtpDrafter):
         self._entries = inputs.beside[guesses.size :].reshape(entries.shape)  # type: ignore[attr-defined]
         states = device.tensor(np.zeros(((seats + 1) * group, model.hidden_size), np.float32))
         fed = device.tensor(np.zeros((most, model.hidden_size), np.float32))
-        kept = device.tensor(
-            np.zeros((max(config.cudagraph_capture_sizes, default=0) + ROW_TILE, model.hidden_size), np.float32)
-        )
+        most_kept = inputs.padded(max(config.cudagraph_capture_sizes, default=0))
+        kept = device.tensor(np.zeros((most_kept, model.hidden_size), np.float32))
         self._memory = inputs.layers = LayerMemory(inputs, columns, states, fed, kept, most, group)
         rows = max_logit_rows(most, seats, 0) // ROW_TILE * ROW_TILE
         self._max_logit_rows = max(rows, ROW_TILE)

@@ -49,10 +49,10 @@ class EagerPlan:
         return self._model.logits(self._ops, self._hidden, row_ids)
 
     def drawn(self, logits: Tensor) -> Tensor:
-        if self._inputs.layers is None:
-            assert self._ops.drawing is not None, "the host draws"
-            return self._ops.drawing.run(self._inputs, logits)
-        from ops.paddle.layer_rows import with_read_tokens  # with Paddle's table, as the device has imported
+        return self._drawn(logits, self._inputs.logit_row_ids[: logits.shape[0]])
 
-        drawing = self._ops.drawing
-        return with_read_tokens(self._inputs, logits, None if drawing is None else drawing.run(self._inputs, logits))
+    def _drawn(self, logits: Tensor, row_ids: Tensor) -> Tensor:
+        inputs, drawing = self._inputs, self._ops.drawing
+        assert drawing is not None or inputs.layers is not None, "the host draws"
+        drawn = None if drawing is None else drawing.run(inputs, logits)
+        return drawn if inputs.layers is None else inputs.layers.with_read_tokens(drawn, row_ids)

@@ -96,7 +96,7 @@ class GraphPlan(EagerPlan):
             if self._model.head is not None:
                 written["logits"] = self._model.logits(ops, self._hidden, row_ids)
                 if self._ops.drawing is not None or inputs.layers is not None:
-                    written["drawn"] = EagerPlan.drawn(self, written["logits"])
+                    written["drawn"] = self._drawn(written["logits"], row_ids)
 
         try:
             graph = self._device.capture(run)
