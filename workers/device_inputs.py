@@ -5,10 +5,12 @@ Used by the runners of such devices as `StepInputs` is by the CPU's, which holds
 
     number of places | slots | starts | counts | kept | flags (a column of max_num_seqs each) | place, value | ...
 
+and in front of it what layers that draft have their rows made of (`ops/paddle/layer_rows.py`), where there are such.
+
 Places are of the slots' memory on the device: their tokens, block tables and lengths, and how their tokens are drawn. What a
 sequence begins with is put there when it takes its slot; afterwards the tokens that a row reads go with the step that reads
-them, where the device has not drawn them itself, and so does the growth of block tables. Masks and media of prompts, which few
-steps have, are copied by themselves.
+them, where the device has not drawn or guessed them itself, and so does the growth of block tables. Masks and media of prompts,
+which few steps have, are copied by themselves.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ class DeviceInputs(StepInputs):
         assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions: {MAX_DIVIDED} can be divided into blocks"
         self._pads_tiles = num_drafts > 0 or room.pads_prompts
         self._max_splits = -(-max_model_len // KEY_SPLIT)
-        self._staging = [device.staging(sizes.num_sent) for _ in range(2)]  # one may be on its way while the other is filled
-        self.sent = device.tensor(np.zeros(sizes.num_sent, np.int32))
+        self._device = device
+        self.reserve(np.zeros(0, np.int32))
         self.slots = device.tensor(np.zeros(sizes.num_values, np.int32))
         self.numbers = device.tensor(np.arange(max(sizes.max_tiles * ROW_TILE, sizes.max_written), dtype=np.int32))
         self.derived = device.tensor(np.zeros(sum(sizes.of_rows.values()) + sum(sizes.of_kept.values()), np.int32))
@@ -68,6 +70,16 @@ class DeviceInputs(StepInputs):
         tables = self._part(device, self.slots, sizes.tables_at, (sizes.num_slots + 1) * num_blocks)
         self.block_tables = of_rows["block_tables"] = tables.reshape([sizes.num_slots + 1, num_blocks])
         return of_rows, of_kept
+
+    def reserve(self, resting: np.ndarray) -> Tensor:
+        """Send `beside`, int32 [n], in front of all else, with each step what was set of it for that one: else these numbers.
+        Where they come to."""
+        count, num_values = len(resting), len(resting) + self.sizes.num_sent
+        self.beside, self._resting = resting.copy(), resting
+        self._staging = [self._device.staging(num_values) for _ in range(2)]  # one may be on its way, the other is filled
+        self._sent = self._device.tensor(np.zeros(num_values, np.int32))
+        self.sent = self._part(self._device, self._sent, count, self.sizes.num_sent)
+        return self._part(self._device, self._sent, 0, count) if count else None
 
     @staticmethod
     def _part(device: Device, tensor: Tensor, begin: int, count: int) -> Tensor:
@@ -101,11 +113,6 @@ class DeviceInputs(StepInputs):
         if len(slots):
             places = slots * self.sizes.num_blocks + indexes + self.sizes.tables_at
             self._written.append((places, self.host_block_tables[slots, indexes]))
-
-    def flush(self) -> None:
-        for places, values in self._written:
-            self._device.put(self.slots, places, values)
-        self._written.clear()
 
     # ---------------------------------------------------------------------------------------------------------- rows
 
@@ -154,18 +161,20 @@ class DeviceInputs(StepInputs):
             self._device.put(self.slots, places, values)
             places, values = places[:0], values[:0]
         self._staging.reverse()
-        staging = self._staging[0]
+        staging, count = self._staging[0], len(self.beside)
         self._device.settle(staging)  # steps that draw nothing are waited for by nobody
-        staging[0] = len(places)
-        rows = staging[1 : 1 + len(columns) * sizes.num_slots].reshape(len(columns), sizes.num_slots)
+        staging[:count], self.beside[:] = self.beside, self._resting
+        sent = staging[count:]
+        sent[0] = len(places)
+        rows = sent[1 : 1 + len(columns) * sizes.num_slots].reshape(len(columns), sizes.num_slots)
         rows[:] = 0
         rows[0] = sizes.num_slots
         for row, column in zip(rows, columns, strict=True):
             row[: len(column)] = column
         begin = 1 + rows.size
         end = begin + 2 * len(places)
-        staging[begin:end:2], staging[begin + 1 : end : 2] = places, values
-        self._device.send(staging, self.sent, end)
+        sent[begin:end:2], sent[begin + 1 : end : 2] = places, values
+        self._device.send(staging, self._sent, count + end)
 
     def pad(self, size: int) -> None:
         """Have the numbers of rows, tiles and keys of every step that is padded to `size`."""

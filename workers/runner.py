@@ -31,7 +31,7 @@ from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
 from workers.devices.op_choice import ChosenOps, check_steps, choose_ops, take_rows
 from workers.drafts.drafting import make_drafting
-from workers.drafts.mtp import MtpDrafter
+from workers.drafts.mtp import MtpDrafter, make_mtp
 from workers.encoder import Encoder
 from workers.features import Features, Missing, together
 from workers.models import Model, declare_model
@@ -180,7 +180,8 @@ class ModelRunner:
         self.ran: list[tuple[int, bool]] | None = None  # rows of steps, and whether as captured; None: all are alike
         if config.plan == "captured" or config.ops != "native":
             self.ran = []
-        hidden_size = model_config.hidden_size if has_mtp else 0
+        # of layers that draft; those of devices stay there
+        hidden_size = model_config.hidden_size if has_mtp and self.inputs.in_place is None else 0
         pooled_size = model_config.hidden_size if config.pooling and config.pooling.needs_all_tokens else 0
         sizes = (
             config.max_model_len,
@@ -194,7 +195,7 @@ class ModelRunner:
         self.mtp: MtpDrafter | None = None
         if has_mtp:
             marks = map_marks(arena, spec, config.num_kv_blocks)
-            self.mtp = MtpDrafter(config, model_config, device, self.inputs, self.slots, self._cache, marks)
+            self.mtp = make_mtp(config, model_config, device, self.inputs, self.slots, self._cache, marks)
         self.drafting = make_drafting(config.speculative_config, self.slots, self.mtp, self._communicator)
         self.constraints = Constraints(self.slots, model_config.vocab_size, max_drafts, lambda: _matching(config))
         tensor_rank = self._rank % config.tensor_parallel_size
@@ -289,7 +290,11 @@ class ModelRunner:
         if self.config.is_cache_estimated and self._communicator is None:  # else it would wait for ranks that load
             self._rehearse(plan)
         for size in self._captures.sizes:
-            self._run_rows(plan, NO_ROWS, _NONE, StepMode(Phase.NONE, self._captures.num_drafts, size))
+            mode = StepMode(Phase.NONE, self._captures.num_drafts, size)
+            self._set_rows(NO_ROWS, _NONE, mode)
+            self._run_rows(plan, mode)
+            if self.mtp is not None:
+                self.mtp.store(plan, mode)
         if self.mtp is not None:
             self.mtp.warm_up()
 
@@ -364,20 +369,27 @@ class ModelRunner:
             draft_ns = time.monotonic_ns()
             self.mtp.begin(rows)
             if step.num_drafts or step.wants_drafts:  # else nothing of it is run, nor kept
-                self.inputs.flush()
-                self.mtp.draft(rows, self.mode)
                 is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
+                self.mtp.prepare(rows, self.mode, is_drafting)
             self._guess_ns = time.monotonic_ns() - draft_ns
         prompt_rows = self._sampling.prompt_rows(rows)
         kept_counts = self._sampling.kept_counts(rows, prompt_rows)
         if is_drafting is not None:
             kept_counts = np.where(is_drafting, rows.counts, kept_counts)
-        if self.constraints.is_used:
-            self.constraints.look_ahead(rows)
         run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)
-        self._run_rows(plan, rows, kept_counts, self.mode, self._sampling.flags(run))
+        self._set_rows(rows, kept_counts, self.mode, self._sampling.flags(run))
+        if self.mtp is not None:
+            self.mtp.guess()
+            run.has_guesses = self.mtp.has_guesses
+        if self.constraints.is_used:
+            if self.mtp is not None:
+                self.mtp.tell()
+            self.constraints.look_ahead(rows)
+        self._run_rows(plan, self.mode)
         run.num_tokens = self.inputs.num_tokens
         self._sampling.begin(run)
+        if self.mtp is not None and is_drafting is not None and is_drafting.any():
+            self.mtp.store(plan, self.mode)
         if self.ran is not None:
             self.ran.append((self.mode.size or self.inputs.num_tokens, self.mode.size in plan.captured))
         run.run_ns = time.monotonic_ns() - begin_ns
@@ -409,7 +421,7 @@ class ModelRunner:
         begin_ns = time.monotonic_ns()
         plan = self.weights.plan
         if self.mtp is not None and self._standing is not None and plan is not None:
-            self.mtp.keep(*self._standing, plan.hidden())
+            self.mtp.keep(*self._standing, plan)
             self._standing = None
         if self.drafting.has_passed:
             return time.monotonic_ns() - begin_ns + self._guess_ns
@@ -426,7 +438,8 @@ class ModelRunner:
         self.mode = self._mode(NO_ROWS)
         if self._is_cold(plan):
             self._warm_up_together(plan)
-        self._run_rows(plan, NO_ROWS, _NONE, self.mode)
+        self._set_rows(NO_ROWS, _NONE, self.mode)
+        self._run_rows(plan, self.mode)
 
     def _mode(self, rows: StepRows) -> StepMode:
         """How these rows are run. Ranks that share experts learn of each other's where it matters."""
@@ -459,13 +472,14 @@ class ModelRunner:
             return True
         return not ((self.slots.bounds_ends[rows.slots] > rows.starts) & (rows.counts > 0)).any()
 
-    def _run_rows(
-        self, plan: Plan, rows: StepRows, kept_counts: np.ndarray, mode: StepMode, flags: np.ndarray | None = None
-    ) -> None:
-        """Up to the hidden states of what is kept. Padding comes when all inputs of the rows are there."""
+    def _set_rows(self, rows: StepRows, kept_counts: np.ndarray, mode: StepMode, flags: np.ndarray | None = None) -> None:
+        """Padding comes when all inputs of the rows are there."""
         self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots, flags)
         if mode.size:
             self.inputs.pad(mode.size)
+
+    def _run_rows(self, plan: Plan, mode: StepMode) -> None:
+        """Those that are set, up to the hidden states of what is kept."""
         if self.inputs.num_tokens or mode.size or self._experts is not None:
             if self.trace is not None and self.trace.is_on:
                 tape = plan.tape if isinstance(plan, TapePlan) and not mode.size else None

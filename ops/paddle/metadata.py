@@ -107,7 +107,7 @@ def quotient(x: Tensor, divisor: int) -> Tensor:
     return paddle.scale(x.astype("float32"), 1.0 / divisor, 0.5 / divisor).astype("int32")
 
 
-def _num_up_to(ends: Tensor, numbers: Tensor) -> Tensor:
+def num_up_to(ends: Tensor, numbers: Tensor) -> Tensor:
     """How many of the ascending `ends` [n] each of `numbers` [m] has reached: int32 [m]."""
     shape = [numbers.shape[0], ends.shape[0]]
     has_reached = ends.unsqueeze(0).expand(shape) <= numbers.unsqueeze(1).expand(shape)
@@ -136,19 +136,28 @@ def derive(memory: InPlace, block_size: int) -> None:
 
 def _take(memory: InPlace) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """The rows that were sent, int32 [slots] each, once the slots' memory is as it was told."""
-    sizes, sent = memory.sizes, memory.sent
-    written_at = HEADER + NUM_COLUMNS * sizes.num_slots
-    is_written = (memory.numbers[: sizes.max_written] < sent[:1]).astype("int32")
-    written = sent[written_at:].reshape([sizes.max_written, 2])
-    _write(memory, written[:, 0], written[:, 1], is_written)
-    columns = sent[HEADER:written_at].reshape([NUM_COLUMNS, sizes.num_slots])
+    sizes = memory.sizes
+    write_sent(memory)
+    columns = memory.sent[HEADER : _written_at(sizes)].reshape([NUM_COLUMNS, sizes.num_slots])
     slots, starts, counts, kept, flags = (columns[number] for number in range(NUM_COLUMNS))
     last = paddle.gather(memory.slots, slots + sizes.lengths_at) - 1
     starts = paddle.where(flags == FOLLOWING, last, starts)
     return slots, starts, counts, kept
 
 
-def _write(memory: InPlace, places: Tensor, values: Tensor, is_written: Tensor) -> None:
+def _written_at(sizes: Sizes) -> int:
+    return HEADER + NUM_COLUMNS * sizes.num_slots
+
+
+def write_sent(memory: InPlace) -> None:
+    """What was told of the slots' memory; again where it was done."""
+    sizes, sent = memory.sizes, memory.sent
+    is_written = (memory.numbers[: sizes.max_written] < sent[:1]).astype("int32")
+    written = sent[_written_at(sizes) :].reshape([sizes.max_written, 2])
+    write(memory, written[:, 0], written[:, 1], is_written)
+
+
+def write(memory: InPlace, places: Tensor, values: Tensor, is_written: Tensor) -> None:
     """To the slots' memory, where that is 1; elsewhere it is 0."""
     unused = memory.sizes.lengths_at + memory.sizes.num_slots  # the dummy slot's length, which stays 0
     paddle.scatter_(memory.slots, (places - unused) * is_written + unused, values * is_written)
@@ -166,7 +175,7 @@ def keep_drawn(inputs: StepInputs, tokens: Tensor) -> None:
     slots, lengths = inputs.sequence_slots[:count], inputs.context_lengths[:count]
     places = paddle.concat([slots * sizes.num_positions + lengths, slots + sizes.lengths_at])
     values = paddle.concat([paddle.gather(tokens, of_row), lengths + 1])
-    _write(memory, places, values, paddle.concat([is_drawn, is_drawn]))
+    write(memory, places, values, paddle.concat([is_drawn, is_drawn]))
 
 
 class _Sequences:
@@ -182,7 +191,7 @@ class _Sequences:
         self.offsets = paddle.concat([numbers[:1], ends])
         # one more sequence, of the dummy slot, has the rows behind all others
         rows = numbers[: sizes.max_rows]
-        self.row_sequences = _num_up_to(ends, rows)
+        self.row_sequences = num_up_to(ends, rows)
         self.is_row = (self.row_sequences < sizes.num_slots).astype("int32")
         self._all_slots = paddle.concat([slots, numbers[sizes.num_slots : sizes.num_slots + 1]])
         self.row_slots = paddle.gather(self._all_slots, self.row_sequences)
@@ -212,7 +221,7 @@ class _Sequences:
         tile_ends = paddle.cumsum(num_tiles, dtype="int32")
         first_tiles = tile_ends - num_tiles
         tiles = numbers[: sizes.max_tiles]
-        found = _num_up_to(tile_ends, tiles)
+        found = num_up_to(tile_ends, tiles)
         is_tile = (found <= sizes.num_slots).astype("int32")
         sequences = paddle.clip(found, max=sizes.num_slots)
         first_rows = paddle.gather(self.offsets - first_tiles * ROW_TILE, sequences) + tiles * ROW_TILE

@@ -600,18 +600,23 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
 
 
 def draw_largest(inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
-    """As `Drawing.run`: of those that are no numbers the first, where there are such, as the native sampler does; else the
-    first of the largest."""
+    """As `Drawing.run`."""
+    tokens = largest(logits)
+    if inputs.in_place is not None:
+        keep_drawn(inputs, tokens)
+    return tokens.reshape([1, -1])
+
+
+def largest(logits: paddle.Tensor) -> paddle.Tensor:
+    """[m, vocab] -> int32 [m]: of those that are no numbers the first, where there are such, as the native sampler does; else
+    the first of the largest."""
     width = logits.shape[1]
     is_number = logits == logits
     numbers = paddle.where(is_number, logits, paddle.full_like(logits, -math.inf))
     is_largest = numbers == _expand(paddle.max(numbers, axis=-1, keepdim=True), logits.shape)
     from_last = _from_last(logits.shape)
     ranked = paddle.where(is_number, paddle.where(is_largest, from_last, paddle.zeros_like(from_last)), from_last + width)
-    tokens = (width - 1) - paddle.max(ranked, axis=-1, keepdim=True) % width
-    if inputs.in_place is not None:
-        keep_drawn(inputs, tokens.flatten())
-    return tokens.reshape([1, -1])
+    return ((width - 1) - paddle.max(ranked, axis=-1, keepdim=True) % width).flatten()
 
 
 def _from_last(shape: list[int]) -> paddle.Tensor:

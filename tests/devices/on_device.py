@@ -140,10 +140,10 @@ class Growing(Serving):
         return message
 
 
-def steady_steps(board: Board, num_rows: int, plan: str, method: str, num_steps: int) -> dict[str, int]:
+def steady_steps(board: Board, num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3") -> dict[str, int]:
     """What the device counted in so many steps in which each of so many rows goes on, and how many functions the runner called
     ("calls"), of Python and of C."""
-    serving, samples = _steady(num_rows, plan, method, num_steps)
+    serving, samples = _steady(num_rows, plan, method, num_steps, model)
     before, calls = board.counts(), [0]
     core = serving.runner
     for name in ("begin", "end"):
@@ -165,12 +165,12 @@ def _counted(calls: list[int], function: Callable[..., Any], *arguments: Any) ->
         sys.setprofile(None)
 
 
-def _steady(num_rows: int, plan: str, method: str, num_steps: int) -> tuple[Growing, list[Sample]]:
+def _steady(num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3") -> tuple[Growing, list[Sample]]:
     """So many rows that go on for so many steps yet, and have nothing to be copied but what each step needs."""
     unit = 1 + drafting(method).max_drafts
     sizes = {"cudagraph_capture_sizes": (num_rows * unit,), "max_cudagraph_capture_size": num_rows * unit}
     options = {"max_num_seqs": 32, "num_kv_blocks": 600, **(sizes if plan == "captured" else {})}
-    serving = Growing(runner_of("qwen3", plan, method, **options))
+    serving = Growing(runner_of(model, plan, method, **options))
     sampling = SamplingParams(temperature=0.0)
     samples = [Sample([5, 9, 3, 30 + row] * 3, sampling, 40 + 3 * num_steps) for row in range(num_rows)]
     for slot, sample in enumerate(samples):

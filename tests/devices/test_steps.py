@@ -16,7 +16,8 @@ from ops.table import ROW_TILE
 from tests.devices.board import Board
 from tests.devices.child import Child
 from tests.paths import GOLDEN
-from tests.workers.mtp import write_walk
+from tests.workers.mtp import write_walk, write_with_layers
+from tests.workers.test_runners import QWEN
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 5
@@ -26,6 +27,14 @@ NUM_STEPS = 5
 def child(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     with Child(plugin, Board(tmp_path_factory.mktemp("board") / "board")) as child:
         yield child
+
+
+@pytest.fixture(scope="module")
+def with_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model with a layer that drafts: op by op the host looks at choices of experts."""
+    path = tmp_path_factory.mktemp("with-layers")
+    write_with_layers(path, QWEN)
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -82,18 +91,22 @@ def test_golden(child: Child) -> None:
     assert child.call("golden_tokens", "qwen3") == [case["greedy_token_ids"] for case in cases]
 
 
-@pytest.mark.parametrize("method", ["", "ngram"])
+@pytest.mark.parametrize("method", ["", "ngram", "mtp"])
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 @pytest.mark.parametrize("num_rows", [1, 32])
-def test_a_steady_step_is_a_copy_each_way(child: Child, num_rows: int, plan: str, method: str) -> None:
-    found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS)
+def test_a_steady_step_is_a_copy_each_way(child: Child, num_rows: int, plan: str, method: str, with_layers: Path) -> None:
+    model = str(with_layers) if method == "mtp" else "qwen3"
+    found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS, model)
     assert (found["copies_to_device"], found["copies_to_host"], found["event_waits"]) == (NUM_STEPS,) * 3
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
-    assert found["waits_ahead"] == 0, "whoever looks at a result before the next step begins leaves the device idle"
-    assert (found["replays"], found["captures"]) == (NUM_STEPS if plan == "captured" else 0, 0)
+    # whoever looks at a result before the next step begins leaves the device idle, but for entries of layers that draft
+    assert found["waits_ahead"] == (NUM_STEPS if method == "mtp" else 0)
+    num_graphs = 4 if method == "mtp" else 1  # two guesses, the model, entries
+    assert (found["replays"], found["captures"]) == (NUM_STEPS * num_graphs if plan == "captured" else 0, 0)
     assert found["kernels"] > 100 * NUM_STEPS
     most = num_rows * (3 if method else 1)
-    assert found["bytes_to_host"] <= NUM_STEPS * 4 * (most + ROW_TILE), "tokens, and no logits"
+    num_lines = 2 if method == "mtp" else 1  # guesses with what was drawn
+    assert found["bytes_to_host"] <= NUM_STEPS * num_lines * 4 * (most + ROW_TILE), "tokens, and no logits"
 
 
 def test_a_replayed_step_is_little_work_for_the_host(child: Child) -> None:

@@ -1,7 +1,7 @@
 """Layers of the checkpoint that guess further tokens (`workers/models/mtp.py`): when which of their rows are run, and what is
 kept of a slot for them.
 
-Used by the runner, twice a step, on every rank alike:
+Used by the runner, twice a step, on every rank alike; `device_mtp.py` does the same where the host sees no hidden state:
 
     before the trunk   `draft`: the rows' guesses, when the blocks that they need are there. The first of a row is made of its
                        last token and the hidden state before it, which is kept per slot; each further one of the guess before
@@ -32,13 +32,13 @@ from engine.config import EngineConfig
 from ops import _cpu
 from ops.cpu.gang import Gang
 from ops.modules import KvCache
-from ops.table import KEY_SPLIT
 from workers.captures import Phase, StepMode
 from workers.devices.device import Device
 from workers.drafts.drafter import Drafts
 from workers.models import Model
 from workers.step.draft_inputs import DraftInputs
 from workers.step.draft_plan import DraftPlan, TapeDraftPlan, make_draft_plan
+from workers.step.execution import Plan
 from workers.step.inputs import Room, StepInputs
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
@@ -56,6 +56,7 @@ class MtpDrafter:
     of the slots for which it was chosen."""
 
     needs_hidden = True
+    has_guesses = False  # of the step, that nobody here knows
 
     def __init__(
         self,
@@ -75,19 +76,12 @@ class MtpDrafter:
         self._config = config
         self._device = device
         seats = config.max_num_seqs
-        max_key_splits = -(-config.max_model_len // KEY_SPLIT)
-        shared = inputs.block_tables, model.hidden_size, max_key_splits
-        room = Room(seats, max_rows(config.max_num_batched_tokens, seats), device.ops.row_tile)
-        self._standing = DraftInputs(device, room, *shared)
         # what was captured with so many samples; a step of one size of these has that many at most, or one for each row
         num_rows = 1 + config.speculative_config.num_speculative_tokens
         sizes = {min(seats, size) for each in config.cudagraph_capture_sizes for size in (each, each // num_rows)}
         self._sizes = () if config.graph_only_prefill else tuple(sorted(sizes, reverse=True))
-        # of entries of what stands, whose tape is for any number
-        self._entry_sizes = () if device.ops.name == "native" or not self._sizes else config.cudagraph_capture_sizes
         self._mode = StepMode(Phase.NONE, 0)  # of the last step
-        single = Room(seats, max_rows(0, seats), device.ops.row_tile, max(self._sizes, default=0))
-        self._single = DraftInputs(device, single, *shared)
+        self._make_inputs(model, inputs)
         num_drafts = config.speculative_config.max_drafts
         # a class for each place behind the last token; and others of slots with few entries, whose guesses say little of it
         self.priors = np.outer([0.7, 0.3], 0.9 ** np.arange(num_drafts)).ravel()
@@ -97,9 +91,20 @@ class MtpDrafter:
         # it do; and from which chance on it pays, with those before it
         self.ends = np.zeros(num_drafts * _cpu.GuessChances.NUM_CLASSES + 1)
         self._chances, self._least_chance = self.ends[:-1], self.ends[-1:]
-        self._layers = self._make_native(model.hidden_size)
+        self._layers = self._make_native()
 
-    def _make_native(self, hidden_size: int) -> _cpu.LayerDrafts:
+    def _make_inputs(self, model: ModelConfig, inputs: StepInputs) -> None:
+        seats, row_tile = self._config.max_num_seqs, self._device.ops.row_tile
+        room = Room(seats, max_rows(self._config.max_num_batched_tokens, seats), row_tile)
+        self._standing = DraftInputs(self._device, room, inputs.block_tables, model.hidden_size)
+        single = Room(seats, max_rows(0, seats), row_tile, max(self._sizes, default=0))
+        self._single = DraftInputs(self._device, single, inputs.block_tables, model.hidden_size)
+
+    def _inputs_of_tapes(self) -> tuple[dict[str, int], dict[str, int], int]:
+        """As `LayerDrafts` takes them."""
+        return self._standing.host_addresses(), self._single.host_addresses(), self._single.max_logit_rows
+
+    def _make_native(self) -> _cpu.LayerDrafts:
         slots = self._slots
         names = (
             "token_ids",
@@ -113,10 +118,9 @@ class MtpDrafter:
         names = (*names, "first_entries", "entry_ends", "is_drafted_by_layers", "is_ended", "guess_classes")
         arrays = {name: getattr(slots, name) for name in names}
         places = {name: _cpu.address(array) for name, array in (arrays | {"marks": self._marks}).items()}
-        widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, hidden_size
-        inputs = self._standing.host_addresses(), self._single.host_addresses()
+        widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, slots.hidden.shape[1]
         found = self._found.token_ids.shape[1], _cpu.address(self._chances), _cpu.address(self._least_chance)
-        return _cpu.LayerDrafts(places, *widths, *inputs, self._single.max_logit_rows, *found)
+        return _cpu.LayerDrafts(places, *widths, *self._inputs_of_tapes(), *found)
 
     @property
     def num_bytes(self) -> int:
@@ -175,26 +179,35 @@ class MtpDrafter:
         """Replay what was captured once: padded rows alone, so nothing but the dummy block is written."""
         assert self._plan is not None, "a plan comes with the weights"
         none = np.zeros(0, np.int32)
-        for size in self._entry_sizes:
-            self._standing.set_rows(none, none, none, self._slots.token_ids, none)
-            self._standing.pad_entries(size)
-            self._standing.flush()
-            self._plan.store(size)
         for size in self._sizes:
             self._single.set_rows(none, none, none, self._slots.token_ids, none)
             self._single.pad(size)
-            self._single.flush()
             for module in range(self._plan.num_modules):
                 self._plan.forward(module, size)
 
     def _forward(self, module: int, mode: StepMode) -> None:
         """With the rows that are set, padded to what was captured for as many iff the model is."""
         assert self._plan is not None, "a plan comes with the weights"
-        size = min((size for size in self._sizes if size >= self._single.num_tokens), default=0) if mode.size else 0
+        size = self._size_of(self._single.num_tokens, mode)
         if size:
             self._single.pad(size)
-        self._single.flush()
         self._plan.forward(module, size)
+
+    def _size_of(self, num_rows: int, mode: StepMode) -> int:
+        return min((size for size in self._sizes if size >= num_rows), default=0) if mode.size else 0
+
+    def prepare(self, rows: StepRows, mode: StepMode, are_drafting: np.ndarray) -> None:
+        """Before the step's inputs are set. `mode`: of the step; `are_drafting`: as the function says."""
+        self.draft(rows, mode)
+
+    def guess(self) -> None:
+        """When they are, before they are read: the tokens are there by now."""
+
+    def tell(self) -> None:
+        """Put guesses among the slots' tokens, where they are already."""
+
+    def store(self, plan: Plan, mode: StepMode) -> None:
+        """When the trunk has been run: entries are made by `keep`."""
 
     def draft(self, rows: StepRows, mode: StepMode, guess: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
         """Put guesses behind the last tokens of the rows that verify some of it. `mode`: of the step; `guess`: of logits
@@ -228,7 +241,6 @@ class MtpDrafter:
             for begin in range(0, len(slots), self._single.max_logit_rows):
                 part = slice(begin, min(begin + self._single.max_logit_rows, len(slots)))
                 self._single.set_logit_rows(np.arange(part.start, part.stop))
-                self._single.flush()
                 token_ids[slots[part], positions[part] + 1] = guess(self._plan.logits(module)[: part.stop - begin])
 
     # ------------------------------------------------------------------------------------------------ tokens that stand
@@ -241,32 +253,25 @@ class MtpDrafter:
         self._layers.choose(*rows.addresses(), is_wanted, _cpu.address(are_drafting))
         return are_drafting
 
-    def keep(
-        self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, hidden: np.ndarray
-    ) -> None:
+    def keep(self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, plan: Plan) -> None:
         """Of the tokens that stand after a step, counts[i] of row i: entries where `is_drafting`, and the last hidden state.
-        `hidden`: of the step's kept rows, [m, hidden]; of row i those before kept_ends[i]: all of its positions where it is
+        `plan`: which has those of the step's kept rows; of row i they are before kept_ends[i]: all of its positions where it is
         drafting, else those that sample."""
+        slots, firsts, num_entries, first_keys = self._take(rows, counts, is_drafting, kept_ends, plan.hidden())
+        if len(slots):  # the plan is no tape
+            assert self._plan is not None, "a plan comes with the weights"
+            self._standing.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
+            self._plan.store()
+            self._mark(slots, firsts, firsts + num_entries)
+
+    def _take(
+        self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, hidden: np.ndarray
+    ) -> list[np.ndarray]:
+        """Rows whose entries are to be made: slots, first positions, numbers of these, first keys; int32 [n] each."""
         hidden = np.ascontiguousarray(hidden)
         kept_ends = np.ascontiguousarray(kept_ends, np.int64)
         told = _cpu.address(counts), _cpu.address(is_drafting), _cpu.address(kept_ends), _cpu.address(hidden)
-        left = self._layers.keep(*rows.addresses(), *told)
-        if left[0]:  # the plan is no tape
-            assert self._plan is not None, "a plan comes with the weights"
-            slots, firsts, num_entries, first_keys = (np.array(each, np.int32) for each in left)
-            self._standing.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
-            self._store_entries()
-            self._mark(slots, firsts, firsts + num_entries)
-
-    def _store_entries(self) -> None:
-        """Of the standing rows that are set, as captured where the step was."""
-        assert self._plan is not None, "a plan comes with the weights"
-        sizes = self._entry_sizes if self._mode.size else ()
-        size = min((size for size in sizes if size >= self._standing.num_tokens), default=0)
-        if size:
-            self._standing.pad_entries(size)
-        self._standing.flush()
-        self._plan.store(size)
+        return [np.array(each, np.int32) for each in self._layers.keep(*rows.addresses(), *told)]
 
     # ------------------------------------------------------------------------------------------------- what there is
 
@@ -289,3 +294,19 @@ class MtpDrafter:
 
 def _places(slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int, int, int]:
     return _cpu.address(slots), len(slots), _cpu.address(begins), _cpu.address(ends)
+
+
+def make_mtp(
+    config: EngineConfig,
+    model: ModelConfig,
+    device: Device,
+    inputs: StepInputs,
+    slots: Slots,
+    cache: KvCache,
+    marks: np.ndarray,
+) -> MtpDrafter:
+    """Where the step's inputs are made."""
+    kind = MtpDrafter
+    if inputs.in_place is not None:
+        from workers.drafts.device_mtp import DeviceMtpDrafter as kind  # with Paddle, as the device has imported
+    return kind(config, model, device, inputs, slots, cache, marks)

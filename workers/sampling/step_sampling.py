@@ -45,6 +45,7 @@ class StepRun(msgspec.Struct):
     wanted: SampledTokens
     kept_rows: np.ndarray  # of `wanted`
     drawn: np.ndarray  # bool [m], of `wanted`: by the device
+    has_guesses: bool = False  # among the tokens that its rows read, which the device alone knows
     is_drawn_there: bool = False  # what the next step reads of it is where that reads it
     num_starts: np.ndarray | None = None  # of the slots of `wanted`, where it is
     num_tokens: int = 0
@@ -123,7 +124,7 @@ class StepSampling:
 
     def begin(self, run: StepRun) -> None:
         """Have the first logits made, and sent to the host; what the device draws is all drawn."""
-        if run.drawn.any():
+        if run.drawn.any() or run.has_guesses:
             self._num_begun += 1
             for part in self._parts(run.kept_rows):
                 self._inputs.set_logit_rows(run.kept_rows[part])
@@ -209,13 +210,20 @@ class StepSampling:
         )
 
     def _take_drawn(self, run: StepRun, found: Scores) -> None:
-        """What the device drew."""
+        """What the device drew, and what it had guessed."""
+        wanted = run.wanted
         for part, fetch in run.fetches:
+            numbers, count = fetch.wait(), part.stop - part.start
+            if self._inputs.layers is not None:
+                numbers, read = numbers[:-1], numbers[-1, :count]
+                self._slots.token_ids[wanted.slots[part], wanted.positions[part] - 1] = read
+            if not run.drawn[part].any():
+                continue
             places = np.arange(part.start, part.stop)[run.drawn[part]]
-            numbers = fetch.wait()[:, places - part.start]
+            numbers = numbers[:, places - part.start]
             found.token_ids[places] = numbers[0]
             if len(numbers) > 1:
-                has_logprob = self._slots.sampling["num_logprobs"][run.wanted.slots[places]] >= 0
+                has_logprob = self._slots.sampling["num_logprobs"][wanted.slots[places]] >= 0
                 found.logprobs[places] = np.where(has_logprob, numbers[1].view(np.float32), np.float32(0))
                 found.ranks[places] = np.where(has_logprob, numbers[2], 0)
 

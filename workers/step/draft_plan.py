@@ -1,18 +1,16 @@
 """How layers that draft are run: as the trunk's plans (`execution.py`), of two kinds of rows over the same cache.
 
-Made by the drafter, anew for new weights. `store` is for tokens that stand: only their keys and values are of interest.
-`forward` is for the last token of each sequence, which gets a guess of the next one.
+Made by the drafter, anew for new weights, where the host makes inputs; elsewhere `device_draft_plan.py` runs them. `store` is
+for tokens that stand: only their keys and values are of interest. `forward` is for the last token of each sequence, which gets
+a guess of the next one.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from ops import _cpu
 from ops.cpu.array import Array, address_of
@@ -20,18 +18,12 @@ from ops.cpu.executors import Recording, Tape
 from ops.cpu.gang import Gang
 from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
-from ops.table import NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, OpTable
-from workers.devices.capabilities import DeviceError
+from ops.table import NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable
 from workers.devices.device import Device
-from workers.devices.enqueued import Graph
 from workers.models.llama import DraftLayer
 from workers.step.draft_inputs import DraftInputs
 from workers.step.execution import telling
-from workers.step.graph_memory import GraphMemory
 from workers.step.rows import StepRows
-
-_LOG = logging.getLogger(__name__)
-_ENTRIES = -1  # in the place of a module: those of all of them
 
 
 class DraftPlan(Protocol):
@@ -73,19 +65,23 @@ def make_draft_plan(
     ops = device.ops
     if name != "eager" and ops.name == "native":
         return TapeDraftPlan(modules, standing, single, cache, gang, sizes)
-    if name == "captured":
-        return GraphDraftPlan(modules, device, telling(ops, on_op), standing, single, cache)
     return EagerDraftPlan(modules, telling(ops, on_op), standing, single, cache)
 
 
-def _store(ops: OpTable, modules: Sequence[DraftLayer], inputs: DraftInputs, hidden: Tensor, cache: KvCache) -> None:
+def store_entries(ops: OpTable, modules: Sequence[DraftLayer], inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
+    """In every module's layer."""
     ops.begin(inputs, cache)
     for module in modules:
         module.store(ops, inputs, hidden, cache)
 
 
-def _others(modules: Sequence[DraftLayer], index: int) -> list[DraftLayer]:
-    return [module for other, module in enumerate(modules) if other != index]
+def guess_of(
+    ops: OpTable, modules: Sequence[DraftLayer], index: int, inputs: Inputs, hidden: Tensor, cache: KvCache
+) -> tuple[Tensor, Tensor]:
+    """One of them, with entries in the others' layers too: what its head reads, and what is fed to the next."""
+    if len(modules) > 1:
+        store_entries(ops, [module for other, module in enumerate(modules) if other != index], inputs, hidden, cache)
+    return modules[index].forward(ops, inputs, hidden, cache)
 
 
 class EagerDraftPlan:
@@ -100,25 +96,17 @@ class EagerDraftPlan:
 
     def store(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
-        self._store_rows(self._ops)
+        inputs = self._standing
+        store_entries(self._ops, self._modules, inputs, inputs.hidden[: inputs.num_rows], self._cache)
 
     def forward(self, module: int, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
-        self._run_module(module, self._ops)
+        inputs = self._single
+        hidden = inputs.hidden[: inputs.num_rows]
+        self._read, self._fed = guess_of(self._ops, self._modules, module, inputs, hidden, self._cache)
 
     def forget(self) -> None:
         """Nothing was captured."""
-
-    def _store_rows(self, ops: OpTable) -> None:
-        inputs = self._standing
-        _store(ops, self._modules, inputs, inputs.hidden[: inputs.num_rows], self._cache)
-
-    def _run_module(self, module: int, ops: OpTable) -> None:
-        inputs = self._single
-        hidden = inputs.hidden[: inputs.num_rows]
-        if self.num_modules > 1:
-            _store(ops, _others(self._modules, module), inputs, hidden, self._cache)
-        self._read, self._fed = self._modules[module].forward(ops, inputs, hidden, self._cache)
 
     def fed(self, module: int) -> np.ndarray:
         return np.asarray(self._fed.numpy())
@@ -127,87 +115,6 @@ class EagerDraftPlan:
         inputs = self._single
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
         return np.asarray(self._modules[module].logits(self._ops, self._read, row_ids).numpy())
-
-
-class _Captured(msgspec.Struct, frozen=True):
-    """A graph, what it leaves, and where all lies that it reads and writes."""
-
-    graph: Graph
-    written: dict[str, Tensor]
-    addresses: tuple[int, ...]
-
-
-_Work = Callable[[OpTable, dict[str, Tensor]], None]  # with these ops, and where to say what it leaves
-
-
-class GraphDraftPlan(EagerDraftPlan):
-    """As `GraphPlan`: graphs of the device for rows that are padded to a size, captured when it is run first; of single rows
-    one for each module, with logits of the first of them."""
-
-    def __init__(
-        self,
-        modules: Sequence[DraftLayer],
-        device: Device,
-        ops: OpTable,
-        standing: DraftInputs,
-        single: DraftInputs,
-        cache: KvCache,
-    ) -> None:
-        super().__init__(modules, ops, standing, single, cache)
-        self._device = device
-        self._captured: dict[tuple[int, int], _Captured | None] = {}  # by module, or _ENTRIES, and size; None: it cannot be
-        self._first_rows = device.tensor(np.arange(single.padded(single.max_logit_rows), dtype=np.int32))
-        self._logits: Tensor | None = None  # that the last replay left
-        parts = {"cache": cache.layers, "weights": [module.parts() for module in modules], "rows": [self._first_rows]}
-        self._memory = GraphMemory(device, {"standing.": standing, "single.": single}, **parts)
-
-    def store(self, size: int = 0) -> None:
-        if not self._replay(_ENTRIES, size, lambda ops, written: self._store_rows(ops)):
-            self._store_rows(self._ops)
-
-    def forward(self, module: int, size: int = 0) -> None:
-        found = self._replay(module, size, lambda ops, written: self._guess(module, size, ops, written))
-        self._logits = None
-        if found:
-            self._read, self._fed, self._logits = (found.written[name] for name in ("read", "fed", "logits"))
-        else:
-            self._run_module(module, self._ops)
-
-    def forget(self) -> None:
-        self._captured.clear()
-        self.num_failed = 0
-
-    def logits(self, module: int) -> np.ndarray:
-        inputs = self._single
-        if self._logits is None or inputs.num_logit_rows > len(self._logits) or not inputs.has_first_logit_rows:
-            return super().logits(module)
-        return np.asarray(self._logits[: inputs.padded(inputs.num_logit_rows)].numpy())
-
-    def _guess(self, module: int, size: int, ops: OpTable, written: dict[str, Tensor]) -> None:
-        self._run_module(module, ops)
-        row_ids = self._first_rows[: self._single.padded(min(size, self._single.max_logit_rows))]
-        written |= {"read": self._read, "fed": self._fed, "logits": self._modules[module].logits(ops, self._read, row_ids)}
-
-    def _replay(self, of: int, size: int, run: _Work) -> _Captured | None:
-        """What was done as it was captured, which it is first where it was not; None: nothing, it cannot be or is not to be."""
-        if size and (of, size) not in self._captured:
-            self._captured[of, size] = self._capture(of, size, run)
-        found = self._captured.get((of, size))
-        if found is not None:
-            self._memory.check(f"{size} rows of layers that draft", found.addresses)
-            found.graph.replay()
-        return found
-
-    def _capture(self, of: int, size: int, run: _Work) -> _Captured | None:
-        written: dict[str, Tensor] = {}
-        ops = replace(self._ops, **self._ops.captured)
-        try:
-            graph = self._device.capture(lambda: run(ops, written))
-        except DeviceError as error:
-            self.num_failed += 1
-            _LOG.warning("%d rows of layers that draft are run op by op, since they cannot be captured: %s", size, error)
-            return None
-        return _Captured(graph, written, self._memory.addresses())
 
 
 class TapeDraftPlan:
@@ -226,7 +133,7 @@ class TapeDraftPlan:
         self.num_modules, self.num_failed = len(modules), 0
         self._single = single
         recording = Recording(gang)
-        _store(make_table(recording), modules, standing, _hidden(recording, standing), cache)
+        store_entries(make_table(recording), modules, standing, _hidden(recording, standing), cache)
         self._store = recording.finish()
         self._tapes = []
         self._captured: dict[tuple[int, int], tuple[Tape, tuple[Array, Array]]] = {}
@@ -288,9 +195,7 @@ def _forward(
 ) -> tuple[Tape, tuple[Array, Array]]:
     """The guess of one of the modules, as a tape: what the head reads of it, and what is fed to the next."""
     hidden = _hidden(recording, single)
-    if len(modules) > 1:
-        _store(make_table(recording), _others(modules, index), single, hidden, cache)
-    read, fed = modules[index].forward(make_table(recording), single, hidden, cache)
+    read, fed = guess_of(make_table(recording), modules, index, single, hidden, cache)
     return recording.finish(read, fed), (read, fed)
 
 

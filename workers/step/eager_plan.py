@@ -38,11 +38,21 @@ class EagerPlan:
     def hidden(self) -> np.ndarray:
         return np.asarray(self._hidden.numpy())
 
+    @property
+    def hidden_there(self) -> Tensor:
+        """As `hidden`, where the device has it."""
+        return self._hidden
+
     def logits(self) -> Tensor:
         inputs = self._inputs
         row_ids = inputs.logit_row_ids[: inputs.padded(inputs.num_logit_rows)]
         return self._model.logits(self._ops, self._hidden, row_ids)
 
     def drawn(self, logits: Tensor) -> Tensor:
-        assert self._ops.drawing is not None, "the host draws"
-        return self._ops.drawing.run(self._inputs, logits)
+        return self._drawn(logits, self._inputs.logit_row_ids[: logits.shape[0]])
+
+    def _drawn(self, logits: Tensor, row_ids: Tensor) -> Tensor:
+        inputs, drawing = self._inputs, self._ops.drawing
+        assert drawing is not None or inputs.layers is not None, "the host draws"
+        drawn = None if drawing is None else drawing.run(inputs, logits)
+        return drawn if inputs.layers is None else inputs.layers.with_read_tokens(drawn, row_ids)

@@ -52,8 +52,10 @@ class Plan(Protocol):
         m >= inputs.num_logit_rows, valid until the next call of either."""
 
     def drawn(self, logits: Tensor) -> Tensor:
-        """What rows draw, as `Drawing.run` of the device's ops gives it, of what `logits` gave for this step; once more rows at
-        the end where it was captured with more. Valid until the next call of either."""
+        """What rows draw, as `Drawing.run` of the device's ops gives it, of what `logits` gave for this step; with layers that
+        draft on the device one line more (and no other, where it draws nothing), of the tokens that these rows had read: the
+        guesses among them nobody knows yet. Once more rows at the end where it was captured with more. Valid until the next
+        call of either."""
 
 
 def make_plan(

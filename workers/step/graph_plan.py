@@ -91,10 +91,12 @@ class GraphPlan(EagerPlan):
         def run() -> None:
             self._hidden = self._model.forward(ops, inputs, self._cache)
             written["hidden"] = self._hidden
+            if inputs.layers is not None:
+                inputs.layers.keep_hidden(self._hidden)
             if self._model.head is not None:
                 written["logits"] = self._model.logits(ops, self._hidden, row_ids)
-                if self._ops.drawing is not None:
-                    written["drawn"] = self._ops.drawing.run(inputs, written["logits"])
+                if self._ops.drawing is not None or inputs.layers is not None:
+                    written["drawn"] = self._drawn(written["logits"], row_ids)
 
         try:
             graph = self._device.capture(run)

@@ -296,6 +296,8 @@ class RowInputs(AttentionMetadata):
 class StepInputs(RowInputs):
     """All rows, and of them those that are kept."""
 
+    layers: Any = None  # that draft on the device: their memory (`ops/paddle/layer_rows.py`)
+
     def __init__(
         self,
         device: Device,
@@ -400,9 +402,6 @@ class StepInputs(RowInputs):
         """These entries of the host's block tables were written."""
         if len(slots):
             self._device.upload(self.host_block_tables, self.block_tables)
-
-    def flush(self) -> None:
-        """Others read the block tables before this step's `begin`."""
 
 
 def key_bounds(

@@ -55,6 +55,8 @@ class Slots:
         # [first_entries, entry_ends) that they have in the cache, -1: nobody has looked yet
         self.hidden = self._register("hidden", np.zeros((self._capacity, hidden_size), np.float32), 0)
         self.hidden_positions = self._register("hidden_positions", np.full(self._capacity, -1, np.int32), -1)
+        # where it is on a device, in the group of `draft_states`
+        self.hidden_places = self._register("hidden_places", np.zeros(self._capacity, np.int32), 0)
         self.first_entries = self._register("first_entries", np.zeros(self._capacity, np.int32), 0)
         self.entry_ends = self._register("entry_ends", np.full(self._capacity, -1, np.int32), -1)
         self.is_drafted_by_layers = self._register("is_drafted_by_layers", np.zeros(self._capacity, np.bool_), False)

@@ -1,0 +1,198 @@
+"""Rows of layers that draft, made on the device of what a step's buffer says of them: neither a guess nor a hidden state ever
+goes through the host.
+
+Used by `workers/step/device_draft_plan.py`. In front of what `workers/device_inputs.py` sends lie, int32:
+
+    guesses  slot, position of its last token, guesses, first key, state     a column of max_guessed each, those with most first
+    entries  first position that gets an entry, state                        a column of num_slots each, as the step's rows
+
+A `state` is a row of `LayerMemory.states`: the trunk's hidden state before a row's first token. A step leaves those of the last
+positions of each sequence, 1 + k in a group, of which the host says which is the last that stands once it knows.
+
+    guess n of a row that begins at p    token p + n, which guess n - 1 has written, and the state, or what guess n - 1 left
+    entry of position j                  token j, and the state of the row before: of this step, or, of its first, as sent
+
+Entries of guesses that do not stand are written too: the next row begins there, and nothing behind a row is ever seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import paddle
+
+from ops.modules import Tensor
+from ops.paddle.metadata import InPlace, num_up_to, write, write_sent
+from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, KeptRows
+
+OF_GUESSES, OF_ENTRIES = 5, 2  # columns
+NO_ENTRIES = (1 << 31) - 1  # in the place of a first position
+
+
+class _Step(InPlace, Protocol):
+    """Inputs that the device makes."""
+
+    block_tables: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    row_slots: Tensor
+    logit_row_ids: Tensor
+    kept: KeptRows
+
+
+class LayerMemory(msgspec.Struct, frozen=True):
+    """What stays between steps, at fixed addresses."""
+
+    step: Any  # as _Step
+    columns: Tensor  # int32 [OF_GUESSES * max_guessed + OF_ENTRIES * num_slots]
+    states: Tensor  # float32 [(num_slots + 1) * group, hidden]; of the last group the first row stays 0
+    fed: Tensor  # float32 [max_guessed, hidden]: that the last guess left
+    kept: Tensor  # float32 [most rows that are captured, hidden]: of the trunk's graph that was replayed last
+    max_guessed: int
+    group: int  # states of a sequence
+
+    def keep_hidden(self, hidden: Tensor) -> None:
+        """Part of the trunk's graphs: what it gives of the kept rows."""
+        paddle.assign(hidden, output=self.kept[: hidden.shape[0]])
+
+    def with_read_tokens(self, drawn: Tensor | None, row_ids: Tensor) -> Tensor:
+        """What was `drawn` (int32 [n, m]), if anything was, of the kept rows `row_ids` (int32 [m]), and behind it the token
+        that each of these had read: guesses among them, of which the host knows none yet."""
+        step: _Step = self.step
+        row_ids = paddle.gather(step.kept.row_ids, row_ids)
+        token_ids = paddle.gather(step.token_ids, row_ids).reshape([1, -1])
+        return token_ids if drawn is None else paddle.concat([drawn, token_ids])
+
+
+class LayerRows(msgspec.Struct):
+    """As `ops.table.Inputs`: each row is a sequence of its own."""
+
+    num_rows: int
+    num_key_splits: int
+    block_tables: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    row_slots: Tensor
+    slot_mapping: Tensor
+    first_keys: Tensor
+    tile_contexts: Tensor
+    tile_row_ids: Tensor
+    host_counts: np.ndarray
+    in_place: Any = None
+    features: np.ndarray | None = None
+    tile_rows: int = 1
+
+    @property
+    def max_rows(self) -> int:
+        return self.num_rows
+
+    num_tokens = num_tiles = max_rows
+
+    @property
+    def tile_slots(self) -> Tensor:
+        return self.row_slots
+
+    sequence_slots = tile_slots
+
+    @property
+    def last_keys(self) -> Tensor:
+        return self.positions
+
+    sequence_starts = last_keys
+
+    @property
+    def row_queries(self) -> Tensor:
+        return self.tile_row_ids
+
+    @property
+    def context_lengths(self) -> Tensor:
+        return self.tile_contexts
+
+
+def _rows(
+    step: _Step, slots: Tensor, positions: Tensor, token_ids: Tensor, first_keys: Tensor, num_key_splits: int
+) -> LayerRows:
+    num_rows = positions.shape[0]
+    counts = np.zeros(5, np.int32)
+    counts[[NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS]], counts[HAS_BOUNDS] = num_rows, 1
+    mapping, numbers = paddle.empty_like(positions), step.numbers[:num_rows]
+    arrays = token_ids, positions, slots, mapping, first_keys, positions + 1, numbers
+    return LayerRows(num_rows, num_key_splits, step.block_tables, *arrays, counts)
+
+
+def rows_of_guess(memory: LayerMemory, number: int, num_rows: int, num_key_splits: int) -> tuple[LayerRows, Tensor]:
+    """The first of them, and the hidden state before each; those without so many guesses are of the dummy slot."""
+    step: _Step = memory.step
+    sizes = step.sizes
+    if number == 0:
+        write_sent(step)
+    slots, starts, counts, first_keys, states = _of_guesses(memory, num_rows)
+    is_guessed = (counts > number).astype("int32")
+    slots = (slots - sizes.num_slots) * is_guessed + sizes.num_slots
+    positions = (starts + number) * is_guessed
+    token_ids = paddle.gather(step.slots, slots * sizes.num_positions + positions)
+    hidden = memory.fed[:num_rows] if number else paddle.gather(memory.states, states)
+    return _rows(step, slots, positions, token_ids, first_keys * is_guessed, num_key_splits), hidden
+
+
+def put_guess(memory: LayerMemory, number: int, part: slice, tokens: Tensor) -> None:
+    """The `tokens` (int32 [m]) guessed for a part of the rows are the next ones of their slots."""
+    step: _Step = memory.step
+    slots, starts, counts, _, _ = (column[part] for column in _of_guesses(memory, part.stop))
+    places = slots * step.sizes.num_positions + starts + (number + 1)
+    write(step, places, tokens, (counts > number).astype("int32"))
+
+
+def put_fed(memory: LayerMemory, fed: Tensor) -> None:
+    """What the next guess is made of, [rows, hidden]."""
+    paddle.assign(fed, output=memory.fed[: fed.shape[0]])
+
+
+def _of_guesses(memory: LayerMemory, num_rows: int) -> list[Tensor]:
+    columns = memory.columns[: OF_GUESSES * memory.max_guessed].reshape([OF_GUESSES, memory.max_guessed])
+    return [columns[number][:num_rows] for number in range(OF_GUESSES)]
+
+
+def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[LayerRows, Tensor]:
+    """Of the step's kept rows, with the hidden states [m, hidden] that it gave; those without an entry are of the dummy slot.
+    Remembers the last states of each sequence."""
+    step: _Step = memory.step
+    sizes, kept, num_rows = step.sizes, step.kept, kept_hidden.shape[0]
+    count = sizes.num_slots
+    numbers, offsets = step.numbers[:num_rows], kept.sequence_offsets
+    sequences = num_up_to(offsets[1 : 1 + count], numbers)
+    is_row = (sequences < count).astype("int32")
+    sequences = paddle.clip(sequences, max=count - 1)
+    begin = OF_GUESSES * memory.max_guessed
+    first_entries = paddle.gather(memory.columns[begin : begin + count], sequences)
+    states = paddle.gather(memory.columns[begin + count :], sequences)
+
+    row_ids = kept.row_ids[:num_rows]
+    token_ids, positions = paddle.gather(step.token_ids, row_ids), paddle.gather(step.positions, row_ids)
+    is_entry = (positions >= first_entries).astype("int32") * is_row
+    slots = (paddle.gather(step.row_slots, row_ids) - count) * is_entry + count
+    is_first = (numbers == paddle.gather(offsets[:count], sequences)).unsqueeze(1).expand(kept_hidden.shape)
+    before = paddle.where(is_first, paddle.gather(memory.states, states), _one_later(kept_hidden))
+
+    # the last of a sequence is in the last place of its group
+    places = numbers - paddle.gather(offsets[1 : 1 + count], sequences) + memory.group
+    is_last = (places >= 0).astype("int32") * is_row
+    nowhere = memory.states.shape[0] - 1
+    groups = states - states % memory.group
+    paddle.scatter_(memory.states, (groups + places - nowhere) * is_last + nowhere, kept_hidden)
+    return _rows(step, slots, positions, token_ids, positions, 1), before
+
+
+def _one_later(rows: Tensor) -> Tensor:
+    return paddle.concat([rows[:1], rows[:-1]])
+
+
+def guesses(memory: LayerMemory, num_rows: int, count: int) -> Tensor:
+    """The first `count` tokens behind the last one of each row that is guessed for, int32 [rows, count]."""
+    step: _Step = memory.step
+    slots, starts, _, _, _ = _of_guesses(memory, num_rows)
+    firsts = (slots * step.sizes.num_positions + starts + 1).unsqueeze(1).expand([num_rows, count])
+    places = firsts + step.numbers[:count].unsqueeze(0).expand([num_rows, count])
+    return paddle.gather(step.slots, places.flatten()).reshape([num_rows, count])
