@@ -245,10 +245,10 @@ class WorkerActor(Actor):
             self._greet()
             return num_done + 1
         turns.end_turn()
-        self._gang_steps.add(1)
         if step is None:
             self._empty_gang_steps.add(1)
-        elif self.context.tensor_rank == 0:
+        self._gang_steps.add(1)
+        if step is not None and self.context.tensor_rank == 0:
             self._send(result)
         try:
             self._draft()

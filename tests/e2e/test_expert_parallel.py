@@ -56,8 +56,16 @@ def test_the_same_bytes(engine: EngineProcess, alone: tuple[list[Answer], list[A
 
 def test_an_idle_rank_serves_the_other(engine: EngineProcess) -> None:
     """Each runs every step of the gang; the replica without requests has no rows in any."""
+
+    def have_counted() -> bool:
+        """All steps, also who is met by its peer's answer before it gets to that."""
+        engine.wait_until_idle()
+        return engine.metric("gang_steps_total", actor="worker0") == engine.metric("gang_steps_total", actor="worker1")
+
+    wait_until(have_counted, what="both ranks have counted their steps")
     before = {rank: engine.metric("empty_gang_steps_total", actor=rank) for rank in RANKS}
     ask(engine, {"prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True}, replica="1").raise_for_status()
+    wait_until(have_counted, what="both ranks have counted their steps")
     assert engine.metric("empty_gang_steps_total", actor="worker0") >= before["worker0"] + 20
     assert engine.metric("empty_gang_steps_total", actor="worker1") == before["worker1"]
     for rank in RANKS:  # who has no rows meets the others all the same
@@ -178,7 +186,14 @@ def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]], ca
         assert answers_together(engine, BODIES) == alone[0]
         for victims in (["worker0"], ["worker1"], list(RANKS)):
             end_in_turn(engine, alone[1], victims, signal.SIGKILL)
-        assert engine.metric("eplb_moved_experts_total") > engine.metric("eplb_rebalances_total") > 10
+
+        def have_moved_often() -> bool:
+            """They are looked for now and then, while there are steps."""
+            assert answers_together(engine, BODIES) == alone[0]
+            return engine.metric("eplb_rebalances_total") > 10
+
+        wait_until(have_moved_often, what="experts have moved more than ten times")
+        assert engine.metric("eplb_moved_experts_total") > engine.metric("eplb_rebalances_total")
         run, pids = engine.run, [int(actor["pid"]) for actor in engine.actors().values()]
         engine.close()
         assert ctl(["--run-dir", str(run.directory), "experts"]) == 0

@@ -46,12 +46,24 @@ def test_a_chat_with_branches_is_kept_and_found(page: Browser) -> None:
     assert page.texts("#conversations .title") == []
 
 
-def test_an_answer_is_stopped_and_gone_on_with(page: Browser) -> None:
+def test_an_answer_is_stopped_and_gone_on_with(page: Browser, engine: EngineProcess) -> None:
     page.script("document.querySelector('#settings details').open = true")
     page.set("min tokens", "1900")
-    page.say("What are you?")
-    page.until(lambda: len("".join(page.texts("article.assistant .body"))) > 20, "the beginning of an answer")
-    page.click("send")
+
+    def is_stopped() -> bool:
+        """False where all of it had come before the worker stood still."""
+        page.click("new")
+        page.say("What are you?")
+        page.until(lambda: len("".join(page.texts("article.assistant .body"))) > 20, "the beginning of an answer")
+        engine.kill("worker0", signal.SIGSTOP)
+        is_under_way = engine.metric("num_requests_running") == 1
+        if is_under_way:
+            page.click("send")
+        engine.kill("worker0", signal.SIGCONT)
+        page.answered()
+        return is_under_way
+
+    page.until(is_stopped, "an answer stopped in time")
     (stopped,) = page.answered()
     assert page.texts("article.assistant .actions small") == ["stopped"]
     page.set("min tokens", "")

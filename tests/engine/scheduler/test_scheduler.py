@@ -514,6 +514,21 @@ def test_a_slow_tokenizer_holds_up_only_its_own(directory: Path) -> None:
         simulation.check_idle()
 
 
+def test_gauges_are_shown_before_what_they_tell_of_is_sent(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has an answer is not told that its sample runs."""
+    batch, flush = simulation.scheduler.batch, simulation.scheduler.delivery.flush
+    seen: list[tuple[float, int]] = []
+
+    def look_and_flush() -> int:
+        seen.append((simulation.metric("num_requests_running"), len(batch.running)))
+        return flush()
+
+    monkeypatch.setattr(simulation.scheduler.delivery, "flush", look_and_flush)
+    simulation.submit([4, 5, 6], max_tokens=3)
+    simulation.finish()
+    assert set(seen) == {(0, 0), (1, 1)}
+
+
 def test_nothing_said_to_a_new_tokenizer_is_lost_with_the_old(directory: Path) -> None:
     """The ring is still full of the old one's outputs when the new one's first words queue up behind them."""
     with simulate(directory, ring_bytes=4096, max_model_len=120) as simulation:

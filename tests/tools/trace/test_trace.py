@@ -72,6 +72,11 @@ class Drawn:
         actors = [self.actors[one["pid"]] for one in own]
         return [actor for index, actor in enumerate(actors) if index == 0 or actors[index - 1] != actor]
 
+    def asked_ways(self) -> list[list[str]]:
+        """Of the requests of `ask_until`."""
+        ids = {one["args"]["request"].partition("~")[0] for one in self.slices if one["name"] == "submit"}
+        return [self.way(request) for request in ids if request.startswith("asked-")]
+
     def check(self) -> None:
         """Slices of a track nest; each flow begins and ends, in time, within slices; lives end."""
         tracks = defaultdict(list)
@@ -119,20 +124,22 @@ def test_a_running_engine(engine: EngineProcess, tmp_path: Path) -> None:
     output, is_over = tmp_path / "trace.json", threading.Event()
     asking = ask_until(engine, is_over)
     try:
-        said = trace(engine.run, output, "--seconds", "1.5")
+        for seconds in ("1.5", "5", "20"):  # longer where nobody was asked and answered within it
+            said = trace(engine.run, output, "--seconds", seconds)
+            drawn = Drawn(output)
+            if any(map(goes_its_way, drawn.asked_ways())):
+                break
     finally:
         is_over.set()
         asking.join()
     assert str(output) in said
     assert rings(engine.run) == [], "the rings are gone"
-    drawn = Drawn(output)
     drawn.check()
     assert {"Deltas", "submit", "first token", "last token"} <= drawn.names("api0")
     assert {"prepare", "tokenized", "decode text"} <= drawn.names("tokenizer0")
     assert {"queue", "admit", "schedule", "result"} <= drawn.names("scheduler")
     assert {"step", "forward", "sample", "attention", "linear q+k+v"} <= drawn.names("worker0")
-    ids = {one["args"]["request"].partition("~")[0] for one in drawn.slices if one["name"] == "submit"}
-    ways = [drawn.way(request) for request in ids if request.startswith("asked-")]
+    ways = drawn.asked_ways()
     assert any(map(goes_its_way, ways)), ways
     assert {kind for kind, _ in drawn.flows} == {"request", "step"}
     assert BODY["prompt"] not in output.read_text()
