@@ -23,7 +23,6 @@ from starlette.types import Message, Receive, Scope, Send
 from api import admin, health
 from api.access import LOCAL_ORIGIN, Access
 from api.anthropic import errors as anthropic_errors
-from api.anthropic import models as anthropic_models
 from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
 from api.durations import Durations
@@ -244,6 +243,8 @@ class _Passage:
 async def list_models(request: Request) -> Response:
     model = Exchange.of(request).services.model
     if anthropic_errors.is_spoken(request.url.path, request.headers):
+        from api.anthropic import models as anthropic_models  # on first use
+
         return json_response(anthropic_models.page(model, request.query_params))
     return json_response(ModelList(data=[model.card(name) for name in model.all_names]))
 
@@ -252,6 +253,8 @@ async def show_model(request: Request) -> Response:
     model = Exchange.of(request).services.model
     name = model.resolve(request.path_params["id"])
     if anthropic_errors.is_spoken(request.url.path, request.headers):
+        from api.anthropic import models as anthropic_models
+
         return json_response(anthropic_models.card(model, name))
     return json_response(model.card(name))
 

@@ -42,7 +42,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class TraceRing:
-    """Of one actor; `num_lost` counts events that were written over before they were taken."""
+    """Of one actor; once it was taken, `num_lost` counts events that were written over before they were collected."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -53,7 +53,8 @@ class TraceRing:
         if not self._num_events or self._events_offset + self._num_events * EVENT_BYTES > num_bytes:
             raise SharedMemoryError(f"{segment.name} says that it has {self._num_events} events in {num_bytes} bytes")
         self._names: list[str] = []
-        self._num_taken = 0
+        self._num_collected = 0
+        self._collected: list[tuple[int, int, bytes]] = []  # the first's number, that of the oldest that is whole, events
         self.num_lost = 0
 
     @classmethod
@@ -100,21 +101,30 @@ class TraceRing:
         """For the actor alone."""
         return TraceWriter(self.segment.buffer)
 
-    def take(self) -> list[TraceEvent]:
-        """What was written since the last call and is still there, in the order in which it ended."""
+    def collect(self) -> int:
+        """Copy what was written since the last call, for a later `take`; how much that is. Next to no work: who reads a trace
+        while it is made has a part in what it shows."""
         end = self._header.word("num_written")
-        begin = max(self._num_taken, end - self._num_events)
-        copies = [self._copy(number % self._num_events) for number in range(begin, end)]
+        begin = max(self._num_collected, end - self._num_events)
+        copy = self._copy(begin, end)
         _native.fence()  # SYNC: what was copied is older than what num_written says next
         oldest = self._header.word("num_written") - self._num_events + 1  # the one before may be half written over
+        self._collected.append((begin, oldest, copy))
+        num_new, self._num_collected = end - self._num_collected, end
+        self.num_lost += num_new
+        return num_new
+
+    def take(self) -> list[TraceEvent]:
+        """What was written since the last call and was still there when it was collected, in the order in which it ended."""
+        self.collect()
+        collected, self._collected = self._collected, []
         events = [
             self._event(*fields)
-            for number, copy in zip(range(begin, end), copies, strict=True)
-            for sequence, *fields in [_EVENT.unpack(copy)]
+            for begin, oldest, copy in collected
+            for number, (sequence, *fields) in enumerate(_EVENT.iter_unpack(copy), begin)
             if number >= oldest and sequence == number + 1
         ]
-        self.num_lost += end - self._num_taken - len(events)
-        self._num_taken = end
+        self.num_lost -= len(events)
         return events
 
     def close(self) -> None:
@@ -124,9 +134,13 @@ class TraceRing:
     def unlink(self) -> None:
         self.segment.unlink()
 
-    def _copy(self, place: int) -> bytes:
-        begin = self._events_offset + place * EVENT_BYTES
-        return bytes(self.segment.buffer[begin : begin + EVENT_BYTES])
+    def _copy(self, begin: int, end: int) -> bytes:
+        """The events [begin, end), at most as many as there is room for, which may go on at the ring's beginning."""
+        first = begin % self._num_events
+        last = first + end - begin
+        spans = ((first, min(last, self._num_events)), (0, max(0, last - self._num_events)))
+        offset, buffer = self._events_offset, self.segment.buffer
+        return b"".join(buffer[offset + start * EVENT_BYTES : offset + stop * EVENT_BYTES] for start, stop in spans)
 
     def _event(self, begin_ns: int, duration_ns: int, name: int, track: int, value: int, label: bytes) -> TraceEvent:
         text = label.split(b"\0", 1)[0].decode(errors="replace")

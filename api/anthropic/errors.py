@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from starlette.datastructures import Headers
 
-from api.anthropic.answers import AnthropicError, AnthropicErrorDetail
 from api.schemas.responses import encoder
 from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from api.anthropic.answers import AnthropicError
 
 VERSION_HEADER = "anthropic-version"
 MESSAGES_PATH = "/v1/messages"
@@ -30,6 +34,8 @@ def is_spoken(path: str, headers: Headers) -> bool:
 
 
 def error_of(error: RequestError, request_id: str | None) -> AnthropicError:
+    from api.anthropic.answers import AnthropicError, AnthropicErrorDetail  # most engines make none
+
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return AnthropicError(AnthropicErrorDetail(kind, error.message), request_id)
 

@@ -11,7 +11,6 @@ import sys
 
 import msgspec
 
-from shm.device_memory import DeviceMemory
 from shm.errors import SharedMemoryError
 
 
@@ -26,6 +25,8 @@ class DeviceArena(msgspec.Struct, frozen=True):
 
 def main(argument: str) -> int:
     """The exit code; what went wrong is on stderr."""
+    from shm.device_memory import DeviceMemory  # and ctypes: nothing for the supervisor, which knows `DeviceArena` alone
+
     told = msgspec.json.decode(argument, type=DeviceArena)
     try:
         descriptor = DeviceMemory(told.library, told.card).create(told.num_bytes)

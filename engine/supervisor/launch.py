@@ -24,8 +24,6 @@ from engine.options.table import read_options
 from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan
-from engine.supervisor.clients import client_settings
-from engine.supervisor.device_arenas import device_arenas
 from engine.supervisor.log_relay import LogRelay
 from engine.supervisor.port import reserve_port
 from engine.supervisor.progress import Progress, terminal_progress
@@ -81,8 +79,11 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)
             segments = RunSegments.of(config, [actor.name for actor in plan], *shape)
             open_until_end.callback(segments.close)
-            on_cards = device_arenas(config.device_arena_library, config.num_ranks, config.kv_cache_bytes)
-            segments.device_arenas = open_until_end.enter_context(on_cards)
+            if config.device_arena_library:
+                from engine.supervisor.device_arenas import device_arenas  # of engines on cards alone
+
+                on_cards = device_arenas(config.device_arena_library, config.num_ranks, config.kv_cache_bytes)
+                segments.device_arenas = open_until_end.enter_context(on_cards)
             announce = functools.partial(_announce, config, segments, start_s)
             inherited = listener.fileno() if config.uds else -1
             relay = open_until_end.enter_context(_relayed(run, plan, config.log_format))
@@ -151,8 +152,11 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> No
         f"  model {name} on {config.device}, up to {config.max_model_len} tokens, tool calls {config.tool_call_parser}, "
         f"reasoning {config.reasoning_parser}, ready after {seconds:.1f} s; try:",
         *(f"    {line}" for line in _examples(config, name)),
-        *([] if config.print_client == "none" else ["", *client_settings(config.print_client, config)]),
     ]
+    if config.print_client != "none":
+        from engine.supervisor.clients import client_settings  # where somebody asks for them
+
+        lines += ["", *client_settings(config.print_client, config)]
     with contextlib.suppress(OSError):  # nobody reads it: the engine serves all the same
         print("\n".join(lines), flush=True)
 

@@ -55,6 +55,20 @@ def test_the_oldest_give_way_and_are_counted(ring: TraceRing) -> None:
     assert len(values) + ring.num_lost == 3 * NUM_EVENTS
 
 
+def test_what_was_collected_outlives_the_ring(ring: TraceRing) -> None:
+    """Pieces that reach over its end too, written over five times before anybody asks what they mean."""
+    writer = ring.writer()
+    name = writer.name_id("event")
+    num_each = NUM_EVENTS * 3 // 4
+    for number in range(20 * num_each):
+        writer.record(name, number, number)
+        if (number + 1) % num_each == 0:
+            assert ring.collect() == num_each
+    ring.unlink()
+    assert [event.begin_ns for event in ring.take()] == list(range(20 * num_each))
+    assert (ring.num_lost, ring.take()) == (0, [])
+
+
 def test_a_successor_goes_on(ring: TraceRing) -> None:
     """An actor that was started again, and a reader that comes later."""
     first = ring.writer()

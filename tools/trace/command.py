@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import OptionError, TokamakError
@@ -92,13 +92,14 @@ def record(run: Run, seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
     counters.close()
     found = _own_rings(run, actors)
     if found and (not is_alive or not any(ring.until_ns for ring in found.values())):
-        return _read(found, seconds if is_alive else 0.0)
+        return _taken(found, _collect(found, seconds if is_alive else 0.0))
     if not is_alive:
         raise TokamakError(
             f"the engine of run {run.run_id} is dead and has left no trace; start one with --trace to have the last events kept"
         )
     with _begun(run, actors, seconds) as rings:
-        return _read(rings, seconds + GRACE_S)
+        begin_ns = _collect(rings, seconds + GRACE_S)
+    return _taken(rings, begin_ns)
 
 
 def _own_rings(run: Run, actors: Sequence[str]) -> dict[str, TraceRing]:
@@ -132,24 +133,26 @@ def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str
         counters.close()
 
 
-def _read(rings: dict[str, TraceRing], seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
-    """For so long; what rings held before that counts too where they are read once. Ctrl+C ends it early."""
-    events: dict[str, list[TraceEvent]] = {actor: [] for actor in rings}
+def _collect(rings: Mapping[str, TraceRing], seconds: float) -> int:
+    """For so long, and when that began; 0: what rings hold counts, as they are read once. Ctrl+C ends it early. What events
+    mean is for later: the engine may need the processor."""
     num_events = 0
     end_s = time.monotonic() + seconds
     begin_ns = time.monotonic_ns() if seconds else 0
     with contextlib.suppress(KeyboardInterrupt):
         while num_events < MAX_EVENTS:
-            for actor, ring in rings.items():
-                taken = ring.take()
-                events[actor] += taken
-                num_events += len(taken)
+            num_events += sum(ring.collect() for ring in rings.values())
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
             time.sleep(min(READ_INTERVAL_S, left_s))
-    own = {actor: [event for event in found if event.begin_ns >= begin_ns] for actor, found in events.items()}
-    return own, sum(ring.num_lost for ring in rings.values()) if seconds else 0
+    return begin_ns
+
+
+def _taken(rings: Mapping[str, TraceRing], begin_ns: int) -> tuple[dict[str, list[TraceEvent]], int]:
+    """Of each actor those from `begin_ns` on, and how many were lost since then."""
+    own = {actor: [event for event in ring.take() if event.begin_ns >= begin_ns] for actor, ring in rings.items()}
+    return own, sum(ring.num_lost for ring in rings.values()) if begin_ns else 0
 
 
 if __name__ == "__main__":
