@@ -1,0 +1,85 @@
+"""C7: answers are the same bytes with drafts and without, however these are made and run. Each two of the ways that there are
+meet: methods, lengths that are chosen or fixed, plans, precisions, and what becomes of the samples."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import pytest
+
+from engine.config import SpeculativeConfig
+from engine.messages import SamplingParams
+from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
+from tests.workers.test_drafts import samples
+
+PLANS: dict[str, dict[str, Any]] = {
+    "tape": {},
+    "captured": {"plan": "captured", "cudagraph_capture_sizes": (16, 8), "max_cudagraph_capture_size": 16},
+    "eager": {"plan": "eager"},
+}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"},
+    "int8": {"quantization": "wint8", "kv_cache_dtype": "int8"},
+    "int4": {"quantization": "wint4"},
+}
+METHODS = ("ngram", "suffix", "mtp", "ngram,suffix,mtp")
+FATES = ("together", "chunked", "preempted", "warm")
+
+
+def covering(*factors: tuple[str, ...]) -> list[Any]:
+    """Cases in which each two values of different factors meet, few of them."""
+
+    def pairs(case: tuple[str, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), 2))
+
+    cases = list(itertools.product(*factors))
+    left, chosen = set().union(*map(pairs, cases)), []
+    while left:
+        chosen.append(max(cases, key=lambda case: len(left & pairs(case))))
+        left -= pairs(chosen[-1])
+    return chosen
+
+
+def batch_of_all() -> list[Sample]:
+    """Of all kinds; the last one says one token again and again, which is drafted rightly."""
+    return [*samples(), Sample([9, 4, 4, 4], SamplingParams(temperature=0.0, logit_bias={4: 90.0}, num_logprobs=1), 21)]
+
+
+def answers(precision: str, plan: str, fate: str, drafts: SpeculativeConfig) -> tuple[list[object], int]:
+    """Of all samples in one batch, and how many drafts stood."""
+    options = {**PRECISIONS[precision], **PLANS[plan], "speculative_config": drafts}
+    runner = make_runner(GOLDEN / "deepseek_v3", max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
+    serving, batch = Serving(runner, chunk=7 if fate == "chunked" else 512), batch_of_all()
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    if fate == "preempted":
+        for _ in range(4):
+            serving.step(batch)
+        serving.place(batch[1], 6)
+    serving.run(batch)
+    if fate == "warm":
+        before, batch = batch, batch_of_all()
+        for slot, (sample, first) in enumerate(zip(batch, before, strict=True)):
+            serving.place(sample, slot, first.block_ids[: (len(sample.prompt) - 1) // serving.block_size])
+        serving.run(batch)
+    return [sample.answer() for sample in batch], sum(max(count - 1, 0) for count in serving.num_tokens_of_rows)
+
+
+@cache
+def without_drafts(precision: str) -> list[object]:
+    return answers(precision, "tape", "together", SpeculativeConfig())[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "plan", "precision", "fate"),
+    covering(METHODS, ("adaptive", "fixed"), tuple(PLANS), tuple(PRECISIONS), FATES),
+)
+def test_c7_the_same_bytes(method: str, length: str, plan: str, precision: str, fate: str) -> None:
+    is_adaptive = length == "adaptive"
+    drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, prompt_lookup_min=1, adaptive=is_adaptive)
+    found, num_stood = answers(precision, plan, fate, drafts)
+    assert found == without_drafts(precision)
+    assert num_stood > 9 or is_adaptive or method == "mtp", "of which the layers are drawn"
