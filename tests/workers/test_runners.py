@@ -15,7 +15,9 @@ import pytest
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, SpeculativeConfig
-from engine.messages import SamplingParams
+from engine.grammars.formats import HEAD
+from engine.grammars.tokens import GrammarTokens
+from engine.messages import Grammar, SamplingParams
 from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
@@ -155,6 +157,54 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
         DeviceError, match=r"captured for \d rows of layers that draft reads weights\.\w+(\.\w+)*\.weight at 0x"
     ):
         answers(runner)
+
+
+@pytest.fixture(scope="module")
+def walking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose layer knows what comes, and in its folder a vocabulary of 80 letters."""
+    path = tmp_path_factory.mktemp("walking")
+    write_walk(path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
+    pieces = [bytes([33 + index]) for index in range(79)] + [b"<end>"]
+    GrammarTokens.of(pieces, [79], [], [79], 80).write(path / "vocabulary")
+    return path
+
+
+def answers_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, **options: Any) -> tuple[object, list[int]]:
+    """Answers of rows that the device draws and that the host draws, one in a form, in chunks and with one that takes a slot
+    late, whose prefix is known; and how many tokens each row brought."""
+    drafts = drafting(2, method=method)
+    runner = make_runner(path, kind=kind, **{**SIZES, "run_dir": str(path), "speculative_config": drafts, **options})
+    serving = Serving(runner, chunk=5)
+    form = Grammar(HEAD + "start: /[^~]*/", b"")
+    ways = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.6, seed=3, num_logprobs=1),
+        SamplingParams(temperature=0.0, frequency_penalty=0.1),
+        SamplingParams(temperature=0.0, grammar=form, stop_token_ids=[79]),
+    )
+    batch = [Sample([5, 9, 3, 30 + slot, 7, 11, 2] * 3, way, 9 + 4 * slot) for slot, way in enumerate(ways)]
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    serving.run(batch[:1])  # the device draws for it alone
+    serving.run(batch[1:])
+    again = Sample(batch[1].tokens[:24], SamplingParams(temperature=0.0), 12)
+    serving.place(again, 0, batch[1].block_ids[:1])
+    serving.step([again])
+    runner.slots.swap(0, 2)
+    for slot in (0, 2):
+        runner.inputs.start(runner.slots, slot)
+    again.slot = 2
+    serving.run([again])
+    return [sample.answer() for sample in (*batch, again)], serving.num_tokens_of_rows
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram,mtp"])
+def test_guesses_of_a_device_are_those_of_the_host(method: str, walking: Path) -> None:
+    """Wherever rows are drawn, and whoever has to know a guess before: as many tokens stand, step by step."""
+    expected = answers_of_all_kinds(walking, CpuRunner, method)
+    assert max(expected[1]) == 3
+    assert answers_of_all_kinds(walking, xpu_runner, method) == expected
+    assert answers_of_all_kinds(walking, WithGraphs, method, **captured(3)) == expected
 
 
 PROMPTS: dict[str, Any] = {
