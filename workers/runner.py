@@ -30,8 +30,8 @@ from workers.devices.capabilities import DeviceError
 from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
 from workers.devices.op_choice import ChosenOps, check_steps, choose_ops, take_rows
-from workers.drafts.drafting import make_drafting
-from workers.drafts.mtp import MtpDrafter, make_mtp
+from workers.drafts.drafting import make_drafting, make_mtp
+from workers.drafts.mtp import MtpDrafter
 from workers.encoder import Encoder
 from workers.features import Features, Missing, together
 from workers.models import Model, declare_model
