@@ -30,8 +30,8 @@ from workers.devices.capabilities import DeviceError
 from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
 from workers.devices.op_choice import ChosenOps, check_steps, choose_ops, take_rows
-from workers.drafts.drafting import make_drafting
-from workers.drafts.mtp import MtpDrafter, make_mtp
+from workers.drafts.drafting import make_drafting, make_mtp
+from workers.drafts.mtp import MtpDrafter
 from workers.encoder import Encoder
 from workers.features import Features, Missing, together
 from workers.models import Model, declare_model
@@ -175,7 +175,7 @@ class ModelRunner:
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         sizes = config.cudagraph_capture_sizes
         self._captures = Captures(sizes, max_drafts, phase)
-        self._is_warm = False
+        self._is_warm, self._are_warm = False, True  # what is to be replayed is there: of this rank, of those that it runs with
         self.mode = StepMode(Phase.NONE, max_drafts)  # of the last step
         self.ran: list[tuple[int, bool]] | None = None  # rows of steps, and whether as captured; None: all are alike
         if config.plan == "captured" or config.ops != "native":
@@ -388,7 +388,7 @@ class ModelRunner:
         self._run_rows(plan, self.mode)
         run.num_tokens = self.inputs.num_tokens
         self._sampling.begin(run)
-        if self.mtp is not None and is_drafting is not None and is_drafting.any():
+        if self.mtp is not None and is_drafting is not None and is_drafting.any() and run.num_tokens:
             self.mtp.store(plan, self.mode)
         if self.ran is not None:
             self.ran.append((self.mode.size or self.inputs.num_tokens, self.mode.size in plan.captured))
@@ -446,25 +446,24 @@ class ModelRunner:
         own, others = StepShape.of(rows.counts, rows.num_sampled, can_replay=self._can_replay(rows)), []
         if self._captures.sizes and self._experts is not None:
             communicator = self._experts.communicator
-            shapes = communicator.all_gather(np.array([own.phase, own.num_tokens, own.can_replay], np.int64)).tolist()
-            others = [
-                StepShape(Phase(phase), num_tokens, bool(can_replay))
-                for phase, num_tokens, can_replay in (shapes[rank] for rank in communicator.members)
-            ]
+            told = np.array([own.phase, own.num_tokens, own.can_replay, self._is_warm], np.int64)
+            shapes = communicator.all_gather(told)[list(communicator.members)]
+            others = [StepShape(Phase(phase), count, bool(can_replay)) for phase, count, can_replay, _ in shapes.tolist()]
+            self._are_warm = bool(shapes[:, 3].all())
         return self._captures.mode(own, others)
 
     def _is_cold(self, plan: Plan) -> bool:
         """Whether the ranks of the gang are to capture what this step replays. All have to: a rank that has loaded weights
         again, which a peer could not load, would else exchange what the others do not."""
-        gang = self._communicator if self._experts is None else self._experts.communicator
-        if not self.mode.size or gang is None or self._gang is not None:  # tapes are there
+        if not self.mode.size or self._gang is not None:  # tapes are there
             return False
-        are_warm = gang.all_gather(np.array([self._is_warm]))[list(gang.members) if self._experts else slice(None)]
-        if not are_warm.all() and self._is_warm:
+        if self._communicator is not None and self._experts is None:  # else they have told it with their shapes
+            self._are_warm = bool(self._communicator.all_gather(np.array([self._is_warm])).all())
+        if not self._are_warm and self._is_warm:
             plan.forget()
             if self.mtp is not None:
                 self.mtp.cool()
-        return not are_warm.all()
+        return not self._are_warm
 
     def _can_replay(self, rows: StepRows) -> bool:
         """Tapes read bounds of keys, graphs do not."""

@@ -18,6 +18,7 @@ import numpy as np
 import paddle
 
 from ops.modules import AttentionShape, KvCache, LayerCache, Linear, Module, Norm, Rotary
+from ops.paddle.errors import cause_of
 from ops.paddle.fused import CANDIDATES, Candidate
 from ops.paddle.reference import own_columns
 from ops.table import ROW_TILE, OpTable
@@ -92,8 +93,7 @@ def _fault(candidate: Candidate, table: OpTable, cases: Sequence[Case]) -> Fallb
         try:
             reason, is_variant = _check(case, candidate.change(table))
         except _UNABLE as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip() and "[Hint" not in line]
-            reason, is_variant = f"it fails: {lines[-1] if lines else type(error).__name__}", False
+            reason, is_variant = f"it fails: {cause_of(error)}", False
         if reason:
             return Fallback(case.op, candidate.name, f"{case.text}: {reason}", is_variant)
     return None

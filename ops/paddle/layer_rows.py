@@ -17,7 +17,7 @@ Entries of guesses that do not stand are written too: the next row begins there,
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ import paddle
 
 from ops.modules import Tensor
 from ops.paddle.metadata import InPlace, num_up_to, write, write_sent
-from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, KeptRows
+from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, Inputs, KeptRows
 
 OF_GUESSES, OF_ENTRIES = 5, 2  # columns
 NO_ENTRIES = (1 << 31) - 1  # in the place of a first position
@@ -67,7 +67,7 @@ class LayerMemory(msgspec.Struct, frozen=True):
 
 
 class LayerRows(msgspec.Struct):
-    """As `ops.table.Inputs`: each row is a sequence of its own."""
+    """As much of `ops.table.Inputs` as these layers read: each row is a sequence of its own."""
 
     num_rows: int
     num_key_splits: int
@@ -111,18 +111,16 @@ class LayerRows(msgspec.Struct):
         return self.tile_contexts
 
 
-def _rows(
-    step: _Step, slots: Tensor, positions: Tensor, token_ids: Tensor, first_keys: Tensor, num_key_splits: int
-) -> LayerRows:
+def _rows(step: _Step, slots: Tensor, positions: Tensor, token_ids: Tensor, first_keys: Tensor, num_key_splits: int) -> Inputs:
     num_rows = positions.shape[0]
     counts = np.zeros(5, np.int32)
     counts[[NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS]], counts[HAS_BOUNDS] = num_rows, 1
-    mapping, numbers = paddle.empty_like(positions), step.numbers[:num_rows]
+    mapping, numbers = paddle.zeros_like(positions), step.numbers[:num_rows]
     arrays = token_ids, positions, slots, mapping, first_keys, positions + 1, numbers
-    return LayerRows(num_rows, num_key_splits, step.block_tables, *arrays, counts)
+    return cast(Inputs, LayerRows(num_rows, num_key_splits, step.block_tables, *arrays, counts))
 
 
-def rows_of_guess(memory: LayerMemory, number: int, num_rows: int, num_key_splits: int) -> tuple[LayerRows, Tensor]:
+def rows_of_guess(memory: LayerMemory, number: int, num_rows: int, num_key_splits: int) -> tuple[Inputs, Tensor]:
     """The first of them, and the hidden state before each; those without so many guesses are of the dummy slot."""
     step: _Step = memory.step
     sizes = step.sizes
@@ -155,7 +153,7 @@ def _of_guesses(memory: LayerMemory, num_rows: int) -> list[Tensor]:
     return [columns[number][:num_rows] for number in range(OF_GUESSES)]
 
 
-def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[LayerRows, Tensor]:
+def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[Inputs, Tensor]:
     """Of the step's kept rows, with the hidden states [m, hidden] that it gave; those without an entry are of the dummy slot.
     Remembers the last states of each sequence."""
     step: _Step = memory.step
@@ -171,14 +169,14 @@ def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[LayerRows
 
     row_ids = kept.row_ids[:num_rows]
     token_ids, positions = paddle.gather(step.token_ids, row_ids), paddle.gather(step.positions, row_ids)
-    is_entry = (positions >= first_entries).astype("int32") * is_row
+    is_entry = (first_entries <= positions).astype("int32") * is_row
     slots = (paddle.gather(step.row_slots, row_ids) - count) * is_entry + count
     is_first = (numbers == paddle.gather(offsets[:count], sequences)).unsqueeze(1).expand(kept_hidden.shape)
     before = paddle.where(is_first, paddle.gather(memory.states, states), _one_later(kept_hidden))
 
     # the last of a sequence is in the last place of its group
     places = numbers - paddle.gather(offsets[1 : 1 + count], sequences) + memory.group
-    is_last = (places >= 0).astype("int32") * is_row
+    is_last = paddle.clip(places + 1, min=0, max=1) * is_row
     nowhere = memory.states.shape[0] - 1
     groups = states - states % memory.group
     paddle.scatter_(memory.states, (groups + places - nowhere) * is_last + nowhere, kept_hidden)

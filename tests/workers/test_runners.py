@@ -15,7 +15,9 @@ import pytest
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, SpeculativeConfig
-from engine.messages import SamplingParams
+from engine.grammars.formats import HEAD
+from engine.grammars.tokens import GrammarTokens
+from engine.messages import Grammar, SamplingParams, StepResult
 from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
@@ -155,6 +157,70 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
         DeviceError, match=r"captured for \d rows of layers that draft reads weights\.\w+(\.\w+)*\.weight at 0x"
     ):
         answers(runner)
+
+
+class Recording(Serving):
+    """Remembers what slots had behind each step: guesses that did not stand, too."""
+
+    def __init__(self, runner: ModelRunner, **options: Any) -> None:
+        super().__init__(runner, **options)
+        self.found: list[list[list[int]]] = []
+
+    def step(self, samples: list[Sample]) -> StepResult:
+        result = super().step(samples)
+        self.found.append(self.runner.slots.token_ids.tolist())
+        return result
+
+
+def guesses_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, **options: Any) -> tuple[object, object, int]:
+    """Answers of rows that the device draws and that the host draws, one of them in a form, in chunks, from a known prefix and
+    in slots that change places; with all guesses, and how many tokens a row brought at most."""
+    drafts = drafting(2, method=method)
+    runner = make_runner(path, kind=kind, **{**SIZES, "run_dir": str(path), "speculative_config": drafts, **options})
+    serving = Recording(runner, chunk=5)
+    form = Grammar(HEAD + "start: /[^~]*/", b"")
+    ways = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.6, seed=3, num_logprobs=1),
+        SamplingParams(temperature=0.0, frequency_penalty=0.1),
+        SamplingParams(temperature=0.0, grammar=form, stop_token_ids=[79]),
+    )
+    batch = [Sample([5, 9, 3, 30 + slot, 7, 11, 2] * 3, way, 9 + 4 * slot) for slot, way in enumerate(ways)]
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    serving.run(batch[:1])  # the device draws for it alone
+    serving.run(batch[1:])
+    again = Sample(batch[1].tokens[:24], SamplingParams(temperature=0.0), 12)
+    serving.place(again, 0, batch[1].block_ids[:1])
+    while len(again.outputs) < 2:
+        serving.step([again])
+    runner.slots.swap(0, 2)
+    for slot in (0, 2):
+        runner.inputs.start(runner.slots, slot)
+    again.slot = 2
+    serving.run([again])
+    return [sample.answer() for sample in (*batch, again)], serving.found, max(serving.num_tokens_of_rows)
+
+
+@pytest.mark.parametrize(
+    ("write", "method", "most"),
+    [
+        (lambda path: write_walk(path, np.random.default_rng(0).permutation(80), is_by_hidden=True), "ngram,mtp", 3),
+        (lambda path: write_with_layers(path, {**QWEN, "vocab_size": 80}, 2), "mtp", 1),
+    ],
+    ids=["whose guesses stand", "two in turn"],
+)
+def test_guesses_of_a_device_are_those_of_the_host(
+    write: Callable[[Path], object], method: str, most: int, tmp_path: Path
+) -> None:
+    """Step by step, wherever rows are drawn, and whoever has to know a guess before."""
+    write(tmp_path)
+    pieces = [bytes([33 + index]) for index in range(79)] + [b"<end>"]
+    GrammarTokens.of(pieces, [79], [], [79], 80).write(tmp_path / "vocabulary")
+    expected = guesses_of_all_kinds(tmp_path, CpuRunner, method)
+    assert expected[2] >= most
+    assert guesses_of_all_kinds(tmp_path, xpu_runner, method) == expected
+    assert guesses_of_all_kinds(tmp_path, WithGraphs, method, **captured(3)) == expected
 
 
 PROMPTS: dict[str, Any] = {

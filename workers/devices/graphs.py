@@ -14,6 +14,7 @@ import paddle
 from paddle.base import core
 from paddle.device.cuda import graphs
 
+from ops.paddle.errors import cause_of
 from workers.devices.capabilities import DeviceError
 from workers.devices.groups import PaddleGroup
 
@@ -42,12 +43,6 @@ class PaddleGraph:
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-def cause_of(error: Exception) -> str:
-    """The line of what Paddle says that tells it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("(")), lines[-1] if lines else repr(error))
 
 
 def replays(place: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
+from ops.paddle.errors import cause_of
 from ops.table import OpTable
 from workers.devices.capabilities import DeviceError
 from workers.devices.card_ops import CardRows, leave_rows
@@ -45,7 +46,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
     try:
         fault = fault_of_rows(device, alone, config, precision, kv_dtype)
     except (*_UNABLE, RowError) as error:
-        fault = f"they fail: {_last_line(error)}"
+        fault = f"they fail: {cause_of(error)}"
     fault = device.agreed_fault(fault)
     if fault:
         leave_rows(f"on {place} {fault}", rows.needed_by, "")
@@ -53,18 +54,13 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
     try:
         fault = fault_of_drawing(device, alone, config.vocab_size)
     except (*_UNABLE, RowError) as error:
-        fault = f"it fails: {_last_line(error)}"
+        fault = f"it fails: {cause_of(error)}"
     fault = device.agreed_fault(fault)
     table = rows.make(device.gang)
     if not fault:
         return ChosenOps(table)
     _LOG.warning("draw: sample is not taken on %s: %s", place, fault)
     return ChosenOps(msgspec.structs.replace(table, drawing=None), (("draw", "sample"),))
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *, allows_variant: bool = False) -> ChosenOps:

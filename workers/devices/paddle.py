@@ -21,6 +21,7 @@ from paddle.utils import dlpack
 from engine.errors import OptionError
 from engine.metrics import DEVICE_DTYPES
 from ops.paddle import reference
+from ops.paddle.errors import cause_of
 from ops.paddle.gang import GangOps
 from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.enqueued import Fetch, Fetched, Traffic
@@ -175,7 +176,7 @@ class PaddleDevice:
                 tensor = tensor.pin_memory()
             except _UNABLE as error:
                 if not self._landings and not self._stagings:  # once
-                    _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, str(error).strip().splitlines()[-1])
+                    _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, cause_of(error))
         size = int(np.prod(shape))
         kind: Any = ctypes.c_int32 if dtype == "int32" else ctypes.c_float
         return tensor, np.ctypeslib.as_array((kind * size).from_address(tensor.data_ptr())).reshape(shape)

@@ -10,14 +10,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.config import SpeculativeConfig
+from engine.checkpoint.model_config import ModelConfig
+from engine.config import EngineConfig, SpeculativeConfig
 from engine.messages import SlotStart, Step
+from ops.modules import KvCache
+from workers.devices.device import Device
 from workers.drafts.drafter import Drafter
 from workers.drafts.lengths import Lengths
 from workers.drafts.mtp import MtpDrafter
 from workers.drafts.ngram import NgramDrafter
 from workers.drafts.suffix import SuffixDrafter
 from workers.parallel.communicator import Communicator
+from workers.step.inputs import StepInputs
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
 
@@ -43,6 +47,22 @@ class _Lengths(Lengths):
     def least_chance(self) -> float:
         """From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows."""
         return self._native.least_chance
+
+
+def make_mtp(
+    config: EngineConfig,
+    model: ModelConfig,
+    device: Device,
+    inputs: StepInputs,
+    slots: Slots,
+    cache: KvCache,
+    marks: np.ndarray,
+) -> MtpDrafter:
+    """Where the step's inputs are made."""
+    kind = MtpDrafter
+    if inputs.in_place is not None:
+        from workers.drafts.device_mtp import DeviceMtpDrafter as kind  # with Paddle, as the device has imported
+    return kind(config, model, device, inputs, slots, cache, marks)
 
 
 class Drafting:

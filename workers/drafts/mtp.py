@@ -286,19 +286,3 @@ class MtpDrafter:
 
 def _places(slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int, int, int]:
     return _cpu.address(slots), len(slots), _cpu.address(begins), _cpu.address(ends)
-
-
-def make_mtp(
-    config: EngineConfig,
-    model: ModelConfig,
-    device: Device,
-    inputs: StepInputs,
-    slots: Slots,
-    cache: KvCache,
-    marks: np.ndarray,
-) -> MtpDrafter:
-    """Where the step's inputs are made."""
-    kind = MtpDrafter
-    if inputs.in_place is not None:
-        from workers.drafts.device_mtp import DeviceMtpDrafter as kind  # with Paddle, as the device has imported
-    return kind(config, model, device, inputs, slots, cache, marks)
