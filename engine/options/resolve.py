@@ -31,7 +31,7 @@ from engine.options.resolve_device import (
     resolve_ops,
     resolve_plan,
 )
-from engine.options.resolve_drafts import check_drafts
+from engine.options.resolve_drafts import check_drafts, choose_drafts
 from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_files import with_files, with_revision
 from engine.options.resolve_http import resolve_http
@@ -143,6 +143,7 @@ def resolve(
     quantization = resolve_quantization(values["quantization"], ops, model, model_path)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow and not model.bidirectional)
+    choose_drafts(options, model, ops, is_pooling=pooling is not None)
     check_drafts(values, model, model_path)
     kv_cache = KVCacheSpec.of(model, values["block_size"], kv_cache_dtype, values["speculative_config"].has_mtp)
     longest = model.max_position_embeddings

@@ -10,6 +10,19 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.tensor_names import tensor_names
 from engine.config import SpeculativeConfig
 from engine.errors import OptionError
+from engine.options.table import OptionValues
+
+
+def choose_drafts(options: OptionValues, model: ModelConfig, ops: str, *, is_pooling: bool) -> None:
+    """Where nothing is said of drafts the embedded model's own layer drafts, as it was measured to pay (tools/bench/peers.md):
+    one rank, tapes of native ops, steps that have room for it."""
+    values, drafts = options.values, SpeculativeConfig(method="mtp")
+    is_embedded = values["model"] is None and model.num_draft_layers > 0 and values["load_format"] != "dummy"
+    is_measured = ops == "native" and values["plan"] != "captured" and values["tensor_parallel_size"] == 1
+    if "speculative_config" in options.given or is_pooling or not (is_embedded and is_measured):
+        return
+    if values["max_num_batched_tokens"] > drafts.max_drafts:
+        values["speculative_config"] = drafts
 
 
 def check_drafts(values: dict[str, Any], model: ModelConfig, path: Path) -> None:

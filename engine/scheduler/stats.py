@@ -41,6 +41,7 @@ class SchedulerStats:
         self._drafts = cell("spec_decode_num_draft_tokens_total")
         self._standing_drafts = cell("spec_decode_num_accepted_tokens_total")
         places = range(context.config.speculative_config.max_drafts)
+        self._has_drafts = len(places) > 0
         self._by_position = [
             [cell(f"spec_decode_num_{what}_tokens_per_pos_total", position=str(place)) for place in places]
             for what in ("draft", "accepted", "emitted")
@@ -81,7 +82,7 @@ class SchedulerStats:
         self._run.observe(result.run_ns / 1e9)
         self._sample.observe(result.sample_ns / 1e9)
         self._return.observe(max(0, now_ns - result.received_ns - result.run_ns - result.sample_ns) / 1e9)
-        if result.num_wanted:
+        if self._has_drafts:
             self._count_drafts(result, num_taken)
 
     def _count_drafts(self, result: StepResult, num_taken: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Servers of the embedded model (tools/demo) side by side, asked its held-out questions: streamed, greedy.
 
     python -m tools.bench.chats --concurrency 1,4,16 --rounds 9 \
-        'off=tools/serve --port {port}' 'mtp=tools/serve --speculative-config {"method":"mtp"} --port {port}'
+        'off=tools/serve --speculative-config {} --port {port}' 'mtp=tools/serve --port {port}'
 
 Rounds are those of rounds.py; each has questions of its own, a few for each stream, which are asked without a pause. Answers
 have 5 to 60 tokens. `stream tok/s` is that of a stream behind its first token.

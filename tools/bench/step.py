@@ -296,6 +296,7 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
         if num_drafts > speculative.max_drafts:
             speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
         options.values["speculative_config"] = msgspec.structs.replace(speculative, adaptive=False)
+    options.given.add("speculative_config")  # none where none are asked for
     config, model = resolve(options, choose_kernels=kernels.choose)
     limit = model.config.max_position_embeddings
     if longest > limit:

@@ -26,7 +26,7 @@ from workers.step.rows import StepRows
 from workers.step.slots import Slots
 
 _NONE = np.zeros(0, np.int32)
-_RESTING_INTERVAL = 4  # steps: so often is looked for guesses that would pay again
+_RESTING_INTERVALS = 4, 16  # steps: so often is looked for guesses that would pay again, ever more seldom
 METHODS: dict[str, Callable[[SpeculativeConfig, Slots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 
 
@@ -96,6 +96,7 @@ class Drafting:
         self._has_starts = self._has_drafts = False  # the last step, these of some rows perhaps
         self._is_resting = False  # nobody wants drafts, nor would who comes
         self._num_passed = 0  # steps since one was looked at
+        self._interval = _RESTING_INTERVALS[0]
 
     @property
     def num_bytes(self) -> int:
@@ -154,16 +155,19 @@ class Drafting:
 
     def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
         """What came of the guesses in a step: so many tokens of each row (int32 [n]). How many drafts would pay in the next one
-        (int32 [n], as bytes), and for a sequence that comes. Where nobody has any or wants any, one step of a few is looked at,
+        (int32 [n], as bytes; empty: none), and for a sequence that comes. Where nobody has any or wants any, one step of a few is looked at,
         and stands for all of them."""
-        if self._is_resting and not self._has_drafts and self._num_passed + 1 < _RESTING_INTERVAL:
+        if self._is_resting and not self._has_drafts and self._num_passed + 1 < self._interval:
             self._num_passed, self._rows = self._num_passed + 1, None
-            return bytes(rows.slots.nbytes), 0
+            return b"", 0
         self._rows, self._counts = rows, counts
         self._lengths.learn(rows.slots, rows.num_drafts, counts if self._has_drafts else counts * (1 + self._num_passed))
-        wanted, by_newcomers = self._lengths.wanted(rows.slots).tobytes(), self._lengths.wanted_by_newcomers()
-        self._is_resting = not by_newcomers and not any(wanted)
-        return wanted, by_newcomers
+        wanted, by_newcomers = self._lengths.wanted(rows.slots), self._lengths.wanted_by_newcomers()
+        is_wanted = bool(wanted.any())
+        was_resting, self._is_resting = self._is_resting, not by_newcomers and not is_wanted
+        first, last = _RESTING_INTERVALS
+        self._interval = min(2 * self._interval, last) if was_resting and self._is_resting else first
+        return wanted.tobytes() if is_wanted else b"", by_newcomers
 
     def propose(self) -> None:
         """Guess what comes next in the slots of the last step that have got tokens."""

@@ -13,10 +13,12 @@ constexpr double kPriorWeight = 3;                      // drafts that a class's
 constexpr double kClassDecay = 0.98;                    // for each draft more of the class
 constexpr double kLowest = 0.02, kBest = 0.98;  // chances of a class: nothing is certain, and what failed is tried again
 constexpr double kByLuck = 0.005;               // chance of a draft of a sample that does not go on as expected
-constexpr double kLeastTrust = 0.01, kFirstTrust = 0.5, kMostTrust = 0.98;
+constexpr double kLeastTrust = 0.01, kFirstTrust = 0.5, kSureTrust = 0.9, kMostTrust = 0.98;
 constexpr double kLeastTold = 0.1;    // chance of a class from which on a draft that stood speaks for the sample
 constexpr double kRecentGain = 0.35;  // for each row with drafts: one bad sample is not to speak for all that come
-constexpr i64 kDoubted = 1024;        // steps without drafts that were thought to pay, then what speaks against them is doubted
+// Steps without drafts that were thought to pay, then what speaks against them is doubted: twice as many each time that they
+// came to nothing again.
+constexpr i64 kDoubted = 1024, kMostDoubted = 16384;
 constexpr double kLeast = 0.05;       // chance of a draft that is tried because it promises something
 constexpr i32 kLinger = 8;            // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;   // steps until one without drafts, to know its time
@@ -146,10 +148,13 @@ DraftLengths::DraftLengths(std::vector<double> priors, std::vector<i64> first_cl
       num_verified_(2 * first_classes_.size(), 0),
       slots_(slots),
       is_adaptive_(is_adaptive),
-      tried_(priors.size(), kPriorWeight),
-      stood_(std::move(priors)),
+      priors_(std::move(priors)),
+      tried_(priors_.size(), kPriorWeight),
+      stood_(priors_),
+      are_first_(priors_.size(), 0),
       recent_(first_classes_.size(), kFirstTrust),
-      probe_credit_(kMostCredit) {
+      probe_credit_(kMostCredit),
+      doubted_after_(kDoubted) {
     for (double &stood : stood_) stood *= kPriorWeight;
 }
 
@@ -162,6 +167,17 @@ i64 DraftLengths::method_of(i32 which) const {
 double DraftLengths::trust_of(i32 slot, i64 method) const {
     const double trust = slots_.trusts[slot * slots_.num_methods + method];
     return trust ? trust : recent_[method];
+}
+
+// Chance of a first draft of the method, of a sample that is trusted so much: where no class of first drafts stands, it does not
+// matter who comes.
+double DraftLengths::promise_of(i64 method, double trust) const {
+    const std::size_t next = static_cast<std::size_t>(method) + 1;
+    const std::size_t end = next < first_classes_.size() ? static_cast<std::size_t>(first_classes_[next]) : priors_.size();
+    double best = 0;
+    for (std::size_t which = static_cast<std::size_t>(first_classes_[method]); which < end; ++which)
+        if (are_first_[which]) best = std::max(best, chance_of(static_cast<i32>(which)));
+    return best ? trust * best : trust;
 }
 
 bool DraftLengths::is_worth(double chance) const { return chance > std::max(least_chance_, kLeast); }
@@ -179,6 +195,7 @@ void DraftLengths::offer(const DraftCall &found, i64 first_class) {
     for (i64 row = 0; row < found.num_rows; ++row) {
         const i64 slot = found.slots[row], count = found.counts[row];
         if (!count) continue;
+        are_first_[first_class + found.classes[row * k]] = 1;
         double chance = trust_of(static_cast<i32>(slot), method_of(static_cast<i32>(first_class))), promised = 0, before = 0;
         std::fill(chances.begin(), chances.end(), 0);
         for (i64 place = 0; place < count; ++place) {
@@ -235,6 +252,8 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
         const double gain = is_alone ? (tokens + promised) / time : promised - rate * (time - plain);
         if (gain > best) best = gain, num_best = static_cast<i64>(count);
     }
+    // Nobody is made ready for what is not verified then.
+    if (is_alone && !num_best) least_chance_ = std::max(least_chance_, drafts[0].chance);
     if (is_alone && times_.num_plain_since(num_rows) > kPlainInterval) return;
     for (i64 count = 0; count < num_best; ++count) ++chosen[drafts[count].row];
     if (num_best) num_doubted_ = 0;
@@ -267,15 +286,29 @@ void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_ste
     times_.learn(kind, num_rows, step_ns);
     probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), kMostCredit);
     num_doubted_ += num_steps;
-    if (num_doubted_ < kDoubted) return;
-    // A few steps that were held up, or a few samples that were none of its kind, would end drafts for as long as nobody has
-    // any. Samples that were found out stay so.
+}
+
+// A few steps that were held up, or a few samples that were none of its kind, would end drafts for as long as nobody has any.
+// Samples that were found out stay so, and what was thought of those that run is: who comes is to show what they are worth.
+void DraftLengths::doubt(const i32 *slots, i64 num_slots) {
+    for (i64 row = 0; row < num_slots; ++row) {
+        double *trusts = slots_.trusts + slots[row] * slots_.num_methods;
+        for (std::size_t method = 0; slots_.num_rested[slots[row]] && method < recent_.size(); ++method)
+            if (!trusts[method]) trusts[method] = recent_[method];
+    }
     num_doubted_ = 0;
+    doubted_after_ = std::min(2 * doubted_after_, kMostDoubted);
     times_.forget(StepKind::kDrafted);
     for (double &trust : recent_) trust = std::max(trust, kFirstTrust);
+    for (std::size_t which = 0; which < priors_.size(); ++which) {
+        if (stood_[which] >= priors_[which] * tried_[which]) continue;
+        tried_[which] = kPriorWeight;
+        stood_[which] = kPriorWeight * priors_[which];
+    }
 }
 
 void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts, const i32 *counts) {
+    if (num_doubted_ >= doubted_after_) doubt(slots, num_slots);
     std::vector<double> tried(tried_.size()), stood(tried_.size());
     for (i64 row = 0; row < num_slots; ++row) {
         const i64 slot = slots[row];
@@ -304,6 +337,7 @@ void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts,
         }
         slots_.trusts[slot * slots_.num_methods + method] = trust;
         recent_[method] += kRecentGain * (trust - recent_[method]);
+        if (trust > kSureTrust) doubted_after_ = kDoubted;
         slots_.num_rested[slot] = 0;
         slots_.pauses[slot] = counts[row] > 1 ? kFirstPause : std::clamp(2 * slots_.pauses[slot], kFirstPause, kLongestPause);
     }
@@ -319,10 +353,10 @@ void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) const {
     i64 due = -1;  // the row that is the next to be tried; layers that draft work for whoever wants drafts
     for (i64 row = 0; row < num_slots; ++row) {
         const i32 slot = slots[row], num_rested = slots_.num_rested[slot];
-        double trust = 0;
+        double promised = 0;
         for (i64 method = 0; method < static_cast<i64>(recent_.size()); ++method)
-            trust = std::max(trust, trust_of(slot, method));
-        const bool promises = is_worth(slots_.chances[slot * slots_.k]) || (num_rested < kLinger && is_worth(trust));
+            promised = std::max(promised, promise_of(method, trust_of(slot, method)));
+        const bool promises = is_worth(slots_.chances[slot * slots_.k]) || (num_rested < kLinger && is_worth(promised));
         wanted[row] = promises || !is_adaptive_ ? static_cast<i32>(slots_.k) : 0;
         const bool is_due = num_rested + 2 >= pause_of(slot);
         if (is_due && (due < 0 || num_rested > slots_.num_rested[slots[due]])) due = row;
@@ -331,7 +365,10 @@ void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) const {
 }
 
 i64 DraftLengths::wanted_by_newcomers() const {
-    return !is_adaptive_ || is_worth(*std::max_element(recent_.begin(), recent_.end())) ? slots_.k : 0;
+    double promised = 0;
+    for (i64 method = 0; method < static_cast<i64>(recent_.size()); ++method)
+        promised = std::max(promised, promise_of(method, recent_[method]));
+    return !is_adaptive_ || is_worth(promised) ? slots_.k : 0;
 }
 
 }  // namespace tokamak::cpu

@@ -94,6 +94,8 @@ public:
 private:
     double chance_of(i32 which) const;
     double trust_of(i32 slot, i64 method) const;
+    double promise_of(i64 method, double trust) const;
+    void doubt(const i32 *slots, i64 num_slots);
     i64 method_of(i32 which) const;
     bool is_worth(double chance) const;
     i32 pause_of(i32 slot) const;
@@ -103,13 +105,15 @@ private:
     std::vector<i64> num_verified_;
     LengthSlots slots_;
     bool is_adaptive_;
-    std::vector<double> tried_, stood_;  // of each class, decayed
+    std::vector<double> priors_, tried_, stood_;  // of each class; the latter decayed
+    std::vector<char> are_first_;                 // whether a sample's first draft was one of these
     std::vector<double> recent_;         // trust in the samples that were drafted for last, of each method
     StepTimes times_;
-    double least_chance_ = 0;  // that pays for a row more
+    double least_chance_ = 0;  // that may pay for a row more
     double probe_credit_ = 0;  // steps: what may be spent on drafts that promise nothing
     double probe_cost_ = 0;    // steps: what one of them took last
     i64 num_doubted_ = 0;      // steps since one whose drafts were thought to pay
+    i64 doubted_after_;        // so many of these what speaks against drafts is doubted
     i64 num_without_ = 0;      // tokens since any sample had drafts, together: those of short answers come to nothing alone
 };
 

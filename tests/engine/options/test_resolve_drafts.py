@@ -13,6 +13,7 @@ from engine.errors import OptionError
 from engine.options.resolve import resolve
 from engine.options.table import read_options
 from tests.paths import GOLDEN
+from tools.demo import MODEL, MODELS
 
 MTP = ("--speculative-config", '{"method": "mtp"}')
 
@@ -26,6 +27,26 @@ def test_their_keys_and_values_are_one_more_layer(name: str, num_layers: int) ->
     sizes = [configure(GOLDEN / name, "--num-kv-blocks", "11", *options).kv_cache_bytes for options in ((), MTP)]
     num_marks = 12 * 16  # a byte for each position of 11 blocks and the dummy block
     assert sizes[1] == sizes[0] // num_layers * (num_layers + 1) + num_marks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method"),
+    [
+        ((), "mtp"),
+        (("--max-num-seqs", "3", "--data-parallel-size", "2"), "mtp"),
+        (("--speculative-config", "{}"), ""),
+        (("--speculative-config", '{"method": "ngram"}'), "ngram"),
+        ((str(MODEL),), ""),
+        (("--demo", "vision"), ""),
+        (("--max-num-batched-tokens", "3"), ""),
+        (("--plan", "captured"), ""),
+        (("--ops", "reference"), ""),
+        (("--runner", "pooling"), ""),
+        (("-tp", "2"), ""),
+    ],
+)
+def test_the_embedded_model_drafts_where_nothing_is_said(arguments: tuple[str, ...], method: str) -> None:
+    assert resolve(read_options(list(arguments), {}, MODELS))[0].speculative_config.method == method
 
 
 def test_a_family_that_has_none() -> None:

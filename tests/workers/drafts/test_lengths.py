@@ -146,6 +146,41 @@ def test_short_answers_are_tried_again() -> None:
     assert num_drafts > 1000
 
 
+def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[int, bool]]:
+    """Each ends after 12 steps, and another comes: of steps, how many drafts were verified and whether anybody was ready for some."""
+    granted, found = np.full(len(rig.which), rig.lengths.wanted_by_newcomers(), np.int32), []
+    for count in range(num_steps):
+        if count % 12 == 0:
+            for slot in rig.which.tolist():
+                rig.start(slot)
+            granted[:] = rig.lengths.wanted_by_newcomers()
+        rig.propose(1)
+        chosen = rig.lengths.choose(rig.which, granted, len(rig.which), len(rig.which))
+        rig.lengths.learn(rig.which, chosen, 1 + np.minimum(chosen, num_right))
+        rig.took(len(rig.which) + int(chosen.sum()))
+        found.append((int(chosen.sum()), bool(granted.any())))
+        granted = rig.lengths.wanted(rig.which)
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [1, 4, 16])
+def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
+    """Whoever comes: their prompts would be computed by layers that draft, too."""
+    rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
+    found = short_answers(rig, 4000)
+    assert np.mean([is_ready for _, is_ready in found]) < 0.1
+    assert sum(rig.time_of(num_slots + num) for num, _ in found) < 1.015 * 4000 * rig.time_of(num_slots)
+
+
+def test_doubts_that_come_to_nothing_become_rare() -> None:
+    """Drafts that were tried in each 3,000 steps; and behind many, answers that can be guessed are."""
+    rig = Rig(4, steep)
+    num_drafts = [sum(num for num, _ in short_answers(rig, 3000)) for _ in range(4)]
+    assert max(num_drafts[1:]) < num_drafts[0]
+    rig.time_of = flat
+    assert np.mean([num for num, _ in short_answers(rig, 3000, K)][-1000:]) > 4
+
+
 def test_newcomers_begin_as_recent_samples() -> None:
     rig = Rig(4)
     assert rig.lengths.wanted_by_newcomers() == K, "the first ones are worth a try"
