@@ -8,8 +8,8 @@ whose connection broke with the api that was killed is asked for again. Of sever
 those of the others than the one that was killed are shown apart. The memory is the engine's proportional set size, before the
 first kill.
 
-A kill takes a second or two, twenty of each kind minutes: `--results FILE --seconds 150` does a part of them, and goes on
-with the rest when it is called again.
+Who died is not killed again before it counts as healthy, since the supervisor lets what dies again wait longer each time. So
+twenty of each kind take minutes: `--results FILE --seconds 150` does a part of them, and the next call goes on with the rest.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from engine.observation.observer import Observer
 from engine.observation.snapshot import Actor
 from engine.process.run_directory import open_run
 from engine.process.topology import SCHEDULER, actors_of, index_of, partner_of, role_of
+from engine.supervisor.restarts import HEALTHY_S
 from tools.bench.compare import server_argument
 from tools.bench.connection import Client
 from tools.bench.processes import ServerProcess
@@ -45,6 +46,7 @@ OTHERS = "{}, other replicas' streams"
 _READY = ("READY", "RUNNING")
 _LOOK_S = 0.02
 _GIVE_UP_S = 60.0
+_MARGIN_S = 1.0  # the supervisor sees later than we that it is ready
 
 
 class Result(msgspec.Struct):
@@ -108,6 +110,7 @@ class Engine:
         schedulers = actors_of(SCHEDULER, names)
         pins: list[int | None] = [index_of(name) for name in schedulers] if len(schedulers) > 1 else [None]
         streams = [Stream(client, self._options.output_len, pins[i % len(pins)]) for i in range(self._options.streams)]
+        healthy_s = dict.fromkeys(names, 0.0)  # of the monotonic clock: from then on it may be killed
         tasks = [asyncio.create_task(stream.run(rng)) for stream in streams]
         try:
             await self._until(lambda: all(stream.times for stream in streams))
@@ -117,8 +120,12 @@ class Engine:
                 for kind in left:
                     if time.monotonic() >= end:
                         return
-                    victim = rng.choice([name for name in names if role_of(name) == kind])
+                    victims = [name for name in names if role_of(name) == kind]
+                    rng.shuffle(victims)
+                    victim = min(victims, key=lambda name: healthy_s[name])
+                    await asyncio.sleep(max(0.0, healthy_s[victim] - time.monotonic()))
                     begin = await self._recovered(victim, streams)
+                    healthy_s[victim] = time.monotonic() + HEALTHY_S + _MARGIN_S
                     own = index_of(partner_of(victim, SCHEDULER, names)) if kind in OF_REPLICAS else None
                     parts = {kind: [stream for stream in streams if own is None or stream.replica in (None, own)]}
                     parts[OTHERS.format(kind)] = [stream for stream in streams if stream not in parts[kind]]
