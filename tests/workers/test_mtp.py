@@ -157,6 +157,22 @@ def test_what_came_of_guesses_is_learned(walking: dict[bool, Path]) -> None:
     assert serving.num_tokens_of_rows.count(1 + K) > 9, "nothing was cut"
 
 
+def test_guesses_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
+    """Those see next to nothing, so nothing is learned from them."""
+    runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
+    assert runner.mtp is not None
+    runner.mtp.expect(1e-9)
+    before = runner.mtp.ends.copy()
+    serving, sample = Serving(runner), Sample(STROLL[:20], SamplingParams(temperature=0.0), 24, wants_drafts=False)
+    serving.place(sample, 0)
+    for _ in range(4):
+        serving.step([sample])
+    sample.wants_drafts = True
+    serving.run([sample])
+    assert 1 + K in serving.num_tokens_of_rows
+    np.testing.assert_array_equal(runner.mtp.ends, before)
+
+
 def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: Any) -> tuple[list[object], int]:
     """What samples of all kinds come to in one batch, and how many guesses were verified for it."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)

@@ -59,12 +59,16 @@ void LayerDrafts::choose(const LayerStep &step, const bool *is_wanted, bool *is_
     }
 }
 
+bool LayerDrafts::has_few_entries(i32 slot) const {
+    const i32 first = slots_.first_entries[slot];
+    return first > 1 && slots_.entry_ends[slot] - first < kFewEntries;
+}
+
 void LayerDrafts::propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const {
     for (i64 row = 0; row < num_slots; ++row) {
-        const i32 slot = slots[row], position = slots_.hidden_positions[slot], first = slots_.first_entries[slot];
+        const i32 slot = slots[row], position = slots_.hidden_positions[slot];
         counts[row] = position >= 0 && position == slots_.num_tokens[slot] - 2 ? limits[row] : 0;
-        const bool are_few = first > 1 && slots_.entry_ends[slot] - first < kFewEntries;
-        std::iota(classes + row * k, classes + (row + 1) * k, static_cast<i32>(are_few ? k : 0));
+        std::iota(classes + row * k, classes + (row + 1) * k, static_cast<i32>(has_few_entries(slot) ? k : 0));
     }
 }
 
@@ -117,11 +121,12 @@ void LayerDrafts::guess(const LayerTapes &tapes, i64 num_rows, i32 place) {
         guess_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities, guesses_.data() + begin);
     }
     for (i64 row = 0; row < num_rows; ++row) {
-        const i64 slot = rows_.slots[row];
+        const i32 slot = rows_.slots[row];
         slots_.token_ids[slot * slots_.width + rows_.starts[row] + place + 1] = guesses_[row].token_id;
         if (!has_probabilities) continue;
         const i64 which = GuessChances::class_of(guesses_[row].probability);
-        slots_.guess_classes[slot * slots_.k + place] = static_cast<i32>(which);
+        // a layer that sees next to nothing is sure of what does not stand: that says nothing of others
+        if (!has_few_entries(slot)) slots_.guess_classes[slot * slots_.k + place] = static_cast<i32>(which);
         chances_of_rows_[row] *= chances_.of(place, which);
     }
 }

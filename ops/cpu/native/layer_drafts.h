@@ -90,6 +90,7 @@ private:
     bool &mark_of(i32 slot, i32 position) const;
     i32 enter(i32 slot, i32 begin, i32 end);
     void set_rows(const LayerInputs &inputs, const LayerRows &rows) const;
+    bool has_few_entries(i32 slot) const;
     void guess(const LayerTapes &tapes, i64 num_rows, i32 place);
     bool goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept);
     void learn(const LayerStep &step, const i32 *counts);
