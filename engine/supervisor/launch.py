@@ -149,7 +149,8 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> No
     lines = [
         f"ready {config.url_of(config.host)}",
         f"  model {name} on {config.device}, up to {config.max_model_len} tokens, tool calls {config.tool_call_parser}, "
-        f"reasoning {config.reasoning_parser}, drafts {config.speculative_config.method or 'none'}, ready after {seconds:.1f} s; try:",
+        f"reasoning {config.reasoning_parser}, drafts {config.speculative_config.method or 'none'}, "
+        f"ready after {seconds:.1f} s; try:",
         *(f"    {line}" for line in _examples(config, name)),
         *([] if config.print_client == "none" else ["", *client_settings(config.print_client, config)]),
     ]

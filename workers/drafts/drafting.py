@@ -111,8 +111,8 @@ class Drafting:
 
     def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
         """What came of the guesses in a step: so many tokens of each row (int32 [n]). How many drafts would pay in the next one
-        (int32 [n], as bytes; empty: none), and for a sequence that comes. Where nobody has any or wants any, one step of a few is looked at,
-        and stands for all of them."""
+        (int32 [n], as bytes; empty: none), and for a sequence that comes. Where nobody has any or wants any, one step of some
+        is looked at, and stands for all of them."""
         if self._is_resting and not self._has_drafts and self._num_passed + 1 < self._interval:
             self._num_passed, self._rows = self._num_passed + 1, None
             return b"", 0

@@ -147,7 +147,7 @@ def test_short_answers_are_tried_again() -> None:
 
 
 def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[int, bool]]:
-    """Each ends after 12 steps, and another comes: of steps, how many drafts were verified and whether anybody was ready for some."""
+    """Each ends after 12 steps, and another comes: of steps, how many drafts were verified and whether anybody was to have some."""
     granted, found = np.full(len(rig.which), rig.lengths.wanted_by_newcomers(), np.int32), []
     for count in range(num_steps):
         if count % 12 == 0:
