@@ -19,6 +19,7 @@ constexpr double kRecentGain = 0.35;  // for each row with drafts: one bad sampl
 // Steps without drafts that were thought to pay, then what speaks against them is doubted: twice as many each time that they
 // came to nothing again.
 constexpr i64 kDoubted = 1024, kMostDoubted = 16384;
+constexpr double kDoubtTrust = 0.25, kDoubtWeight = 1;  // then: a few samples are to settle it
 constexpr double kLeast = 0.05;       // chance of a draft that is tried because it promises something
 constexpr i32 kLinger = 8;            // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;   // steps until one without drafts, to know its time
@@ -299,11 +300,11 @@ void DraftLengths::doubt(const i32 *slots, i64 num_slots) {
     num_doubted_ = 0;
     doubted_after_ = std::min(2 * doubted_after_, kMostDoubted);
     times_.forget(StepKind::kDrafted);
-    for (double &trust : recent_) trust = std::max(trust, kFirstTrust);
+    for (double &trust : recent_) trust = std::max(trust, kDoubtTrust);
     for (std::size_t which = 0; which < priors_.size(); ++which) {
         if (stood_[which] >= priors_[which] * tried_[which]) continue;
-        tried_[which] = kPriorWeight;
-        stood_[which] = kPriorWeight * priors_[which];
+        tried_[which] = kDoubtWeight;
+        stood_[which] = kDoubtWeight * priors_[which];
     }
 }
 
