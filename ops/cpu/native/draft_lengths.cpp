@@ -20,9 +20,9 @@ constexpr double kRecentGain = 0.35;  // for each row with drafts: one bad sampl
 // came to nothing again.
 constexpr i64 kDoubted = 1024, kMostDoubted = 16384;
 constexpr double kDoubtTrust = 0.25, kDoubtWeight = 1;  // then: a few samples are to settle it
-constexpr double kLeast = 0.05;       // chance of a draft that is tried because it promises something
-constexpr i32 kLinger = 8;            // tokens without drafts after which they are asked for no more, unless they promise
-constexpr i64 kPlainInterval = 256;   // steps until one without drafts, to know its time
+constexpr double kLeast = 0.05;                         // chance of a draft that is tried because it promises something
+constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
+constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
 
 constexpr double kLevelGain = 0.1, kMostWeight = 40;  // steps that a share is the mean of
 constexpr double kRowShare = 1.0 / 48;                // of a step: what a row more costs, before anything is known

@@ -107,7 +107,7 @@ private:
     bool is_adaptive_;
     std::vector<double> priors_, tried_, stood_;  // of each class; the latter decayed
     std::vector<char> are_first_;                 // whether a sample's first draft was one of these
-    std::vector<double> recent_;         // trust in the samples that were drafted for last, of each method
+    std::vector<double> recent_;                  // trust in the samples that were drafted for last, of each method
     StepTimes times_;
     double least_chance_ = 0;  // that may pay for a row more
     double probe_credit_ = 0;  // steps: what may be spent on drafts that promise nothing
