@@ -19,6 +19,7 @@ class Unsupported(msgspec.Struct, frozen=True):
     remedy: str
     asks_nothing: tuple[Any, ...] = ()
     same_as: str = ""  # the field that may say the same
+    negatives_ask: bool = True  # false: any number below 0 asks nothing
     beside: tuple[tuple[str, Any], ...] = ()  # it acts where one of these fields is another value than this one
 
 
@@ -52,7 +53,7 @@ FIELDS = {
     "use_beam_search": Unsupported("send n and best_of", (False,)),
     "vllm_xargs": Unsupported("leave it out", ({},)),
     # llama.cpp's
-    "adaptive_target": Unsupported("send typical_p or top_p", (-1,)),
+    "adaptive_target": Unsupported("send typical_p or top_p", negatives_ask=False),  # SillyTavern sends -0.01 with each request
     "dynatemp_range": Unsupported("send temperature", (0,)),
     "grammar": Unsupported("send structured_outputs with a grammar", ("",)),
     "image_data": Unsupported("send messages with image_url", ([],)),
@@ -108,6 +109,8 @@ def check_supported(fields: dict[str, Any], is_chat: bool) -> None:
     for name, value in fields.items():
         unsupported = FIELDS.get(name) or (OF_CHATS.get(name) if is_chat else None)
         if unsupported is None or value is None or value in unsupported.asks_nothing:
+            continue
+        if not unsupported.negatives_ask and isinstance(value, int | float) and value < 0:
             continue
         if unsupported.beside and all(fields.get(other) in (None, nothing) for other, nothing in unsupported.beside):
             continue

@@ -238,6 +238,8 @@ def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge:
     neutral = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": None}
     for penalties, status in (({}, 200), (neutral, 200), ({**neutral, "presence_penalty": 1}, 400)):
         assert edge.post("/v1/completions", {"prompt": "x", "repeat_last_n": 64, **penalties}).status_code == status
+    for target, status in ((-1, 200), (-0.01, 200), (0, 400), ("-1", 400), ([-1], 400)):  # clients differ in what is none
+        assert edge.post("/v1/completions", {"prompt": "x", "adaptive_target": target}).status_code == status
     deep = b'{"prompt": "x", "n_predict": %s, "max_completion_tokens": %s}' % ((b"[" * 900 + b"]" * 900,) * 2)
     assert edge.post("/v1/completions", content=deep).json()["error"]["param"] == "n_predict"
     rendered = edge.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})
