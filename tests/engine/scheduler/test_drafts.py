@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from engine.config import SpeculativeConfig
 from engine.messages import BlocksStored
 from engine.scheduler.actor import MIN_RESULT_BYTES, RESULT_BYTES
-from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, expected_tokens, ints, mix, simulate
+from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, ints, mix, simulate
 
 K = 5
 DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=16)}
@@ -316,21 +316,3 @@ def test_prefixes_are_found_as_often(directory: Path, drafts: dict[str, Any], nu
     without = share_found()
     assert without > 0.5
     assert share_found(**drafts) >= 0.98 * without
-
-
-def test_aborts_within_what_stood(directory: Path) -> None:
-    """What was told is the beginning of the answer; the others go on, and nothing is held."""
-    with simulate(directory, **DRAFTS, num_kv_blocks=60) as simulation:
-        simulation.num_wanted_drafts = K
-        streams = submit_all(simulation, 12, max_tokens=60)
-        for number, stream in enumerate(streams[::2]):
-            simulation.start(stream, num_tokens=1 + 5 * number)
-            simulation.abort(stream)
-        simulation.finish()
-        simulation.check(*streams[1::2])
-        simulation.check_idle()
-        for stream in streams[::2]:
-            whole = expected_tokens(ints(stream.request.prompt_token_ids), stream.request.sampling)
-            assert stream.finish_reason == "abort"
-            assert stream.token_ids == whole[: len(stream.token_ids)]
-            assert len(stream.token_ids) < len(whole)
