@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from engine.config import SpeculativeConfig
 from engine.messages import BlocksStored
 from engine.scheduler.actor import MIN_RESULT_BYTES, RESULT_BYTES
-from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, ints, mix, simulate
+from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, expected_tokens, expected_values, ints, mix, simulate
 
 K = 5
 DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=16)}
@@ -316,3 +316,22 @@ def test_prefixes_are_found_as_often(directory: Path, drafts: dict[str, Any], nu
     without = share_found()
     assert without > 0.5
     assert share_found(**drafts) >= 0.98 * without
+
+
+def test_aborts_within_what_stood(directory: Path) -> None:
+    """What was told is the beginning of the answer; the others go on, and nothing is held."""
+    with simulate(directory, **DRAFTS, num_kv_blocks=60) as simulation:
+        simulation.num_wanted_drafts = K
+        streams = submit_all(simulation, 12, max_tokens=60)
+        gone, others = streams[::2], streams[1::2]
+        for number, stream in enumerate(gone):
+            simulation.start(stream, num_tokens=1 + 5 * number)
+            simulation.abort(stream)
+        simulation.finish(*others)
+        simulation.run_until(lambda: simulation.scheduler.dispatcher.num_in_flight == 0, "no step in flight")
+        simulation.check(*others)
+        simulation.check_idle()
+        for stream in gone:
+            whole = expected_tokens(expected_values(stream.request), stream.request.sampling)
+            assert stream.token_ids == whole[: len(stream.token_ids)]
+            assert len(stream.token_ids) < len(whole)
