@@ -492,6 +492,7 @@ def test_forms_bind_in_every_protocol(claude: anthropic.Anthropic, client: opena
     message = claude.messages.create(
         model="demo",
         max_tokens=60,
+        extra_body=GREEDY,
         messages=[{"role": "user", "content": "What is 12 + 30?"}],
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
@@ -499,6 +500,7 @@ def test_forms_bind_in_every_protocol(claude: anthropic.Anthropic, client: opena
     response = client.responses.create(
         model="demo",
         max_output_tokens=60,
+        temperature=0,
         input="What is 12 + 30?",
         text={"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}},
     )
