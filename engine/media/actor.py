@@ -220,8 +220,8 @@ class MediaActor(Actor):
         except RequestError as error:
             answer = Prepared(prepare.call_id, None, error.status, error.message, error.code)
             self._num_refused.add(1)
+        self._prepare_s.observe((time.monotonic_ns() - start_ns) / 1e9)  # before anyone hears of it
         self._outbox(prepare.api).post(answer)
-        self._prepare_s.observe((time.monotonic_ns() - start_ns) / 1e9)
         return True
 
     def _check_wanted(self) -> None:
@@ -273,9 +273,9 @@ class MediaActor(Actor):
             self._num_units.add(1)
         else:
             self._slab.release(handle)
+        self._decode_s.observe((time.monotonic_ns() - start_ns) / 1e9)  # before anyone hears of it
         if answer is not None:
             self._outbox(key[0]).post(answer)
-        self._decode_s.observe((time.monotonic_ns() - start_ns) / 1e9)
         return answer is not None
 
     def _answer_to(self, wanted: WantPixels, handle: SlabHandle) -> Pixels | PixelsFailed | None:

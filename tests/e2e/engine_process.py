@@ -16,7 +16,7 @@ import httpx
 
 from engine.errors import SharedMemoryError
 from engine.process.run_directory import Run, run_entries, runs_root
-from shm.segment import Segment, segment_names
+from shm.segment import Segment, segment_names, segment_prefix
 from tests.engine.echo_engine import is_gone
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
@@ -190,7 +190,7 @@ def leftovers(run_pids: list[int]) -> list[str]:
     engines of this machine are none of ours."""
     processes = [f"process {pid}" for pid in run_pids if not is_gone(pid)]
     segments = [name for name in segment_names() if not _has_living_owner(name)]
-    semaphores = [name for name in os.listdir("/dev/shm") if name.startswith("sem.tokamak")]
+    semaphores = [name for name in os.listdir("/dev/shm") if name.startswith(f"sem.{segment_prefix()[1:]}")]
     directories = [str(entry) for entry in run_entries(runs_root()) if not Run(entry.name, entry).is_alive()]
     return processes + segments + semaphores + directories
 

@@ -220,13 +220,19 @@ def test_bad_options_exit_with_2(options: tuple[str, ...], said: str) -> None:
 
 
 def test_an_idle_engine_sleeps(engine: EngineProcess) -> None:
-    """Nothing spins: all processes together cost less than a tenth of their idle time in processor time."""
+    """Nothing spins: all processes together cost less than a tenth of their idle time in processor time. Who spins does so in
+    every look; a machine that is busy with others is so in some."""
     answers(engine, BODIES)
     engine.wait_until_idle()
     pids = [engine.pid, *pids_of(engine)]
+    assert any(busy_share(pids) < 0.1 for _ in range(6))
+
+
+def busy_share(pids: list[int]) -> float:
+    """Processor time by time of a few seconds."""
     spent_s, start_s = processor_seconds(pids), time.monotonic()
     wait_until(lambda: time.monotonic() > start_s + 5)
-    assert processor_seconds(pids) - spent_s < (time.monotonic() - start_s) / 10
+    return (processor_seconds(pids) - spent_s) / (time.monotonic() - start_s)
 
 
 def processor_seconds(pids: list[int]) -> float:
@@ -238,10 +244,14 @@ def processor_seconds(pids: list[int]) -> float:
 
 
 def test_a_client_that_leaves_frees_its_blocks(engine: EngineProcess) -> None:
+    """Five who leave. Again where one was so slow that its whole answer had been sent before."""
     before = engine.metric("http_disconnects_total")
     body = BODIES[0] | {"max_tokens": 1900, "stream": True}
-    for _ in range(5):
+
+    def num_left() -> float:
         with httpx.stream("POST", f"{engine.url}/v1/completions", json=body, timeout=WATCHDOG_S) as response:
             next(response.iter_lines())
-    engine.wait_until_idle()
-    assert engine.metric("http_disconnects_total") == before + 5
+        engine.wait_until_idle()
+        return engine.metric("http_disconnects_total") - before
+
+    assert any(num_left() == 5 for _ in range(30))

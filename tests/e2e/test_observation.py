@@ -63,11 +63,15 @@ def test_metrics_count(engine: EngineProcess) -> None:
 
 
 def test_nothing_is_logged_per_request(engine: EngineProcess) -> None:
-    """A thousand steps add no line."""
-    answers(engine, BODIES)
-    lines = len(engine.output)
-    answers(engine, BODIES * 4)
-    assert len(engine.output) == lines
+    """A thousand steps add no line. Again where one came meanwhile: of the start, read late."""
+
+    def num_lines_of_many() -> int:
+        answers(engine, BODIES)
+        before = len(engine.output)
+        answers(engine, BODIES * 4)
+        return len(engine.output) - before
+
+    assert any(num_lines_of_many() == 0 for _ in range(5))
 
 
 def test_without_a_terminal_logs_are_on_stderr(engine: EngineProcess) -> None:

@@ -104,14 +104,22 @@ def test_alone_as_together(embedder: EngineProcess) -> None:
 
 @pytest.mark.parametrize("victim", ["worker0", "scheduler", "tokenizer0", "cache"])
 def test_kills(embedder: EngineProcess, victim: str, undisturbed: list[bytes]) -> None:
+    """In the middle of it. Again where all had been answered before the kill."""
+    assert any(is_killed_meanwhile(embedder, victim, undisturbed) for _ in range(10))
+
+
+def is_killed_meanwhile(embedder: EngineProcess, victim: str, undisturbed: list[bytes]) -> bool:
     found: list[list[bytes]] = []
     asking = threading.Thread(target=lambda: found.append(vectors(embedder, MANY)))
     steps = embedder.metric("worker_steps_total")
     asking.start()
     wait_until(lambda: embedder.metric("worker_steps_total") > steps + 20, what="some of it is computed")
-    embedder.wait_for_restart(victim, embedder.kill(victim))
+    epoch = embedder.kill(victim)
+    is_meanwhile = not found
+    embedder.wait_for_restart(victim, epoch)
     asking.join(WATCHDOG_S)
     assert found == [undisturbed]
+    return is_meanwhile
 
 
 def test_a_small_request_is_not_behind_all_of_a_large_one(embedder: EngineProcess) -> None:
