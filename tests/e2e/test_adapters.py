@@ -161,6 +161,7 @@ def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) ->
                 refused = await client.post("/v1/completions", json={"model": "a3", "prompt": "x"})
                 assert refused.status_code == 404
                 assert (await asyncio.to_thread(unload, engine, "a3")).status_code == 409
+                assert not leaving.done()
             assert (await asyncio.to_thread(load, engine, "a3", files / "a4")).status_code == 200
             other = await stream_one(client, of_model({**LONG, "max_tokens": 20}, "a3"))
             assert await stream == alone
