@@ -14,15 +14,24 @@ class StartError(TokamakError):
     """The engine cannot start (a busy port, no room in shared memory, an actor that failed): exit code 1."""
 
 
-MAX_QUOTED_CHARACTERS = 8192
+MAX_MESSAGE_BYTES = 8192
+
+
+def sayable(message: str) -> str:
+    """A message that may quote the files of strangers, as a record can take it: of one too long the two ends, and text that can
+    be sent (JSON may hold halves of surrogate pairs)."""
+    data = message.encode(errors="backslashreplace")
+    if len(data) > MAX_MESSAGE_BYTES:
+        end = MAX_MESSAGE_BYTES // 2 - 3
+        data = data[:end] + b" ... " + data[-end:]
+    return data.decode(errors="ignore")
 
 
 class CheckpointError(TokamakError):
-    """A checkpoint is missing, unreadable or does not match its config. What it says may quote the files of strangers: it is
-    no longer than can be sent, and text that can be (JSON may hold halves of surrogate pairs)."""
+    """A checkpoint is missing, unreadable or does not match its config. What it says is `sayable`."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message[:MAX_QUOTED_CHARACTERS].encode(errors="backslashreplace").decode())
+        super().__init__(sayable(message))
 
 
 class ContentsError(CheckpointError):
@@ -30,11 +39,11 @@ class ContentsError(CheckpointError):
 
 
 class RequestError(TokamakError):
-    """A user's mistake: fails that request with an HTTP status and OpenAI's error fields."""
+    """A user's mistake: fails that request with an HTTP status and OpenAI's error fields. Its message is `sayable`."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "", param: str = "", retry_after_s: int = 0) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = sayable(message)
+        super().__init__(self.message)
         self.status = status
         self.code = code
         self.param = param

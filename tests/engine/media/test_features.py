@@ -12,6 +12,7 @@ import pytest
 
 from engine.errors import RequestError
 from engine.media.features import checked_grid, read_features
+from engine.messages import Prepared, encode
 from tests.engine.media.visions import record_of
 
 VISION = record_of("qwen2_5_vl").config.vision
@@ -81,6 +82,22 @@ def test_anything_else_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         read_features(bytearray(data), 4, 6)
     assert (caught.value.status, caught.value.code) == (400, "invalid_features")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (safetensors(ROWS.tobytes(), "\ud800"), r"of type \\ud800, expected"),
+        (safetensors(b"", rows={"dtype": "F32", "shape": [4], "data_offsets": ["\udfff", 96]}), r"bytes \\udfff to 96"),
+        (safetensors(b"", rows={"dtype": "F32", "shape": [4], "data_offsets": [[1e15] * 3000, 9]}), "bytes .*10000000"),
+        (b"\x93NUMPY\x01\0\xff\xff" + b"\x01" * 65535, "cannot be read: .* "),
+    ],
+)
+def test_a_refusal_fits_a_record_whatever_a_file_says_of_itself(data: bytes, message: str) -> None:
+    """It would end the process that decodes files, and each life after it."""
+    with pytest.raises(RequestError, match=message) as caught:
+        read_features(bytearray(data), 4, 6)
+    assert len(encode(Prepared("call", None, caught.value.status, caught.value.message, caught.value.code))) < 16384
 
 
 def test_a_grid_that_no_item_has_is_refused() -> None:

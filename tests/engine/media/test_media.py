@@ -561,6 +561,15 @@ def test_features_of_a_client_are_cut_into_rows(bench: Bench) -> None:
     assert np.array_equal(np.frombuffer(made, np.float32).reshape(4, 64), rows)
 
 
+@pytest.mark.parametrize("dtype", [r'"\ud800"', '"' + "\u20ac" * 20_000 + '"'])
+def test_what_a_file_says_of_itself_ends_no_process(bench: Bench, dtype: str) -> None:
+    """Half a character fits no record, sixty thousand bytes not every ring: the answer would have ended each life anew."""
+    header = f'{{"rows": {{"dtype": {dtype}, "shape": [4, 64], "data_offsets": [0, 4]}}}}'.encode()
+    source = bench.source(len(header).to_bytes(8, "little") + header + bytes(4), settings=b"")
+    answer = bench.prepared(msgspec.structs.replace(source, is_features=True, grid_thw=(1, 4, 4)))
+    assert (answer.item, answer.status, answer.code) == (None, 400, "invalid_features")
+
+
 def test_rows_are_those_of_the_file_that_is_asked_for(bench: Bench) -> None:
     """What was read last is at hand; it is not taken for another's."""
     items: list[MediaItem] = []
