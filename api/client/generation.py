@@ -242,7 +242,8 @@ class Generation:
         return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
 
     async def wait(self) -> None:
-        """Until a stream has something to take, or every sample has ended. Raises why the request failed."""
+        """Until a stream has something to take, or every sample has ended; only one may wait at a time. Raises why the request
+        failed."""
         if not self._has_changed:
             self._waiting = asyncio.get_running_loop().create_future()
             try:

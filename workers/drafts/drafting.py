@@ -42,13 +42,6 @@ def make_drafting(
     return Drafting(drafters, slots, communicator, ending, is_adaptive=config.adaptive)
 
 
-class _Lengths(Lengths):
-    @property
-    def least_chance(self) -> float:
-        """From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows."""
-        return self._native.least_chance
-
-
 def make_mtp(
     config: EngineConfig,
     model: ModelConfig,
@@ -88,7 +81,7 @@ class Drafting:
         priors = [drafter.priors for drafter in drafters.values()]
         are_layers = [drafter.needs_hidden for drafter in drafters.values()]
         self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
-        self._lengths = _Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
+        self._lengths = Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
         self._limits = np.full(slots.num_slots, self._max_drafts, np.int32)
         self._rows: StepRows | None = None  # of the step that was run last, and how many tokens each got
         self._counts = _NONE

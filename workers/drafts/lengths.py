@@ -39,6 +39,11 @@ class Lengths:
         )
         self._told = [0] * (2 * len(first_classes))
 
+    @property
+    def least_chance(self) -> float:
+        """From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows."""
+        return self._native.least_chance
+
     def clear(self, slots: np.ndarray) -> None:
         """`slots` (int32 [n]) have no drafts any more."""
         self._native.clear(_cpu.address(slots), len(slots))

@@ -239,7 +239,8 @@ class MtpDrafter:
 
     def are_drafting(self, rows: StepRows, wants_drafts: bytes) -> np.ndarray:
         """Which rows' tokens get entries, bool [n]: those that verify guesses, or would with more room in the step, or may when
-        their prompt is computed. `wants_drafts`: that of the Step."""
+        their prompt is computed. `wants_drafts`: that of the Step. Asked before chains end: each keeps a guess at least, so
+        those that verify some are the same afterwards."""
         are_drafting = np.empty(len(rows.slots), np.bool_)
         is_wanted = _cpu.address(wants_drafts) if wants_drafts else 0
         self._layers.choose(*rows.addresses(), is_wanted, _cpu.address(are_drafting))
