@@ -4,6 +4,7 @@ killed, stopped or loaded meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_chaos import VICTIMS, Deltas, kill_in_turn, wait_for_503
 from tests.e2e.workload import Answer, answers, answers_together, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
+from tools.bench.pictures import picture
 
 MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--ops", "reference", *engines.OPTIONS)
@@ -118,6 +120,20 @@ def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> No
     expected = said(answers(engine, bodies))
     assert [len(token_ids) for token_ids, _ in expected] == [*[16] * len(plain), 24]
     assert [said(each) for each in found] == [expected] * 2
+
+
+def test_what_lies_in_the_hosts_memory_outlives_the_device(plugin: Path, board: Board) -> None:
+    """The prefix dies with the worker; the picture in it is not encoded again."""
+    body = {"prompt": [40, 3, 5, 4, *range(50, 90)], "max_tokens": 8, "ignore_eos": True, "temperature": 0, "logprobs": 1}
+    link = f"data:image/png;base64,{base64.b64encode(picture(56, 56, 99)).decode()}"
+    bodies = [{**body, "return_token_ids": True, "multi_modal_data": {"image": [link]}}]
+    with EngineProcess(GOLDEN / "qwen2_5_vl", "--device", NAME, *OPTIONS, environment=environment(plugin, board)) as seeing:
+        first, again = said(answers(seeing, bodies)), said(answers(seeing, bodies))
+        num_hits = seeing.metric("prefix_cache_hits_total")
+        seeing.wait_for_restart("worker0", seeing.kill("worker0"))
+        assert [again, said(answers(seeing, bodies))] == [first] * 2
+        assert seeing.metric("prefix_cache_hits_total") == num_hits > 0
+        assert seeing.metric("encoder_units_total") == 1
 
 
 def test_a_plugin_that_does_not_load_is_a_device_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
