@@ -30,7 +30,7 @@ from workers.devices.capabilities import DeviceError
 from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
 from workers.devices.op_choice import ChosenOps, check_steps, choose_ops, take_rows
-from workers.drafts.drafting import make_drafting, make_mtp
+from workers.drafts.drafting import make_drafting, mtp_kind
 from workers.drafts.mtp import MtpDrafter
 from workers.encoder import Encoder
 from workers.features import Features, Missing, together
@@ -195,6 +195,7 @@ class ModelRunner:
         self.mtp: MtpDrafter | None = None
         if has_mtp:
             marks = map_marks(arena, spec, config.num_kv_blocks)
+            make_mtp = mtp_kind(self.inputs)
             self.mtp = make_mtp(config, model_config, device, self.inputs, self.slots, self._cache, marks)
         self.drafting = make_drafting(config.speculative_config, self.slots, self.mtp, self._communicator)
         self.constraints = Constraints(self.slots, model_config.vocab_size, max_drafts, lambda: _matching(config))

@@ -1,7 +1,7 @@
 """Layers that draft on a device that makes a step's inputs itself: as `mtp.py`, but neither guesses nor hidden states go
 through the host, and nothing is copied or waited for but what the step copies anyway.
 
-Made by `drafting.make_mtp`. A step, in the order in which it is enqueued:
+Chosen by `drafting.mtp_kind`. A step, in the order in which it is enqueued:
 
     the host    knows all tokens that stand, and of each slot where its hidden state lies; fills in the step's one buffer which
                 rows are guessed for, and which rows' entries are to be made (`prepare`)

@@ -10,11 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig, SpeculativeConfig
+from engine.config import SpeculativeConfig
 from engine.messages import SlotStart, Step
-from ops.modules import KvCache
-from workers.devices.device import Device
 from workers.drafts.drafter import Drafter
 from workers.drafts.lengths import Lengths
 from workers.drafts.mtp import MtpDrafter
@@ -42,20 +39,13 @@ def make_drafting(
     return Drafting(drafters, slots, communicator, ending, is_adaptive=config.adaptive)
 
 
-def make_mtp(
-    config: EngineConfig,
-    model: ModelConfig,
-    device: Device,
-    inputs: StepInputs,
-    slots: Slots,
-    cache: KvCache,
-    marks: np.ndarray,
-) -> MtpDrafter:
-    """Where the step's inputs are made."""
-    kind = MtpDrafter
-    if inputs.in_place is not None:
-        from workers.drafts.device_mtp import DeviceMtpDrafter as kind  # with Paddle, as the device has imported
-    return kind(config, model, device, inputs, slots, cache, marks)
+def mtp_kind(inputs: StepInputs) -> type[MtpDrafter]:
+    """By where the step's inputs are made."""
+    if inputs.in_place is None:
+        return MtpDrafter
+    from workers.drafts.device_mtp import DeviceMtpDrafter  # with Paddle, as the device has imported
+
+    return DeviceMtpDrafter
 
 
 class Drafting:
