@@ -43,7 +43,7 @@ def save(network: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
         "use_sliding_window": False,
         **shape,
     }
-    generation = {"do_sample": False, "eos_token_id": end_id, "pad_token_id": pad_id}
+    generation = {"do_sample": False, "eos_token_id": end_id, "pad_token_id": pad_id, "temperature": 0.0}
     tokenizer_config = {
         "clean_up_tokenization_spaces": False,
         "eos_token": TURN_END,
