@@ -6,6 +6,8 @@ just before it draws. With drafts there is a mask for each position of the windo
 
     position      p        p + 1    p + 2       mask i is of position p + i, where d0 .. d(i - 1) stand before it
     tokens        ?        d0       d1          they are walked ahead during the step, and taken back
+
+All of this is the same on all ranks of a group but for one clock: what it ends, and whose drafts it ends, the first rank says.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import msgspec
 import numpy as np
 
 from engine.messages import SamplingParams, SlotStart
+from workers.parallel.communicator import Communicator
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
 
@@ -33,7 +36,7 @@ _ALL = np.uint32(0xFFFFFFFF)
 # A clock, where all else is bounded by counts: the library has none that bounds what is ambiguous (`s: s s | "Z"` takes 48 ms a
 # token after 600). Whoever comes to it gets an error (`engine/scheduler/results.py`), never a shorter answer: when depends on
 # the machine, what an answer says does not. Ordinary ones take up to 0.3 ms a token, the widest 0.7. It is of the thread's own
-# processor time, so that waiting, as under load, is not in it.
+# processor time, so that waiting, as under load, is not in it. Drafts have as much to themselves, and none when it is spent.
 BURST_NS = 200_000_000  # that a sample's masks may take at once
 TOKEN_NS = 3_000_000  # and for each token besides: what is ambiguous takes more with each
 _NICE = 5  # of the thread that compiles
@@ -61,7 +64,7 @@ class Constraint:
         self._matcher: Matcher | None = None
         self._end_ids: list[int] = []
         self.masks = masks
-        self._spent_ns = 0
+        self._own_ns = self._ahead_ns = 0  # that the answer took, and what drafts would be
         self.failed_at = -1  # no mask could be made for this position; -1: there is one for all
         self.error = ""
 
@@ -89,12 +92,30 @@ class Constraint:
             self._consume(token_id)
         self._fill(0)
 
-    def spent(self, num_ns: int) -> None:
-        """So much processor time. Who takes too much would hold up all that are drawn beside it."""
-        self._spent_ns += num_ns
-        limit_ns = BURST_NS + TOKEN_NS * len(self._token_ids)
-        if self._spent_ns > limit_ns and self.failed_at < 0:
-            self._fail(f"after {len(self._token_ids)} tokens it has taken more than {limit_ns // 1_000_000} ms")
+    def spent(self, num_ns: int, *, is_ahead: bool) -> None:
+        """So much processor time."""
+        if is_ahead:
+            self._ahead_ns += num_ns
+        else:
+            self._own_ns += num_ns
+
+    @property
+    def is_over(self) -> bool:
+        """Who takes too much would hold up all that are drawn beside it."""
+        return self._own_ns > self._limit_ns
+
+    @property
+    def may_look_ahead(self) -> bool:
+        return self._ahead_ns <= self._limit_ns
+
+    @property
+    def _limit_ns(self) -> int:
+        return BURST_NS + TOKEN_NS * len(self._token_ids)
+
+    def end(self) -> None:
+        """It is over: there is no mask for the next position."""
+        if self.failed_at < 0:
+            self._fail(f"after {len(self._token_ids)} tokens it has taken more than {self._limit_ns // 1_000_000} ms")
             self.masks[0] = _ALL
 
     def num_allowed(self, matching: Matching, drafts: list[int]) -> int:
@@ -250,8 +271,17 @@ def _thread(name: str, begin: Callable[[], object] = lambda: None) -> ThreadPool
 class Constraints:
     """Of all slots: `slots.constraints`. Nothing is made before the first grammar comes."""
 
-    def __init__(self, slots: Slots, vocab_size: int, max_drafts: int, make_matching: Callable[[], Matching]) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        vocab_size: int,
+        max_drafts: int,
+        make_matching: Callable[[], Matching],
+        communicator: Communicator | None = None,
+    ) -> None:
+        """`communicator`: of a group of ranks, which all call the same in the same order."""
         self._slots = slots
+        self._communicator = communicator
         self._mask_shape = 1 + max_drafts, -(-vocab_size // 32)
         self._make_matching = make_matching
         self._matching: Matching | None = None
@@ -306,14 +336,19 @@ class Constraints:
         """How many of the first counts[i] drafts of slots[i] may stand, int32 [n]: the others are not verified."""
         counts = counts.copy()
         own = [index for index in np.flatnonzero(counts) if self._slots.constraints[slots[index]] is not None]
-        if own:
-            self._wait()
-            for index in own:
-                slot, constraint = slots[index], self._slots.constraints[slots[index]]
-                if self._is_layers(slot) or constraint.position != self._slots.num_tokens[slot]:
-                    continue
-                drafts = self._slots.drafts[slot, : counts[index]].tolist()
-                counts[index] = constraint.num_allowed(self._ready(), drafts)
+        if not own:
+            return counts
+        self._wait()
+        constraints = [self._slots.constraints[slot] for slot in slots[own]]
+        may_look_ahead = self._agreed([constraint.may_look_ahead for constraint in constraints])
+        for index, constraint, may in zip(own, constraints, may_look_ahead, strict=True):
+            slot = slots[index]
+            if not may:
+                counts[index] = 0
+            elif not self._is_layers(slot) and constraint.position == self._slots.num_tokens[slot]:
+                begin_ns = time.thread_time_ns()
+                counts[index] = constraint.num_allowed(self._ready(), self._slots.drafts[slot, : counts[index]].tolist())
+                constraint.spent(time.thread_time_ns() - begin_ns, is_ahead=True)
         return counts
 
     def look_ahead(self, rows: StepRows) -> None:
@@ -325,7 +360,7 @@ class Constraints:
                 own.append(self._slots.constraints[slot])
                 windows.append(self._slots.token_ids[slot, end - rows.num_drafts[row] : end].tolist())
         if own:
-            self._submit(own, lambda matching, index: own[index].look_ahead(matching, windows[index]))
+            self._submit(own, lambda matching, index: own[index].look_ahead(matching, windows[index]), is_ahead=True)
 
     def ready(self, rows: StepRows) -> None:
         """The masks of all that a step draws; to be called before it does."""
@@ -333,11 +368,14 @@ class Constraints:
         if not own:
             return
         self._wait()
-        for row, constraint, first in own:
+        are_over = self._agreed([constraint.is_over for _, constraint, _ in own])
+        for (row, constraint, first), is_over in zip(own, are_over, strict=True):
             slot = rows.slots[row]
             if constraint.position != first:  # a step that is run again
                 begin = min(first, constraint.position)
                 constraint.take(self._ready(), begin, self._slots.token_ids[slot, begin:first].tolist())
+            if is_over:
+                constraint.end()
             self._slots.sampling["first_masked"][slot] = first
             self._slots.sampling["num_masks"][slot] = rows.num_sampled[row]
 
@@ -363,25 +401,31 @@ class Constraints:
         own = [row for row in np.flatnonzero(rows.num_sampled).tolist() if constraints[row] is not None]
         return [(row, constraints[row], int(firsts[row])) for row in own]
 
+    def _agreed(self, flags: list[bool]) -> list[bool]:
+        """Of several ranks the first one's."""
+        return flags if self._communicator is None else self._communicator.broadcast(np.array(flags)).tolist()
+
     def _is_layers(self, slot: int) -> bool:
         """Whether its drafts are made later, by layers, when the step begins."""
         return bool(self._slots.is_drafted_by_layers[slot])
 
     # ------------------------------------------------------------------------------------------------- the helper thread
 
-    def _submit(self, constraints: list[Constraint], work: Callable[[Matching, int], None]) -> None:
+    def _submit(
+        self, constraints: list[Constraint], work: Callable[[Matching, int], None], *, is_ahead: bool = False
+    ) -> None:
         """Do `work` on each, by its index, behind all that was submitted."""
         if self._thread is None:
             self._thread = _thread("constraints")
-        self._pending = self._thread.submit(self._do, constraints, work)
+        self._pending = self._thread.submit(self._do, constraints, work, is_ahead)
 
-    def _do(self, constraints: list[Constraint], work: Callable[[Matching, int], None]) -> None:
+    def _do(self, constraints: list[Constraint], work: Callable[[Matching, int], None], is_ahead: bool) -> None:
         matching = self._ready()
         for index, constraint in enumerate(constraints):
             constraint.prepare(matching)
             begin_ns = time.thread_time_ns()
             work(matching, index)
-            constraint.spent(time.thread_time_ns() - begin_ns)
+            constraint.spent(time.thread_time_ns() - begin_ns, is_ahead=is_ahead)
 
     def _ready(self) -> Matching:
         with self._making:

@@ -198,7 +198,9 @@ class ModelRunner:
             make_mtp = mtp_kind(self.inputs)
             self.mtp = make_mtp(config, model_config, device, self.inputs, self.slots, self._cache, marks)
         self.drafting = make_drafting(config.speculative_config, self.slots, self.mtp, self._communicator)
-        self.constraints = Constraints(self.slots, model_config.vocab_size, max_drafts, lambda: _matching(config))
+        self.constraints = Constraints(
+            self.slots, model_config.vocab_size, max_drafts, lambda: _matching(config), self._communicator
+        )
         tensor_rank = self._rank % config.tensor_parallel_size
         self._sampling: StepSampling | StepPooling
         if config.pooling is not None:

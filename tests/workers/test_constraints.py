@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from engine.grammars.matcher import MatcherVocabulary
 from engine.grammars.matching import Matching
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Grammar, SamplingParams
+from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
+from tests.workers.parallel.gangs import gang_of
 from tests.workers.serving import Sample, Serving, int32, make_runner
 from workers import constraints
 from workers.constraints import Constraint
+from workers.parallel.communicator import Communicator
 from workers.runner import ModelRunner
 
 VOCAB = 1024
@@ -260,6 +264,66 @@ def test_a_form_beyond_the_limits_fails_its_row_alone(
     assert "ms" in result.failed[1]
     monkeypatch.undo()
     assert answers_of(runners[0], samples_of()[:2])[0] == answers_of(runners[0], samples_of(with_forms=False)[:1])[0]
+
+
+def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is what it is without them."""
+    runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory), speculative_config=DRAFTING)
+    form = params("start: /[^z]*/", temperature=0.0)
+    known = Sample(list(range(3, 20)), form, num_outputs=24)
+    expected = answers_of(runner, [known])
+    monkeypatch.setattr(constraints, "TOKEN_NS", 0)  # one burst for the whole
+    for limit_ns, is_drafted in ((constraints.BURST_NS, True), (-1, False)):
+        monkeypatch.setattr(Constraint, "may_look_ahead", property(lambda self, limit_ns=limit_ns: self._ahead_ns <= limit_ns))
+        sample = Sample(known.prompt, form, num_outputs=24)
+        serving = Serving(runner, drafter=lambda sample: known.outputs[len(sample.outputs) :])
+        serving.place(sample, 0)
+        serving.run([sample])
+        assert [sample.answer()] == expected
+        assert (serving.num_steps < 24) == is_drafted
+    constraint = constraint_of(Matching(TOKENS), form)
+    constraint.spent(10 * constraints.BURST_NS, is_ahead=True)
+    assert not constraint.is_over
+    constraint.spent(10 * constraints.BURST_NS, is_ahead=False)
+    assert constraint.is_over
+
+
+def answer_by_own_clock(
+    communicator: Communicator, arena: tuple[DupFd, int], directory: str, late: int, drafts: SpeculativeConfig
+) -> tuple[list[Any], list[tuple[int, ...]]]:
+    """On a rank of two, of which one finds that every form takes too long; which rows of the steps failed."""
+    if communicator.rank == late:
+        constraints.BURST_NS, constraints.TOKEN_NS = -1, 0
+    memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
+    runner = make_runner(
+        GOLDEN / "llama", communicator=communicator, arena=memory, num_kv_blocks=64, run_dir=directory, speculative_config=drafts
+    )
+    batch, failed = samples_of()[:4], []
+    serving = Serving(runner)
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    while any(not sample.is_done for sample in batch):
+        result = serving.step([sample for sample in batch if not sample.is_done])
+        failed.append(tuple(sorted(result.failed)))
+    return [sample.answer() for sample in batch], failed
+
+
+@pytest.mark.parametrize("drafts", [SpeculativeConfig(), DRAFTING], ids=["plain", "drafts"])
+def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeConfig) -> None:
+    """That of the first: none ends a form, or its drafts, that another goes on with."""
+    found = []
+    for late in (0, 1):
+        with gang_of(2) as gang:
+            arena = MemoryFile.create("tokamak-test-arena", 32 << 20)
+            own = [(DupFd(arena.fd), 32 << 20) for _ in range(2)]
+            ranks = [gang.start(rank, answer_by_own_clock, own[rank], str(directory), late, drafts) for rank in range(2)]
+            answers = [rank.answer() for rank in ranks]
+        assert answers[0] == answers[1]
+        found.append(answers[0])
+    (of_first, failed), (of_others, none_failed) = found
+    assert failed[0] == (1, 3)
+    assert not any(none_failed)
+    assert of_first[::2] == of_others[::2]
 
 
 def test_what_is_compiled_before_is_found(runners: tuple[ModelRunner, ModelRunner], directory: Path) -> None:
