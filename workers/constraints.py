@@ -411,9 +411,7 @@ class Constraints:
 
     # ------------------------------------------------------------------------------------------------- the helper thread
 
-    def _submit(
-        self, constraints: list[Constraint], work: Callable[[Matching, int], None], *, is_ahead: bool = False
-    ) -> None:
+    def _submit(self, constraints: list[Constraint], work: Callable[[Matching, int], None], *, is_ahead: bool = False) -> None:
         """Do `work` on each, by its index, behind all that was submitted."""
         if self._thread is None:
             self._thread = _thread("constraints")

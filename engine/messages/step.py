@@ -58,7 +58,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     unit_rows: bytes = b""  # int32 [k]
     is_following: bytes = b""  # int8 [n]; empty: none is
     num_drafts: bytes = b""  # int32 [n]: that a row may verify; empty: none
-    ended: bytes = b""  # int32 [e, 2]: slots whose sequence is complete, and how many tokens that has; come before the starts
+    ended: bytes = b""  # int32 [e, 2]: slots whose sequence, without a salt, is complete, and its tokens; before the starts
     generation: int = 0  # of the prefix cache: when it is emptied, what drafts were made of is forgotten too
     wants_drafts: bytes = b""  # bool [n]: some would pay, now or later: layers that draft keep up with it; empty: none does
 

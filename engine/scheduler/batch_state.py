@@ -33,7 +33,8 @@ class BatchState:
         self.num_with_media = 0  # of the sequences
         self._leaving: set[Sequence] = set()  # LEAVING or FINISHED, with steps in flight
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
-        self.ended: list[tuple[int, int]] = []  # slots whose sequence is complete, and its tokens, since the last step
+        # slots whose sequence is complete, and its tokens, since the last step; but those that nobody else may be told of
+        self.ended: list[tuple[int, int]] = []
         self._on_stored = on_stored
 
     @property
@@ -145,7 +146,8 @@ class BatchState:
             return
         self._leaving.remove(sequence)
         self._free_slots.append(sequence.slot)
-        if sequence.state is SequenceState.FINISHED and sequence.is_started:
+        is_private = bool(sequence.request.options.cache_salt)
+        if sequence.state is SequenceState.FINISHED and sequence.is_started and not is_private:
             self.ended.append((sequence.slot, len(sequence.token_ids)))
         self.pool.release(sequence.forget_blocks())
         if sequence.state is SequenceState.LEAVING:

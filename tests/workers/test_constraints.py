@@ -289,15 +289,14 @@ def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.M
 
 
 def answer_by_own_clock(
-    communicator: Communicator, arena: tuple[DupFd, int], directory: str, late: int, drafts: SpeculativeConfig
+    communicator: Communicator, arena: tuple[Any, int], directory: str, late: int, drafts: SpeculativeConfig
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
     """On a rank of two, of which one finds that every form takes too long; which rows of the steps failed."""
     if communicator.rank == late:
         constraints.BURST_NS, constraints.TOKEN_NS = -1, 0
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
-    runner = make_runner(
-        GOLDEN / "llama", communicator=communicator, arena=memory, num_kv_blocks=64, run_dir=directory, speculative_config=drafts
-    )
+    options: dict[str, Any] = {"num_kv_blocks": 64, "run_dir": directory, "speculative_config": drafts}
+    runner = make_runner(GOLDEN / "llama", communicator=communicator, arena=memory, **options)
     batch, failed = samples_of()[:4], []
     serving = Serving(runner)
     for slot, sample in enumerate(batch):

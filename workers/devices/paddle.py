@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,12 +38,24 @@ _LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # what Paddle says of what it cannot do
 
 
+def _leave_signals_alone() -> None:
+    """Paddle's handlers, which it sets when it is imported, tell of a crash when an actor is asked to end. With them goes what
+    was there before."""
+    paddle.disable_signal_handler()
+    if faulthandler.is_enabled():
+        faulthandler.disable()
+        faulthandler.enable()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
 class PaddleDevice:
     """`name` is "cpu", "gpu", "xpu" or a custom device's; each rank has the card of its number."""
 
     fallbacks: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, name: str, rank: int = 0, meetings: Meetings | None = None, lasting: LastingArena | None = None) -> None:
+        _leave_signals_alone()
         custom = {kind: core.get_custom_device_count(kind) for kind in paddle.device.get_all_custom_device_type() or []}
         counts = dict(custom)
         if paddle.is_compiled_with_cuda():

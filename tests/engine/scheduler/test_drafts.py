@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.config import SpeculativeConfig
-from engine.messages import BlocksStored
+from engine.messages import BlocksStored, PromptOptions
 from engine.scheduler.actor import MIN_RESULT_BYTES, RESULT_BYTES
 from tests.engine.scheduler.simulation import MODEL, Simulation, Stream, expected_tokens, expected_values, ints, mix, simulate
 
@@ -125,6 +125,18 @@ def test_ranks_hear_which_answers_are_complete(directory: Path) -> None:
         simulation.submit([1, 2, 3], max_tokens=2)
         simulation.finish()
         assert steps[-1].generation != generation
+
+
+def test_ranks_do_not_hear_of_answers_with_a_salt(directory: Path) -> None:
+    """Nobody else's are guessed from them."""
+    with simulate(directory, **DRAFTS) as simulation:
+        for number, salt in enumerate(("a", "", "b", "")):
+            simulation.submit([1, 2, 3], max_tokens=2 + number, options=PromptOptions(cache_salt=salt))
+        simulation.finish()
+        simulation.submit([1, 2, 3], max_tokens=9)
+        simulation.finish()
+        ended = [length for step in simulation.rank.steps for length in ints(step.ended)[1::2]]
+        assert sorted(ended) == [3 + 3, 3 + 5]
 
 
 def test_no_draft_goes_past_the_length(directory: Path) -> None:

@@ -29,6 +29,17 @@ for plan in ("tape", "eager"):
     print(*sample.outputs)
 """
 
+SIGNALS = """
+import faulthandler, os, signal
+faulthandler.enable()
+signal.signal(signal.SIGTERM, lambda number, frame: print("asked to end", flush=True))
+from workers.devices.device import make_device
+make_device("cpu", "reference", 1)
+os.kill(os.getpid(), signal.SIGTERM)
+print("ends", flush=True)
+os.abort()
+"""
+
 
 def test_a_step_on_native_ops_imports_no_paddle(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, TINY)
@@ -53,6 +64,14 @@ def test_what_a_device_lacks_is_not_run_on_the_cpu_in_silence() -> None:
     assert paddle.get_flags([name]) == {name: False}
     make_device("cpu", "reference", 1)
     assert paddle.get_flags([name]) == {name: True}
+
+
+def test_paddle_says_nothing_of_signals() -> None:
+    """An actor ends when it is asked to, without a word of a crash, and says itself where it crashed."""
+    done = subprocess.run([sys.executable, "-c", SIGNALS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:2] == ["asked to end", "ends"], done.stderr
+    assert "FatalError" not in done.stderr
+    assert "Fatal Python error: Aborted" in done.stderr
 
 
 def test_who_packs_has_the_threads_of_all_ranks() -> None:
