@@ -30,11 +30,9 @@ def allowed(timed: Timed, plain: Timed, acceptance: float) -> float:
 
 
 def _compared(timed: Sequence[Timed]) -> Iterator[tuple[Timed, Timed]]:
-    """Decode steps, each with the one of the same samples without drafts, or of the fewest there are."""
-    plain: dict[tuple[int, int], Timed] = {}
+    """Decode steps, each with the one of the same samples without drafts."""
     decoding = [each for each in timed if each.case.phase == "decode"]
-    for each in sorted(decoding, key=lambda each: each.case.num_drafts):
-        plain.setdefault((each.case.batch, each.case.context - each.case.num_drafts), each)
+    plain = {(each.case.batch, each.case.context): each for each in decoding if not each.case.num_drafts}
     for each in decoding:
         yield each, plain[each.case.batch, each.case.context - each.case.num_drafts]
 

@@ -187,10 +187,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def _drafts(text: str) -> list[int]:
+    """None first, which the others are compared with."""
     numbers = [int(part) for part in text.split(",")]
     if min(numbers) < 0 or max(numbers) > MAX_DRAFTS:
         raise argparse.ArgumentTypeError(f"must be numbers of 0 to {MAX_DRAFTS}, with commas between them, is {text}")
-    return numbers
+    return [0, *(number for number in numbers if number)]
 
 
 def _shares(text: str) -> list[float]:
@@ -220,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=_numbers, default=[1, 16], metavar="N,...", help="of a decode step; default: 1,16")
     parser.add_argument("--context", type=_numbers, default=[128], metavar="N,...", help="of each of its samples; default: 128")
     parser.add_argument(
-        "--drafts", type=_drafts, default=[0], metavar="N,...", help="that each of them has to be verified; default: 0"
+        "--drafts", type=_drafts, default=[0], metavar="N,...", help="that each has to be verified, besides none; default: 0"
     )
     parser.add_argument(
         "--acceptance",
