@@ -29,14 +29,14 @@ READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")
 
 
 class EngineProcess:
-    """Starts an engine in `__enter__` and stops it with SIGTERM in `__exit__`, where exit code 0 is checked. It takes a port
-    that is free; `url` and `port` are those of its ready line."""
+    """Starts an engine in `__enter__` and stops it with SIGTERM in `__exit__`, where exit code 0 is checked; it ends with the
+    process that tests, if that is killed. It takes a port that is free; `url` and `port` are those of its ready line."""
 
     def __init__(self, model: Path | str, *options: str, environment: dict[str, str] | None = None) -> None:
         self.port = 0
         self.url = ""
         self.command = [sys.executable, "-m", "tools.cli", "serve", "--model", str(model), "--port", "0"]
-        self.command += ["--admin-key", ADMIN_KEY, *options]
+        self.command += ["--admin-key", ADMIN_KEY, "--end-with", str(os.getpid()), *options]
         self.environment = {**os.environ, **(environment or {})}
         self.directory = REPOSITORY  # where it is started
         self.process: subprocess.Popen[str] | None = None
