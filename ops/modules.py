@@ -47,12 +47,20 @@ class Linear(msgspec.Struct):
     columns: Columns = ()  # outputs that this rank computes
     is_looked_up: bool = False  # an embedding reads any of its outputs
     adapters: Adapters | None = None  # that rows may have here; None: none
+    bias_name: str = ""  # where it is not stored beside a weight of its own, as that of a head whose weight is the embedding's
     weight: Tensor = None
     bias: Tensor = None
 
     @property
     def name(self) -> str:
         return "+".join(self.names)
+
+    @property
+    def bias_names(self) -> list[str]:
+        """Of the tensors of a bias, one after another as the outputs are."""
+        if not self.has_bias:
+            return []
+        return [self.bias_name] if self.bias_name else [f"{name}.bias" for name in self.names]
 
     @property
     def width(self) -> int:

@@ -85,6 +85,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     has_qkv_bias: bool
     has_output_bias: bool  # of the attention's output projection
     has_mlp_bias: bool
+    has_head_bias: bool
     sliding_windows: tuple[int, ...]  # per layer, keys that a query sees (itself included); 0: all before it
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
@@ -194,6 +195,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         has_qkv_bias=biases.qkv,
         has_output_bias=biases.output,
         has_mlp_bias=biases.mlp,
+        has_head_bias=biases.head,
         sliding_windows=family.sliding_windows(text, num_layers),
         rope=_rope(text, family, head_dim, max_positions),
         eos_token_ids=tuple(dict.fromkeys(token_id for ids in eos_token_ids for token_id in ids)),

@@ -23,6 +23,8 @@ class Forward:
     def logprobs(self, token_ids: list[int]) -> np.ndarray:
         """Of what follows each token, [tokens, vocabulary]."""
         logits = self.linear(self.head, self.hidden(token_ids))
+        if self.config.tie_word_embeddings:  # of the weight alone
+            logits += self.tensors.get("lm_head.bias", 0)
         logits = logits - logits.max(1, keepdims=True)
         return np.asarray(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
 
@@ -44,7 +46,7 @@ class Forward:
         return np.asarray(residual + (self.mixture(prefix, h) if is_sparse else self.mlp(f"{prefix}.mlp", h)))
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
-        return np.asarray(x @ self.tensors[f"{name}.weight"].T)
+        return np.asarray(x @ self.tensors[f"{name}.weight"].T + self.tensors.get(f"{name}.bias", 0))
 
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
         scale = np.sqrt((x**2).mean(-1, keepdims=True) + self.config.rms_norm_eps)

@@ -59,6 +59,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_layer_end_index": 3,
         "moe_norm_min": 0.9,
     },
+    "ernie, biases of all but experts, tied": {
+        **ERNIE,
+        "moe_num_experts": 5,
+        "moe_k": 2,
+        "use_bias": True,
+        "moe_num_shared_experts": 1,
+        "tie_word_embeddings": True,
+    },
+    "ernie, biases, not tied": {**ERNIE, "moe_num_experts": 4, "moe_k": 2, "use_bias": True, "tie_word_embeddings": False},
     "ernie, uncorrected": {**ERNIE, "moe_num_experts": 7, "moe_k": 3, "moe_use_aux_free": False, "moe_num_shared_experts": 1},
 }
 SPARSE = {  # by the models' own rules, worked out by hand

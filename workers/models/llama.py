@@ -114,7 +114,8 @@ class Llama:
         if config.task == "embed":
             return None
         name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-        head = weights.linear([name], config.hidden_size, [config.vocab_size])
+        head = weights.linear([name], config.hidden_size, [config.vocab_size], config.has_head_bias)
+        head.bias_name = "lm_head.bias"
         if config.tie_word_embeddings:
             self.embedding.tied = head
             head.is_looked_up = True

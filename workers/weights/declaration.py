@@ -231,8 +231,7 @@ class Weights(msgspec.Struct):
         for linear in self.all_linears():
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
                 shapes[f"{name}.weight"] = (num_outputs, stored_inputs(linear))
-                if linear.has_bias:
-                    shapes[f"{name}.bias"] = (num_outputs,)
+            shapes |= {name: (num_outputs,) for name, num_outputs in zip(linear.bias_names, linear.num_outputs, strict=False)}
         for part in self.head_linears:
             shapes[f"{part.name}.weight"] = (part.num_heads * part.rows_of_head, part.num_columns)
         return shapes

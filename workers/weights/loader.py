@@ -298,8 +298,8 @@ class _Loading:
                 return {"weight": partial(self._values_of_part, module)}
             case Linear():
                 weight = self._source_by_rows(module, [f"{name}.weight" for name in module.names], module.num_outputs)
-                biases = [f"{name}.bias" for name in module.names]
-                return {"weight": weight} | ({"bias": partial(self._values, module, biases)} if module.has_bias else {})
+                biases = module.bias_names
+                return {"weight": weight} | ({"bias": partial(self._values, module, biases)} if biases else {})
             case HeadNorm():
                 names = {"queries": module.query_name, "keys": module.key_name}
                 return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
+from engine.checkpoint.families.family import Biases
 from engine.checkpoint.json_fields import JsonOptions
 
 # Options of Paddle's config.json that change what is computed, and the values that are followed here.
@@ -16,12 +17,15 @@ class Ernie4_5Moe(Ernie4_5):
     gguf_name = "ernie4_5-moe"
     class_names: tuple[str, ...] = ("Ernie4_5_MoeForCausalLM",)
 
+    def biases(self, options: JsonOptions) -> Biases:
+        """As transformers has it: the head has one too, and experts have none."""
+        bias = options.flag("use_bias", False)
+        return Biases(bias, bias, bias, bias)
+
     def check_followed(self, options: JsonOptions) -> None:
         for name, followed in _FOLLOWED.items():
             if options.values.get(name) not in (None, followed):
                 raise options.error(name, f"{options.values[name]!r} is not supported; supported: {followed!r}")
-        if options.flag("use_bias", False):
-            raise options.error("use_bias", "true is not supported where there are experts")
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         self.check_followed(options)

@@ -5,8 +5,10 @@ transformers' files (`text_config`) and Baidu's own, which are flat and have oth
 
 from __future__ import annotations
 
+from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen
+from engine.checkpoint.families.family import Biases
 from engine.checkpoint.families.media_names import named_token_ids
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import (
@@ -29,6 +31,9 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
     model = "workers.models.ernie4_5_vl_moe:Ernie4_5VLMoe"
     draft_names = None
     mrope_layout = "ernie"
+
+    def biases(self, options: JsonOptions) -> Biases:
+        return Ernie4_5.biases(self, options)
 
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
         kind = rope.text("rope_type", rope.text("type", "default"))

@@ -20,6 +20,7 @@ class Biases(msgspec.Struct, frozen=True):
     qkv: bool  # queries, keys and values
     output: bool  # of the attention
     mlp: bool
+    head: bool = False
 
 
 class Latents(msgspec.Struct, frozen=True):

@@ -111,7 +111,6 @@ def test_sliding_windows(tmp_path: Path) -> None:
         ({**ERNIE, "moe_intermediate_size": [1536, 512]}, "moe_intermediate_size: [1536, 512] should be an integer"),
         ({**ERNIE, "moe_layer_interval": 0}, "moe_layer_interval: 0 should be an integer of at least 1"),
         ({**ERNIE, "moe_layer_end_index": -2}, "moe_layer_end_index: -2 should be an integer of at least -1"),
-        ({**ERNIE, "use_bias": True}, "use_bias: true is not supported where there are experts"),
     ],
 )
 def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:

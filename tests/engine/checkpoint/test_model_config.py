@@ -27,6 +27,7 @@ LLAMA: dict[str, Any] = {
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
 ERNIE = {**LLAMA, "architectures": ["Ernie4_5ForCausalLM"]}
+ERNIE_MOE = {**LLAMA, "architectures": ["Ernie4_5_MoeForCausalLM"]}
 
 
 @pytest.fixture
@@ -79,15 +80,16 @@ def test_null_counts_as_absent(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "biases"),
     [
-        ({**LLAMA, "attention_bias": True}, (True, True, False)),
-        ({**LLAMA, "mlp_bias": True}, (False, False, True)),
-        ({**QWEN3, "attention_bias": True}, (True, True, False)),
-        ({**ERNIE, "use_bias": True}, (True, True, True)),
+        ({**LLAMA, "attention_bias": True}, (True, True, False, False)),
+        ({**LLAMA, "mlp_bias": True}, (False, False, True, False)),
+        ({**QWEN3, "attention_bias": True}, (True, True, False, False)),
+        ({**ERNIE, "use_bias": True}, (True, True, True, False)),
+        ({**ERNIE_MOE, "use_bias": True}, (True, True, True, True)),
     ],
 )
-def test_biases(config: dict[str, Any], biases: tuple[bool, bool, bool], directory: Path) -> None:
+def test_biases(config: dict[str, Any], biases: tuple[bool, ...], directory: Path) -> None:
     model = read(directory, config)
-    assert (model.has_qkv_bias, model.has_output_bias, model.has_mlp_bias) == biases
+    assert (model.has_qkv_bias, model.has_output_bias, model.has_mlp_bias, model.has_head_bias) == biases
 
 
 def test_end_tokens(directory: Path) -> None:
