@@ -19,7 +19,6 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.record import ModelRecord
-from engine.config import DRAFT_METHODS
 from engine.errors import CheckpointError, ContentsError
 from engine.messages import (
     ActorState,
@@ -39,26 +38,25 @@ from engine.messages import (
     WeightsChanged,
     decode,
 )
-from engine.metrics import DEVICE_DTYPES, WEIGHT_CACHE_OUTCOMES
 from engine.parallel.eplb import Topology
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.nodes import seat_of
 from engine.process.outbox import BackloggedOutbox, earliest
 from shm.broadcast import BroadcastReader, ReaderBells
-from shm.counters import Cell, State
+from shm.counters import State
 from shm.experts import ExpertTable
 from workers.parallel.balance_board import BalanceBoard
 from workers.parallel.balancer import Balancer
 from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
 from workers.parallel.experts import ExpertRank
 from workers.parallel.turns import GangTurns
+from workers.rank_figures import RankFigures
 from workers.step_trace import StepTrace
 
 if TYPE_CHECKING:
     from workers.adapters.arena import AdapterArena
     from workers.adapters.loading import AdapterLoading
-    from workers.devices.capabilities import Capabilities
     from workers.runners.runner import Runner
 
 _PROGRESS_PARTS = 20
@@ -79,38 +77,7 @@ class WorkerActor(Actor):
         self._takes_part = True  # in its gang
         self._adapters: AdapterArena | None = None
         self._loading: AdapterLoading | None = None
-        self._steps = context.counter("worker_steps_total")
-        self._step = context.counter("worker_step")
-        self._tokens = context.counter("worker_tokens_total")
-        self._busy_seconds = context.counter("worker_busy_seconds_total")
-        self._encoder_seconds = context.counter("encoder_seconds_total")
-        self._constrained_tokens = context.counter("constrained_tokens_total")
-        self._constraint_failures = context.counter("constraint_failures_total")
-        self._constraint_wait = context.counter("constraint_wait_seconds_total")
-        self._idle_seconds = context.counter("worker_idle_seconds_total")
-        self._gang_epoch = context.counter("gang_epoch")
-        self._collectives = context.counter("collectives_total")
-        self._collective_wait = context.counter("collective_wait_seconds_total")
-        self._gang_steps = context.counter("gang_steps_total")
-        self._empty_gang_steps = context.counter("empty_gang_steps_total")
-        self._rebalances = context.counter("eplb_rebalances_total")
-        self._moved_experts = context.counter("eplb_moved_experts_total")
-        self._imbalance = context.counter("eplb_predicted_imbalance")
-        self._weights_bytes = context.counter("weights_bytes")
-        self._weights_version = context.counter("weights_version")
-        self._uncaptured_sizes = context.counter("uncaptured_step_sizes")
-        self._captured_sizes = context.counter("captured_step_sizes")
-        self._captured_rows = context.histogram("captured_step_rows")
-        self._eager_rows = context.histogram("eager_step_rows")
-        self._to_device = context.counter("device_copies_total", to="device")
-        self._to_host = context.counter("device_copies_total", to="host")
-        self._device_wait = context.counter("device_wait_seconds_total")
-        self._device_memory = context.counter("device_memory_bytes")
-        self._load_seconds = context.counter("weights_load_seconds")
-        self._draft_seconds = context.counter("spec_decode_draft_seconds_total")
-        self._index_bytes = context.counter("spec_decode_index_bytes")
-        self._drafts = {method: self._counters_of(method) for method in DRAFT_METHODS}
-        self._cache_loads = {found: context.counter("weight_cache_loads_total", found=found) for found in WEIGHT_CACHE_OUTCOMES}
+        self._figures = RankFigures(context)
 
     # ---------------------------------------------------------------------------------------------------------- life
 
@@ -120,7 +87,8 @@ class WorkerActor(Actor):
         self._runner = self._make_runner()
         self._runner.core.trace = self._trace
         can = self._runner.core.device.capabilities
-        self._show_device(can)
+        self.context.log.info("device %s", can.text)
+        self._figures.show_device(self._runner.core)
         self._arena_id = 0 if can.is_arena_lasting else self.context.epoch
         self._load_what_there_is()
         self._reader = BroadcastReader.attach(
@@ -195,7 +163,7 @@ class WorkerActor(Actor):
                     self._send(self._change_weights(message))
             case ClearWeights():
                 self._runner.clear()
-                self._show_weights()
+                self._figures.show_weights(self._runner.core)
                 self._send(self._weights_changed(message.command_id))
             case _:
                 raise AssertionError(f"{type(message).__name__} has no business on the broadcast ring")
@@ -236,8 +204,7 @@ class WorkerActor(Actor):
             step = turns.begin_turn(self._runner.core.weights.version)
             if step is None:
                 self._runner.core.run_without_rows()
-                self._count_collectives()
-                self._busy_seconds.add((time.monotonic_ns() - received_ns) / 1e9)
+                self._figures.ended_without_rows(time.monotonic_ns() - received_ns, self._communicators)
             else:
                 result = self._run(step, received_ns)
         except GangBroken as broken:
@@ -246,8 +213,8 @@ class WorkerActor(Actor):
             return num_done + 1
         turns.end_turn()
         if step is None:
-            self._empty_gang_steps.add(1)
-        self._gang_steps.add(1)
+            self._figures.empty_gang_steps.add(1)
+        self._figures.gang_steps.add(1)
         if step is not None and self.context.tensor_rank == 0:
             self._send(result)
         try:
@@ -258,7 +225,7 @@ class WorkerActor(Actor):
         return num_done + 1
 
     def _start(self, step: Step, received_ns: int) -> None:
-        self._step.set(step.step_id)
+        self._figures.began(step.step_id)
         begin_ns = time.monotonic_ns()
         self._runner.start(step)
         if self._trace.is_on:
@@ -288,60 +255,20 @@ class WorkerActor(Actor):
         end_ns = time.monotonic_ns()
         if self._last_end_ns and _continues(step):
             result.idle_ns = received_ns - self._last_end_ns
-            self._idle_seconds.add(result.idle_ns / 1e9)
         self._last_end_ns = end_ns
-        self._count_collectives()
-        self._count_device_work()
-        if self._runner.core.constraints.is_used:
-            self._count_constraints()
-        self._steps.add(1)
-        self._tokens.add(result.num_tokens)
-        self._busy_seconds.add((end_ns - received_ns) / 1e9)
-        self._encoder_seconds.set(self._runner.core.encode_ns / 1e9)
+        self._figures.ended(self._runner.core, result, end_ns - received_ns, self._communicators)
         return result
 
-    def _count_constraints(self) -> None:
-        figures = self._runner.core.constraints.take_figures()
-        self._constrained_tokens.add(figures.num_tokens)
-        self._constraint_failures.add(figures.num_failed)
-        self._constraint_wait.add(figures.wait_ns / 1e9)
-
-    def _counters_of(self, method: str) -> list[Cell]:
-        names = (f"spec_decode_num_{what}_tokens_by_method_total" for what in ("draft", "accepted"))
-        return [self.context.counter(name, method=method) for name in names]
-
     def _draft(self) -> None:
-        """Guess what comes next; the first of several ranks counts what came of the guesses."""
+        """Guess what comes next."""
         drafting = self._runner.core.drafting
         begin_ns = time.monotonic_ns()
-        self._draft_seconds.add(self._runner.core.draft() / 1e9)
+        self._figures.drafted(self._runner.core.draft())
         if drafting is None or drafting.has_passed:
             return
         if self._trace.is_on:
             self._trace.tracer.span("draft", begin_ns)
-        self._index_bytes.set(drafting.num_bytes)
-        for method, *numbers in drafting.take_figures() if self.context.tensor_rank == 0 else ():
-            for counter, number in zip(self._drafts[method], numbers, strict=True):
-                counter.add(number)
-
-    def _count_collectives(self) -> None:
-        for communicator in self._communicators:
-            num_calls, waited_ns = communicator.take_figures()
-            self._collectives.add(num_calls)
-            self._collective_wait.add(waited_ns / 1e9)
-
-    def _count_device_work(self) -> None:
-        core = self._runner.core
-        if core.ran is None:
-            return
-        for num_rows, is_captured in core.ran:
-            (self._captured_rows if is_captured else self._eager_rows).observe(num_rows)
-        core.ran.clear()
-        self._show_captures()  # ranks of a gang capture in a step
-        traffic = core.device.traffic
-        self._to_device.set(traffic.num_to_device)
-        self._to_host.set(traffic.num_to_host)
-        self._device_wait.set(traffic.waited_ns / 1e9)
+        self._figures.take_drafts(drafting, is_first=self.context.tensor_rank == 0)
 
     def _refusal(self, step: Step) -> StepResult:
         """The answer to a step after ClearWeights: the order of a scheduler that died may lie before a step of the next."""
@@ -470,9 +397,7 @@ class WorkerActor(Actor):
         )
 
     def _tell_rebalance(self, num_moved: int, imbalance: float) -> None:
-        self._rebalances.add(1)
-        self._moved_experts.add(num_moved)
-        self._imbalance.set(imbalance)
+        self._figures.rebalanced(num_moved, imbalance)
         self.context.log.debug("%d experts move; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
 
     def _load_what_there_is(self) -> None:
@@ -511,34 +436,7 @@ class WorkerActor(Actor):
                 self._tell_progress(f"weights [{bar}] {num_done / _MIB:.0f} of {num_bytes / _MIB:.0f} MiB")
 
         self._runner.load(path, version, on_progress, contents)
-        self._load_seconds.set((time.monotonic_ns() - begin_ns) / 1e9)
-        if self._runner.core.weights.cache in self._cache_loads:
-            self._cache_loads[self._runner.core.weights.cache].add(1)
-        self._show_weights()
-
-    def _show_device(self, can: Capabilities) -> None:
-        """What it can: in the log, and for who looks."""
-        self.context.log.info("device %s", can.text)
-        self.context.counter("device_has_graphs").set(can.has_graphs)
-        self.context.counter("device_keeps_cache").set(can.is_arena_lasting)
-        for dtype in DEVICE_DTYPES:
-            self.context.counter("device_multiplies", dtype=dtype).set(dtype in can.dtypes)
-
-        for op, candidate in self._runner.core.device.fallbacks:
-            self.context.counter("op_fallbacks_total", op=op, candidate=candidate).add(1)
-
-    def _show_weights(self) -> None:
-        self._weights_bytes.set(self._runner.core.weights.num_bytes)
-        weights = self._runner.core.weights
-        self._weights_version.set(weights.version)
-        self._show_captures()
-        self._device_memory.set(self._runner.core.device.memory_bytes())
-
-    def _show_captures(self) -> None:
-        core = self._runner.core
-        plan, num_of_drafts = core.weights.plan, core.mtp.num_uncaptured if core.mtp else 0
-        self._uncaptured_sizes.set((len(plan.failed_sizes) if plan else 0) + num_of_drafts)
-        self._captured_sizes.set(len(plan.captured) if plan else 0)
+        self._figures.loaded(self._runner.core, time.monotonic_ns() - begin_ns)
 
     def _beat(self) -> None:
         """Between two ops of a step: it may take long, but it gets on."""
@@ -567,7 +465,7 @@ class WorkerActor(Actor):
             if self._turns is not None:
                 self._turns.join()
             gang_epoch = self._communicator.epoch
-            self._gang_epoch.set(gang_epoch)
+            self._figures.gang_epoch.set(gang_epoch)
             if not is_member and self._takes_part:
                 return
         self._send(
