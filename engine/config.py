@@ -6,6 +6,7 @@ The supervisor makes it, writes it to the run's manifest, and every actor reads 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -94,6 +95,16 @@ class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check_interval_s: float = 1.0  # between looks at the counts
     statistics_interval_s: float = 10.0  # that are looked back at, at most
     min_gain: float = 0.05  # by which a layer's max/mean must fall
+
+
+def text_of_kernels(variants: Mapping[str, str]) -> str:
+    """Which variant each part has: `avx512`, or `avx512bf16; amx: int8, attention`."""
+    base = variants.get("base", "")
+    others: dict[str, list[str]] = {}
+    for part, variant in variants.items():
+        if variant != base:
+            others.setdefault(variant, []).append(part)
+    return "; ".join([base, *(f"{variant}: {', '.join(parts)}" for variant, parts in others.items())])
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,13 +277,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kernels_text(self) -> str:
-        """The variants of the kernels: `avx512`, or `avx512bf16; amx: int8, attention`."""
-        base = self.cpu_kernels.get("base", "")
-        others: dict[str, list[str]] = {}
-        for part, variant in self.cpu_kernels.items():
-            if variant != base:
-                others.setdefault(variant, []).append(part)
-        return "; ".join([base, *(f"{variant}: {', '.join(parts)}" for variant, parts in others.items())])
+        """The variants of the kernels."""
+        return text_of_kernels(self.cpu_kernels)
 
     @property
     def url(self) -> str:

@@ -301,8 +301,6 @@ class WorkerActor(Actor):
         from workers.runners.runner import make_runner
 
         self.context.row.beat(time.monotonic_ns())
-        if config.cpu_kernels:
-            self.context.log.info("kernels: %s", config.kernels_text)
         self._arena = self.context.arena()
         report_progress_to(self.context.row.heartbeat_word)
         model = ModelRecord.of_run(self.context.run.model_path).config

@@ -1,5 +1,5 @@
 """The kernels of an engine are chosen once: a worker that is started again takes those of its run, a later start those that are
-kept."""
+kept. Pinned to any of them, an engine keeps its promises."""
 
 from __future__ import annotations
 
@@ -8,18 +8,34 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from ops import _cpu
 from ops.cpu.choice import TIMED, kernels_of
 from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.precisions import PRECISIONS
 from tests.e2e.test_chaos import kill_together
+from tests.e2e.test_golden import TOLERANCE, body_of, golden_cases
 from tests.e2e.test_observation import tokamak
-from tests.e2e.workload import Answer, answers, mixed_bodies, stream_all
+from tests.e2e.workload import Answer, answers, answers_together, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S
 from workers.devices.kernels import Timing
 
 BODIES = mixed_bodies(4, seed=5, max_tokens=200, max_prompt=40)
 OPTIONS = ("--max-model-len", "400", "--dtype", "float32", "--kv-cache-dtype", "float32")
+
+# What each variant serves besides float32: where it multiplies otherwise than the one that it builds on, and among them every
+# precision and kind of layers. All other pairs are in `tests/workers/test_kernels.py`, in one process.
+NARROW = {
+    "portable": ("qwen3_moe", "int8"),
+    "wide": ("qwen3", "int4"),
+    "amxemulated": ("deepseek_v3", "bfloat16"),
+    "avx2": ("qwen3", "int4"),
+    "avxvnni": ("qwen3_moe", "int8"),
+    "avx512": ("deepseek_v3", "int4"),
+    "avx512bf16": ("qwen3", "bfloat16"),
+    "amx": ("qwen3_moe", "bfloat16"),
+}
 
 
 def kernels_in(path: Path) -> dict[str, str]:
@@ -65,7 +81,30 @@ def test_chosen_once(tmp_path: Path) -> None:
         path.unlink()
         assert asyncio.run(disturbed(engine)) == undisturbed
         assert not path.exists()
-        log = engine.run.log_path("worker0").read_text().splitlines()
-        said = [line.partition(" kernels: ")[2] for line in log if " kernels: " in line]
-        assert said == [config.kernels_text] * 3
+        assert kernels_said(engine) == [config.kernels_text] * 3
         assert engine.run.manifest().config == config
+
+
+@pytest.mark.parametrize("variant", _cpu.variants())
+def test_pinned(variant: str) -> None:
+    """What transformers computed; then an answer's bytes alone, together, and while the worker dies, which takes the same
+    kernels again. Also those that are there for tests alone."""
+    pinned = ("--max-model-len", "400", "--cpu-kernels", variant)
+    cases = golden_cases("qwen3")
+    with EngineProcess(GOLDEN / "qwen3", *pinned, *PRECISIONS["float32"]) as engine:
+        found = answers_together(engine, [body_of(case) for case in cases])
+        for case, answer in zip(cases, found, strict=True):
+            assert answer.token_ids == case["greedy_token_ids"]
+            assert answer.token_logprobs == pytest.approx([best[0][1] for best in case["top_logprobs"]], abs=TOLERANCE)
+    model, precision = NARROW[variant]
+    with EngineProcess(GOLDEN / model, *pinned, *PRECISIONS[precision]) as engine:
+        alone = answers(engine, BODIES, concurrency=1)
+        assert answers_together(engine, BODIES) == alone
+        assert asyncio.run(disturbed(engine)) == alone
+        assert kernels_said(engine) == [variant] * 2
+
+
+def kernels_said(engine: EngineProcess) -> list[str]:
+    """By each life of the worker."""
+    lines = engine.run.log_path("worker0").read_text().splitlines()
+    return [line.partition(" kernels: ")[2] for line in lines if " kernels: " in line]

@@ -136,7 +136,11 @@ def plain(architecture: str, backend: str) -> list[Sample]:
 
 
 def test_agrees_with_transformers(architecture: str, backend: str) -> None:
-    for sample, case in zip(plain(architecture, backend), golden_cases(architecture), strict=True):
+    check_golden(plain(architecture, backend), architecture)
+
+
+def check_golden(samples: list[Sample], architecture: str) -> None:
+    for sample, case in zip(samples, golden_cases(architecture), strict=True):
         assert sample.outputs == case["greedy_token_ids"]
         for (ids, values), expected in zip(sample.tops, case["top_logprobs"], strict=True):
             np.testing.assert_allclose(values, [value for _, value in expected], atol=1e-3)

@@ -25,11 +25,12 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.files import replace_file
+from engine.config import text_of_kernels
 from engine.errors import OptionError
 from engine.installation import PACKAGES, python_environment
 from engine.process.run_directory import read_document
 from ops import _cpu
-from ops.cpu.choice import BASE, NUM_CASES, TIMED, choose, kernels_of
+from ops.cpu.choice import ATTENTION, BASE, LINEARS, NUM_CASES, TIMED, choose, kernels_of
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_S = 120.0  # that timing may take: a fraction of a second, on a machine that does nothing else
@@ -123,7 +124,8 @@ def timing(directory: Path) -> Timing:
 
 
 def select(chosen: Mapping[str, str]) -> None:
-    """Take each part from its variant from now on; an empty choice leaves what is selected."""
+    """Take each part from its variant from now on, and say in the log what is selected then; an empty choice leaves it as it
+    is."""
     for part, variant in sorted(chosen.items(), key=lambda item: item[0] != BASE):
         is_here = _cpu.select(variant) if part == BASE else _cpu.select_part(part, variant)
         if not is_here:
@@ -131,6 +133,9 @@ def select(chosen: Mapping[str, str]) -> None:
                 f"the engine was started with {variant} kernels ({part}), which are not here any more: "
                 f"{', '.join(_cpu.variants())} are; start it anew"
             )
+    if chosen:
+        selected = {BASE: _cpu.variant(), **{part: _cpu.variant_of(part) for part in (*LINEARS, ATTENTION)}}
+        _LOG.info("kernels: %s", text_of_kernels(selected))
 
 
 def _candidates() -> list[str]:
