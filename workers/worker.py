@@ -39,7 +39,7 @@ from engine.messages import (
     WeightsChanged,
     decode,
 )
-from engine.metrics import DEVICE_DTYPES, WEIGHT_CACHE_OUTCOMES
+from engine.metric_labels import DEVICE_DTYPES, WEIGHT_CACHE_OUTCOMES
 from engine.parallel.eplb import Topology
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
