@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.metrics import HTTP_ROUTES, HTTP_STATUSES, OTHER_ROUTE
+from engine.metric_labels import HTTP_ROUTES, HTTP_STATUSES, OTHER_ROUTE
 from engine.process.context import ActorContext
 from shm.counters import HistogramCells
 

@@ -6,7 +6,6 @@ the first position. What a block's KV depends on besides token ids is in the key
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import msgspec
 
 from engine.messages import AdapterUse, MediaItem, MediaUnit
 from engine.messages.cache import ExtraKeys
+from shm.blake2 import blake2b
 
 ROOT = b""  # the parent of a chain's first block
 KEY_BYTES = 32
@@ -23,7 +23,7 @@ KEY_BYTES = 32
 def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
     """The key of a full block: blake2b over the parent's key, the block's int32 token ids and whatever else its KV depends
     on."""
-    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)
+    digest = blake2b(parent, digest_size=KEY_BYTES)
     digest.update(token_ids)
     if extra:
         digest.update(msgspec.msgpack.encode(extra))

@@ -13,6 +13,15 @@ from typing import Literal
 import msgspec
 
 from engine.config import DRAFT_METHODS, MAX_DRAFTS, MAX_LORAS
+from engine.metric_labels import (
+    DEVICE_DTYPES,
+    HTTP_ROUTES,
+    HTTP_STATUSES,
+    OP_CANDIDATES,
+    OTHER_ROUTE,
+    ROW_CANDIDATES,
+    WEIGHT_CACHE_OUTCOMES,
+)
 from engine.parallel.routing import REASONS
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -20,42 +29,6 @@ Kind = Literal["counter", "gauge", "histogram"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 STEP_SECONDS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 HTTP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-HTTP_STATUSES = ("2xx", "4xx", "5xx")
-HTTP_ROUTES = (  # that are timed each by itself; a path is that of the first which is its beginning
-    "/v1/chat/completions/render",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages/count_tokens",
-    "/v1/messages",
-    "/v1/responses/input_tokens",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v1/models",
-    "/api/chat",
-    "/api/generate",
-    "/api/embed",
-    "/api",
-    "/tokenize",
-    "/detokenize",
-    "/metrics",
-    "/health",
-    "/dashboard",
-    "/admin",
-)
-OTHER_ROUTE = "other"
-WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
-DEVICE_DTYPES = ("float32", "float16", "bfloat16")
-ROW_CANDIDATES = {"all": ("cuda",), "draw": ("sample",)}  # CUDA's rows, taken where their numbers are right
-OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
-    "linear": ("tiles_of_512", "tiles_of_128", "reference"),
-    "rms_norm": ("fused_rms_norm", "reference"),
-    "rotary": ("fused_rotary_position_embedding", "reference"),
-    "activation": ("swiglu", "reference"),
-    "draw": ("largest", "host"),
-}
 SAMPLES = (1, 2, 5, 10, 20)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 

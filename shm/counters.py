@@ -3,14 +3,15 @@ when it hangs and after it died.
 
 The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row
 of the actor table and its section of the error log, also after a restart, so that counters go on. The file describes
-itself: its metadata is JSON that says which metric of which actor is where. `/metrics`, `tokamak top` and `tokamak ctl`
-print what they find there.
+itself: its metadata is JSON that says where the rows of each actor are, and those, JSON too, which of its metrics is where.
+So an actor reads its own, a sixth of all. `/metrics`, `tokamak top` and `tokamak ctl` print what they find there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 HistogramCells = Histogram
+RowKey = tuple[str, frozenset[tuple[str, str]]]  # name, labels
 KIND = "counters"
 NAME = "main"
 COUNTERS_OFFSET = size_of("SegmentHeader")
@@ -80,25 +82,25 @@ class Counters:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         header = self._header = StructView("CountersHeader", segment.buffer, COUNTERS_OFFSET)
-        begin, num_bytes = header.word("metadata_offset"), header.word("metadata_bytes")
-        self.rows: list[Row] = json.loads(bytes(segment.buffer[begin : begin + num_bytes]))
+        self._places: dict[str, tuple[int, int]] = self._read(header.word("metadata_offset"), header.word("metadata_bytes"))
         actors_offset = header.word("actors_offset")
         rows = (ActorRow(segment.buffer, actors_offset + index * ROW_BYTES) for index in range(header.word("num_actors")))
         self._actors = {row.name: row for row in rows}
         self.errors = ErrorLog(segment.buffer, header.word("errors_offset"), list(self._actors))
-        self._row_of: dict[tuple[str, frozenset[tuple[str, str]]], Row] = {
-            _key(row["name"], row["labels"]): row for row in self.rows
-        }
+        self._rows_of: dict[str, dict[RowKey, Row]] = {}  # of the actors that were asked for
         self._cells: list[Cell | Histogram] | None = None
 
     @classmethod
     def create(cls, run_id: str, actors: Sequence[str], metrics_of: Callable[[str], Iterable[MetricLike]]) -> Counters:
         """A new file with the rows `metrics_of(role)` for each actor. By the supervisor."""
         rows, values_bytes = _lay_out({actor: metrics_of(role_of(actor)) for actor in actors})
-        metadata_offset = ACTORS_OFFSET + len(actors) * ROW_BYTES
-        values_offset = metadata_offset
+        rows_offset = ACTORS_OFFSET + len(actors) * ROW_BYTES
+        values_offset = rows_offset
         while True:  # the offsets are part of the metadata's own length
-            metadata = json.dumps([{**row, "offset": row["offset"] + values_offset} for row in rows]).encode()
+            texts = [_encoded([{**row, "offset": row["offset"] + values_offset} for row in rows[actor]]) for actor in actors]
+            ends = [*accumulate(map(len, texts), initial=rows_offset)]
+            metadata_offset = ends[-1]
+            metadata = _encoded({actor: (begin, len(text)) for actor, begin, text in zip(actors, ends, texts, strict=False)})
             end = round_up(metadata_offset + len(metadata), LINE)
             if end == values_offset:
                 break
@@ -117,7 +119,7 @@ class Counters:
             header.set_word("errors_offset", errors_offset)
             for index, actor in enumerate(actors):
                 write_row(buffer, ACTORS_OFFSET + index * ROW_BYTES, actor)
-            buffer[metadata_offset : metadata_offset + len(metadata)] = metadata
+            buffer[rows_offset : metadata_offset + len(metadata)] = b"".join((*texts, metadata))
 
         num_bytes = errors_offset + len(actors) * ENTRIES_PER_ACTOR * ENTRY_BYTES
         return cls(Segment.create(segment_name(run_id, KIND, NAME), num_bytes, initialise))
@@ -137,6 +139,11 @@ class Counters:
     @property
     def run_id(self) -> str:
         return self.segment.run_id
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all actors."""
+        return [row for actor in self._actors for row in self._rows(actor).values()]
 
     @property
     def trace_generation(self) -> int:
@@ -194,10 +201,11 @@ class Counters:
         self.segment.unlink()
 
     def _metrics(self) -> list[dict[str, Any]]:
+        rows = self.rows
         if self._cells is None:
-            self._cells = [self._open(row) for row in self.rows]
+            self._cells = [self._open(row) for row in rows]
         metrics = []
-        for row, cell in zip(self.rows, self._cells, strict=True):
+        for row, cell in zip(rows, self._cells, strict=True):
             metric: dict[str, Any] = {key: row[key] for key in ("name", "kind", "unit", "help", "labels")}
             if isinstance(cell, Histogram):
                 buckets = cell.buckets
@@ -214,23 +222,38 @@ class Counters:
 
     def _row(self, name: str, actor: str, labels: dict[str, str]) -> Row:
         try:
-            return self._row_of[_key(name, {**labels, "actor": actor})]
+            return self._rows(actor)[_key(name, {**labels, "actor": actor})]
         except KeyError:
             raise SharedMemoryError(f"{actor} has no metric {name} with labels {labels}; add it to its role's rows") from None
 
+    def _rows(self, actor: str) -> dict[RowKey, Row]:
+        rows = self._rows_of.get(actor)
+        if rows is None:
+            found: list[Row] = self._read(*self._places[actor])
+            rows = self._rows_of[actor] = {_key(row["name"], row["labels"]): row for row in found}
+        return rows
 
-def _key(name: str, labels: dict[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
+    def _read(self, offset: int, num_bytes: int) -> Any:
+        return json.loads(bytes(self.segment.buffer[offset : offset + num_bytes]))
+
+
+def _encoded(content: object) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _key(name: str, labels: dict[str, str]) -> RowKey:
     return name, frozenset(labels.items())
 
 
-def _lay_out(metrics_of_actor: dict[str, Iterable[MetricLike]]) -> tuple[list[Row], int]:
-    """The metadata rows with offsets from the beginning of the values, and the size of the values."""
-    rows: list[Row] = []
+def _lay_out(metrics_of_actor: dict[str, Iterable[MetricLike]]) -> tuple[dict[str, list[Row]], int]:
+    """The rows of each actor with offsets from the beginning of the values, and the size of the values."""
+    rows: dict[str, list[Row]] = {}
     end = 0
     for actor, metrics in metrics_of_actor.items():
+        rows[actor] = []
         for metric in metrics:
             is_histogram = metric.kind == "histogram"
-            rows.append(
+            rows[actor].append(
                 Row(
                     name=metric.name,
                     kind=metric.kind,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import DRAFT_METHODS
 from engine.messages import StepResult
-from engine.metrics import DEVICE_DTYPES, WEIGHT_CACHE_OUTCOMES
+from engine.metric_labels import DEVICE_DTYPES, WEIGHT_CACHE_OUTCOMES
 from engine.process.context import ActorContext
 from shm.counters import Cell
 from workers.parallel.communicator import Communicator

@@ -3,6 +3,7 @@
 import { stream } from "./server.js";
 
 const MAX_KEPT_TOKENS = 4000;
+const LEAST_TIMED_S = 0.02;  // what came at once has no rate
 
 // Fills `node`, calling `changed` after each event. `continued`: it goes on from what the node holds.
 export async function receive(node, body, signal, changed) {
@@ -23,7 +24,7 @@ export async function receive(node, body, signal, changed) {
   const parts = [];
   if (first) parts.push(`first token after ${Math.round(first - begun)} ms`);
   if (usage) parts.push(`${usage.completion_tokens} tokens`);
-  if (usage?.completion_tokens > 1 && seconds > 0) parts.push(`${Math.round((usage.completion_tokens - 1) / seconds)} per second`);
+  if (usage?.completion_tokens > 1 && seconds > LEAST_TIMED_S) parts.push(`${Math.round((usage.completion_tokens - 1) / seconds)} per second`);
   if (usage?.prompt_tokens_details?.cached_tokens) parts.push(`${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`);
   if (node.finish && node.finish !== "stop" && node.finish !== "tool_calls") parts.push(`ended by ${node.finish}`);
   node.note = parts.join(", ");

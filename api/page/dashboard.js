@@ -2,7 +2,7 @@
 
 import { $, make } from "./dom.js";
 import { line } from "./lines.js";
-import { get, order } from "./server.js";
+import { get, health, order } from "./server.js";
 import { adminKeyOf } from "./settings.js";
 
 const KEPT_LOOKS = 300;
@@ -24,12 +24,12 @@ function seconds(value) {
 export async function look() {
   const begun = performance.now();
   try {
-    const [health, document] = await Promise.all([health_(), get("dashboard")]);
+    const [{ status, actor, reason }, document] = await Promise.all([health(), get("dashboard")]);
     looks.push({ figures: document.figures, at: Date.now() });
     if (looks.length > KEPT_LOOKS) looks.shift();
     if (!$("engine").hidden) draw(document);
     const slow = performance.now() - begun > 2000;
-    if (health.status !== "ok") return ["bad", `${health.actor} ${health.reason}`];
+    if (status !== "ok") return ["bad", `${actor} ${reason}`];
     return slow ? ["slow", `answers after ${seconds((performance.now() - begun) / 1000)}`] : ["ok", "all actors well"];
   } catch (error) {
     looks.push(null);
@@ -39,13 +39,6 @@ export async function look() {
     if (error.status === 401) return ["bad", "the server asks for an API key: see Settings"];
     return ["bad", error.message];
   }
-}
-
-async function health_() {
-  const response = await fetch("health", { signal: AbortSignal.timeout(8000) }).catch((error) => {
-    throw Object.assign(new Error(error.message), { status: error.name === "TimeoutError" ? -1 : 0 });
-  });
-  return response.json();
 }
 
 function table(caption, head, rows) {

@@ -6,7 +6,9 @@ export const setKey = (value) => { key = value; };
 
 const headers = (more = {}) => ({ "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }), ...more });
 
-// Errors have the server's own words. `status` 0: there was no answer.
+const LONGEST_MS = 8000;
+
+// Errors have the server's own words. `status` 0: there was no answer; -1: none in time.
 export class ServerError extends Error {
   constructor(message, status) {
     super(message);
@@ -26,19 +28,24 @@ async function reached(path, options) {
   try {
     return await fetch(path, options);
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (error.name !== "TypeError") throw error;
     throw new ServerError("the server does not answer", 0);
   }
 }
 
-export async function get(path, signal = AbortSignal.timeout(8000)) {
+// `admit`: of an answer that came, whether it is taken.
+export async function get(path, admit = checked) {
   try {
-    return await (await checked(await reached(path, { headers: headers(), signal }))).json();
+    return await (await admit(await reached(path, { headers: headers(), signal: AbortSignal.timeout(LONGEST_MS) }))).json();
   } catch (error) {
-    if (error.name !== "TimeoutError" && error.name !== "AbortError") throw error;
-    throw new ServerError("the server has not answered for 8 s", -1);
+    if (error.name === "TimeoutError") throw new ServerError(`the server has not answered for ${LONGEST_MS / 1000} s`, -1);
+    if (error.name === "TypeError") throw new ServerError("the server is gone in the middle of its answer", 0);
+    throw error;
   }
 }
+
+// What it says of its health, which of one that is not well is an error.
+export const health = () => get("health", (response) => response);
 
 export async function order(path, body, adminKey) {
   const options = { method: "POST", headers: headers({ authorization: `Bearer ${adminKey}` }), body: JSON.stringify(body) };

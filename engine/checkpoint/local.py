@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.checkpoint.gguf.convert import gguf_checkpoint
 from engine.checkpoint.gguf.file import is_gguf
 from engine.errors import CheckpointError
 
@@ -15,6 +14,8 @@ def local_checkpoint(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         if is_gguf(path):
+            from engine.checkpoint.gguf.convert import gguf_checkpoint  # of use to the few that come as such a file
+
             return gguf_checkpoint(path)
         if not path.exists():
             return None

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.config import DRAFT_METHODS, MAX_DRAFTS
 from engine.messages import WeightsState
-from engine.metrics import DEVICE_DTYPES
+from engine.metric_labels import DEVICE_DTYPES
 from engine.observation.gangs import ExpertFigures, GangFigures, expert_figures, gang_figures
 from engine.observation.media import MediaFigures, media_figures
 from engine.observation.snapshot import Snapshot

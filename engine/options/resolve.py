@@ -21,8 +21,6 @@ from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.idle import note_idle
 from engine.options.resolve_captures import resolve_captures
-from engine.options.resolve_card import card_blocks, card_needs, num_weights
-from engine.options.resolve_collector import resolve_collector
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
@@ -156,6 +154,8 @@ def resolve(
     captures = resolve_captures(options, plan)
     card_bytes = 0 if device == "cpu" or is_cache_asked(values) else ask().memory.get(device, 0)
     if card_bytes:
+        from engine.options.resolve_card import card_blocks, card_needs, num_weights  # of use where there is a card
+
         largest = captures["max_cudagraph_capture_size"]
         needs = card_needs(model, num_weights(model_path), values, limit, largest)
         num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
@@ -209,7 +209,7 @@ def resolve(
         ),
         **resolve_http(options, run_dir),
         **resolve_lora(options, model, device, served_names),
-        otlp_traces_endpoint=resolve_collector(values["otlp_traces_endpoint"]),
+        otlp_traces_endpoint=_collector(values["otlp_traces_endpoint"]),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
@@ -222,6 +222,14 @@ def resolve(
 
 
 # ------------------------------------------------------------------------------------------------------------- model
+
+
+def _collector(given: str) -> str:
+    if not given:
+        return ""
+    from engine.options.resolve_collector import resolve_collector
+
+    return resolve_collector(given)
 
 
 def _pooling(values: dict[str, Any], record: ModelRecord) -> tuple[PoolingConfig | None, ModelRecord]:

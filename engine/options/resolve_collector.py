@@ -11,9 +11,7 @@ SENDERS = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http") 
 
 
 def resolve_collector(given: str, senders: tuple[str, ...] = SENDERS) -> str:
-    """The whole URL; empty: nowhere. OptionError: it is none, or what sends spans is not installed."""
-    if not given:
-        return ""
+    """The whole URL. OptionError: it is none, or what sends spans is not installed."""
     try:
         parts = urlsplit(given)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from engine.config import DRAFT_METHODS, MAX_DRAFTS, SpeculativeConfig
@@ -40,9 +40,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         elif key == "model":
             raise ValueError(f"model {json.dumps(value)}: no second model drafts; leave it out, and name a method of {_list()}")
         else:
-            close = difflib.get_close_matches(key, _KEYS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{key} is no key, expected some of {', '.join(_KEYS)}{hint}")
+            raise ValueError(f"{key} is no key, expected some of {', '.join(_KEYS)}{_hint(key, _KEYS)}")
     if found and "method" not in found:
         raise ValueError(f"no method is named; expected {_list()}")
     is_suffix = "suffix" in found.get("method", "").split(",")
@@ -61,12 +59,17 @@ def _methods(value: Any) -> str:
         if name in _LACKING:
             raise ValueError(f"method {json.dumps(value)}: {name} is not there; expected {_list()}")
         if name not in DRAFT_METHODS:
-            close = difflib.get_close_matches(str(name), (*DRAFT_METHODS, *_NAMES), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"method {json.dumps(value)}: expected {_list()}{hint}")
+            raise ValueError(f"method {json.dumps(value)}: expected {_list()}{_hint(str(name), (*DRAFT_METHODS, *_NAMES))}")
         if names.count(name) > 1:
             raise ValueError(f"method {json.dumps(value)}: {name} is named {names.count(name)} times; name each once")
     return ",".join(name for name in DRAFT_METHODS if name in names)
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    import difflib  # of use to those alone who mistyped
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _list() -> str:

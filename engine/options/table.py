@@ -11,7 +11,6 @@ them against each other and the model, fills in what depends on both, and makes 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -645,6 +644,8 @@ def _shortened(value: Any) -> str:
 
 
 def _suggestion(key: str, separator: str, spell: Any = str) -> str:
+    import difflib  # of use to those alone who mistyped
+
     close = difflib.get_close_matches(key, OPTIONS, n=1)
     prefix = ENVIRONMENT_PREFIX if spell is str.upper else ""
     return f"; did you mean {prefix}{spell(close[0].replace('_', separator))}?" if close else ""

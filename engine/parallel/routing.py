@@ -9,11 +9,12 @@ meet in one replica before anything is cached, and however many replicas there a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+from shm.blake2 import blake2b
 
 Policy = Literal["prefix", "load", "round-robin"]
 REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
@@ -78,4 +79,4 @@ def _cost(load: ReplicaLoad, num_tokens: int, block_size: int, num_cached_tokens
 
 def _weight(key: bytes, replica: int) -> bytes:
     """The highest wins (rendezvous hashing: Thaler and Ravishankar, 1998)."""
-    return hashlib.blake2b(key, digest_size=8, salt=replica.to_bytes(16, "little")).digest()
+    return blake2b(key, digest_size=8, salt=replica.to_bytes(16, "little")).digest()

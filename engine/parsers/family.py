@@ -7,7 +7,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from engine.messages import Parsing
 from engine.parsers.grammar import ANY_TEXT, Lark, MarkerIds, json_rule, literal, marker, object_schema
 from engine.parsers.reader import Malformed, Reader, Reading
+from shm.blake2 import blake2b
 
 _SPACE = r"\s\x1c-\x1f"  # as `str.isspace` has it
 

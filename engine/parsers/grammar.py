@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from engine.parsers.text_grammar import carried_text, escaped, nested
-
 ANY_TEXT = r"/(?s:.*)/"
 MarkerIds = Callable[[str], "int | None"]
 """The token id of a marker, where the vocabulary has one."""
@@ -35,6 +33,8 @@ def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
 
 def _carried(schema: Mapping[str, Any]) -> str | None:
     """A text that has a grammar, or an object of one such text alone, in JSON."""
+    from engine.parsers.text_grammar import carried_text, escaped, nested  # of use where calls are forced
+
     text = carried_text(schema)
     if text is not None:
         return f"{literal(chr(34))} {nested(escaped(text))} {literal(chr(34))}"

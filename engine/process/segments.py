@@ -23,12 +23,12 @@ import fcntl
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import StartError
-from engine.metrics import EVERY_ROLE, Metric, metrics_of
 from engine.parallel.placement import first_placement, owners
 from engine.process.topology import (
     CACHE,
@@ -65,6 +65,9 @@ from shm.segment import (
     segment_name,
     unlink_segment,
 )
+
+if TYPE_CHECKING:
+    from engine.metrics import Metric
 
 PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
@@ -291,6 +294,8 @@ def _create_slab(run_id: str, slab_id: int, capacity_bytes: int) -> MemoryFile:
 def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric, ...]:
     """The metric rows of a role, of drafts' positions those of a row, of adapters' slots those that there are; an actor of a
     test has those that every role has."""
+    from engine.metrics import EVERY_ROLE, metrics_of  # the supervisor's alone: actors find their rows in the counters file
+
     rows = metrics_of(role) if role in ROLES else EVERY_ROLE
     limits = {"position": max_drafts, "adapter_slot": max_loras}
     return tuple(row for row in rows if all(row.place(label) < limit for label, limit in limits.items()))

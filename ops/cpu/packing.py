@@ -6,7 +6,6 @@ holds it in the layout that the kernels read; a source is read only where the st
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from ops.modules import (
     Router,
 )
 from ops.weight_format import Source, Store, Values, float32
+from shm.blake2 import blake2b
 
 _FLOAT = np.dtype(np.float32)
 
@@ -78,8 +78,8 @@ def layout() -> str:
     build wrote is not read, whatever it changed."""
     native = Path(_cpu.__file__).stat()
     sources = b"".join(Path(file).read_bytes() for file in (__file__, int_packing.__file__))
-    digest = hashlib.sha256(sources + f"{native.st_size} {native.st_mtime_ns}".encode())
-    return f"{_cpu.variant()} {digest.hexdigest()[:16]}"
+    digest = blake2b(sources + f"{native.st_size} {native.st_mtime_ns}".encode(), digest_size=8)
+    return f"{_cpu.variant()} {digest.hexdigest()}"
 
 
 def panels_of(columns: Columns) -> list[tuple[int, int]]:

@@ -234,7 +234,8 @@ constexpr u64 ENCODER_MAGIC = 0x31'45'52'55'54'41'45'46;  // "FEATURE1"
 //    280 | metadata_bytes | values_offset | values_bytes | errors_offset
 //    312 | trace_generation                                           zero up to 384
 //        | ActorLines of each actor                                   256 each
-//        | metadata: JSON, says where the cells of each row are
+//        | for each actor: its rows: JSON, says where the cells of each are
+//        | metadata: JSON, says where the rows of each actor are: {"api0": [offset, bytes], ...}
 //        | values: cells (128 each) and histograms (a multiple of 128)
 //        | for each actor: errors_per_actor ErrorEntries              512 each
 //

@@ -10,7 +10,7 @@ import paddle
 import pytest
 from msgspec.structs import replace
 
-from engine.metrics import OP_CANDIDATES
+from engine.metric_labels import OP_CANDIDATES
 from ops.modules import Linear, Norm, Rotary
 from ops.paddle import choice, fused
 from ops.paddle.fused import CANDIDATES, Candidate

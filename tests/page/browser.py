@@ -59,6 +59,14 @@ class Browser:
     def script(self, text: str, *arguments: object) -> Any:
         return self.driver.execute_script(text, *arguments)
 
+    def status_of(self, path: str) -> int:
+        """That of the error in which asking for it ends, as the page's own code tells it."""
+        text = (
+            "const [path, done] = arguments;"
+            "import('/page/server.js').then(({ get }) => get(path)).then(done, (error) => done(error.status))"
+        )
+        return int(self.driver.execute_async_script(text, path))
+
     def check(self, name: str, *arguments: object) -> Any:
         """What a function of checks.js finds."""
         return self.script(f"{CHECKS.read_text()}\nreturn {name}(...arguments)", *arguments)

@@ -201,14 +201,15 @@ def test_a_dead_server_is_told_from_a_slow_one_and_comes_back(chromium: Browser)
         chromium.say("What is 1 + 2?")
         chromium.until(lambda: any("does not answer" in text for text in chromium.texts(".error")), "the failure")
         chromium.shoot("server-gone")
-        engine = EngineProcess(DEMO, "--port", str(engine.port))
+        engine = EngineProcess(DEMO, "--port", str(engine.port), "--hang-timeout", "600")  # for what it is stopped below
         engine.start()
         chromium.until(lambda: chromium.text("status") == "all actors well", "it is seen to be back")
         chromium.press("article:last-of-type", "Regenerate")
         chromium.until(lambda: "1 + 2 = 3" in chromium.texts("article.assistant .body"), "the answer")
-        api = int(engine.actors()["api0"]["pid"])
+        api = int(chromium.until(engine.actors, "the actor table")["api0"]["pid"])
         os.kill(api, signal.SIGSTOP)
-        chromium.until(lambda: "slow" in chromium.text("status"), "it is seen to be slow")
+        assert chromium.status_of("v1/models") == -1, "what is not answered in time is not taken for a server that is gone"
+        chromium.until(lambda: "no answer" in chromium.text("status"), "it is seen to be slow")
         os.kill(api, signal.SIGCONT)
         chromium.until(lambda: chromium.text("status") == "all actors well", "it is well again")
     finally:

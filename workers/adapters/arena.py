@@ -6,7 +6,6 @@ there is there for the others, and for those that are started again.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from engine.checkpoint.adapters.layout import LINE, AdapterLayout, whole_lines
 from ops.modules import AdaptedPart, Adapters, Linear
+from shm.blake2 import blake2b
 
 if TYPE_CHECKING:
     from workers.adapters.reader import AdaptedLinear
@@ -51,7 +51,7 @@ class AdapterArena:
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
         """Put an adapter into a slot that no row uses. What tells its numbers from any others', in hexadecimal: whatever files
         they came in. CheckpointError as the reader's; the slot then holds no adapter."""
-        digest = hashlib.blake2b(digest_size=HASH_BYTES)
+        digest = blake2b(digest_size=HASH_BYTES)
         self.ranks[slot] = 0
         memory = self.slots[slot]
         ranks = np.zeros_like(self.ranks[slot])

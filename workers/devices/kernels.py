@@ -13,7 +13,6 @@ as none: the kernels are timed anew. What cannot be kept is no error.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import subprocess
@@ -31,6 +30,7 @@ from engine.installation import PACKAGES, python_environment
 from engine.process.run_directory import read_document
 from ops import _cpu
 from ops.cpu.choice import ATTENTION, BASE, LINEARS, NUM_CASES, TIMED, choose, kernels_of
+from shm.blake2 import blake2b
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_S = 120.0  # that timing may take: a fraction of a second, on a machine that does nothing else
@@ -147,8 +147,7 @@ def _candidates() -> list[str]:
 def _key() -> str:
     """Of the processor, and of the native module as it was built."""
     native = Path(_cpu.__file__).stat()
-    digest = hashlib.sha256(f"{native.st_size} {native.st_mtime_ns} {_processor()}".encode())
-    return digest.hexdigest()[:16]
+    return blake2b(f"{native.st_size} {native.st_mtime_ns} {_processor()}".encode(), digest_size=8).hexdigest()
 
 
 def _processor() -> str:

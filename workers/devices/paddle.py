@@ -22,7 +22,7 @@ from paddle.base import core
 from paddle.utils import dlpack
 
 from engine.errors import OptionError
-from engine.metrics import DEVICE_DTYPES
+from engine.metric_labels import DEVICE_DTYPES
 from ops.paddle import reference
 from ops.paddle.errors import cause_of
 from ops.paddle.gang import GangOps

@@ -16,7 +16,6 @@ wrote.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import re
@@ -33,6 +32,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from ops.modules import Linear
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
+from shm.blake2 import blake2b
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights, stored_inputs
 from workers.weights.formats.floats import is_finite
@@ -241,7 +241,7 @@ class Checkpoint:
 
 def digest_of(value: object) -> str:
     """Of what JSON can write, as 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 def _open_files(path: Path) -> Iterator[SafetensorsFile]:

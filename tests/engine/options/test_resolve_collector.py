@@ -11,7 +11,6 @@ from engine.options.resolve_collector import resolve_collector
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("", ""),
         ("http://127.0.0.1:4318/v1/traces", "http://127.0.0.1:4318/v1/traces"),
         ("http://collector:4318", "http://collector:4318/v1/traces"),
         ("https://[::1]/", "https://[::1]/v1/traces"),

@@ -1,0 +1,40 @@
+"""What labels of metrics may be, for the rows (`engine/metrics.py`) and for who writes such, and needs no other rows."""
+
+from __future__ import annotations
+
+HTTP_STATUSES = ("2xx", "4xx", "5xx")
+HTTP_ROUTES = (  # that are timed each by itself; a path is that of the first which is its beginning
+    "/v1/chat/completions/render",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages/count_tokens",
+    "/v1/messages",
+    "/v1/responses/input_tokens",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/models",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api",
+    "/tokenize",
+    "/detokenize",
+    "/metrics",
+    "/health",
+    "/dashboard",
+    "/admin",
+)
+OTHER_ROUTE = "other"
+WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
+DEVICE_DTYPES = ("float32", "float16", "bfloat16")
+ROW_CANDIDATES = {"all": ("cuda",), "draw": ("sample",)}  # CUDA's rows, taken where their numbers are right
+OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
+    "linear": ("tiles_of_512", "tiles_of_128", "reference"),
+    "rms_norm": ("fused_rms_norm", "reference"),
+    "rotary": ("fused_rotary_position_embedding", "reference"),
+    "activation": ("swiglu", "reference"),
+    "draw": ("largest", "host"),
+}
