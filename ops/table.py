@@ -149,7 +149,9 @@ class OpTable(msgspec.Struct, frozen=True):
     cache_view: Callable[[np.ndarray, int], np.ndarray]
     clear_block: Callable[[KvCache, int], None]  # zeros in this block of every layer
     drawing: Drawing | None  # None: logits are the host's to draw from
-    captured: Mapping[str, Callable[..., Any]]  # ops in the place of those of these names in a graph: no host looks at numbers
+    # ops in the place of those of these names where no host may look at numbers: in a graph, and of few rows on devices. The
+    # same bits
+    unseen: Mapping[str, Callable[..., Any]]
 
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
@@ -198,3 +200,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # [R, n], how many, and where the number of the result's rows is kept (int32 [1]) -> neighbouring rows side by side as one,
     # the same memory
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
+
+    def without_looking(self) -> OpTable:
+        """Of a graph, or of few rows."""
+        return msgspec.structs.replace(self, **self.unseen)

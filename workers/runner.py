@@ -172,6 +172,9 @@ class ModelRunner:
             adapters is not None,
             config.graph_only_prefill,
         )
+        # ranks that share experts ask each other how many rows they have, where no graph has that fixed
+        may_look = self.inputs.in_place is None or self._experts is not None
+        self._max_unseen_rows = 0 if may_look else self.inputs.padded(config.max_num_seqs * (1 + max_drafts))
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         sizes = config.cudagraph_capture_sizes
         self._captures = Captures(sizes, max_drafts, phase)
@@ -279,7 +282,8 @@ class ModelRunner:
             self._are_steps_checked = True
         self.encoder = self._make_encoder(loaded.model, version)
         name, sizes = self.config.plan, self._captures.sizes
-        plan = self._parts.make_plan(name, loaded.model, self.device, self.inputs, self._cache, self._on_op, self._gang, sizes)
+        of_device = self._on_op, self._gang, sizes, self._max_unseen_rows
+        plan = self._parts.make_plan(name, loaded.model, self.device, self.inputs, self._cache, *of_device)
         if self.mtp is not None:
             self.mtp.load(loaded.model, self._on_op, self._gang)
         self._is_warm = self._communicator is None and self._experts is None

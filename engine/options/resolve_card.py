@@ -24,6 +24,7 @@ _BYTES = 4  # of every value
 _VALUES_IN = {"I32": 8, "U8": 2}  # packed numbers of 4 bits, at most
 _MAX_SCORES = 1 << 23  # of one attention pass, and so many copies of them
 _COPIES_OF_SCORES = 4
+_MAX_GATHERED = 1 << 24  # of experts' weights that lie beside the rows that chose them, or of one
 _ROWS_OF_HIDDEN = 8  # as wide as a hidden state, that are there at once for each row of a step
 _ROWS_OF_INNER = 3
 _MASK_BYTES = 16  # for each row and key of a step: comparisons and what comes of them
@@ -62,7 +63,7 @@ def card_needs(model: ModelConfig, num_weights: int, values: dict[str, Any], max
     def step_of(num_rows: int) -> int:
         width = _ROWS_OF_HIDDEN * model.hidden_size + _ROWS_OF_INNER * _inner(model)
         in_attention = min(num_rows * keys * model.num_attention_heads, _MAX_SCORES) * _COPIES_OF_SCORES * _BYTES
-        return num_rows * (_BYTES * width + _MASK_BYTES * keys) + in_attention + logits
+        return num_rows * (_BYTES * width + _MASK_BYTES * keys) + in_attention + _gathered_bytes(model) + logits
 
     weights = _weights_bytes(model, num_weights, values["quantization"]) if num_weights else 0
     return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0)
@@ -106,6 +107,15 @@ def _num_values(path: Path) -> int:
 
 
 def _inner(model: ModelConfig) -> int:
-    """The widest row between two products: of experts, all that are chosen for it."""
+    """The widest row between two products: of experts, for all that are chosen for it."""
     experts = model.experts
-    return max(model.intermediate_size, experts.num_chosen * experts.intermediate_size if experts is not None else 0)
+    chosen = 0 if experts is None else experts.num_chosen * max(experts.intermediate_size, model.hidden_size)
+    return max(model.intermediate_size, chosen)
+
+
+def _gathered_bytes(model: ModelConfig) -> int:
+    experts = model.experts
+    if experts is None:
+        return 0
+    largest = 2 * experts.intermediate_size * model.hidden_size
+    return _BYTES * max(min(_MAX_GATHERED, experts.num_experts * largest), largest)

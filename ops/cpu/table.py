@@ -552,7 +552,7 @@ def make_table(executor: Executor) -> OpTable:
         cache_view=cache_view,
         clear_block=clear_block,
         drawing=None,
-        captured={},
+        unseen={},
         begin=ops.begin,
         embedding=ops.embedding,
         take_features=ops.take_features,

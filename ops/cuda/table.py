@@ -98,7 +98,7 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0, gang: Ga
         cache_view=lambda memory, block_size: memory,
         clear_block=clear_block,
         drawing=Drawing(rows.draw, is_greedy=False),
-        captured={},
+        unseen={},
         begin=rows.begin,
         take_features=lambda step, x, number: reference.take_features(cast(Any, step), x, number),
         linear=rows.linear,
@@ -113,7 +113,7 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0, gang: Ga
     )
     if gang is None:
         return table
-    return gang.over(table, ExpertOps(rows.experts, rows.experts, rows.expert_products, rows.chosen_of_some, rows.combine))
+    return gang.over(table, ExpertOps(rows.experts, rows.experts, rows.expert_products, rows.combine, rows.chosen_of_some))
 
 
 # ------------------------------------------------------------------------------------------------------- weights and cache

@@ -38,10 +38,12 @@ class ExpertOps(NamedTuple):
     """What a rank does of experts by itself."""
 
     experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, of a rank that has some columns of each expert too
-    captured: Callable[..., paddle.Tensor | Cut]  # the same within a graph
+    unseen: Callable[..., paddle.Tensor | Cut]  # the same, and no host looks at numbers
     products: Callable[..., paddle.Tensor]  # as `reference.expert_products`
-    chosen_of_some: Callable[..., paddle.Tensor]  # as `_chosen_of_some`, which is for graphs
     combine: Callable[..., paddle.Tensor]  # as `reference.add_choices`
+    # rows, ids, module, activation, neighbouring experts -> [R * chosen, hidden], of choices of others whatever it be, and no
+    # host looks. None: choices of others would be as much work, so each rank computes its own rows, as it has all experts
+    chosen_of_some: Callable[..., paddle.Tensor] | None = None
 
 
 class GangOps:
@@ -57,9 +59,8 @@ class GangOps:
         """The reference's."""
         of_reference = ExpertOps(
             self.experts_of_reference,
-            self.all_experts_of_reference,
+            self.unseen_experts_of_reference,
             reference.expert_products,
-            _chosen_of_some,
             reference.add_choices,
         )
         return self.over(reference.TABLE, of_reference)
@@ -77,7 +78,7 @@ class GangOps:
             return kept
 
         def of_experts(
-            shared_results: Callable[..., paddle.Tensor], own: Callable[..., Any], part: Callable[..., Any]
+            shared_results: Callable[..., paddle.Tensor], own: Callable[..., Any], part: Callable[..., Any] | None
         ) -> Callable[..., Any]:
             def run(
                 x: paddle.Tensor,
@@ -87,7 +88,7 @@ class GangOps:
                 shared: paddle.Tensor | Cut | None = None,
             ) -> paddle.Tensor | Cut:
                 others = None if shared is None else own_columns(shared)
-                if self._sharing is not None and module.owners is not None:
+                if self._sharing is not None and module.owners is not None and part is not None:
                     return experts.combine(shared_results(x, routing, module, activation, part), routing, others)
                 found: paddle.Tensor | Cut = own(x, routing, module, activation, others)
                 return found
@@ -95,9 +96,9 @@ class GangOps:
             return run
 
         run_experts = of_experts(self._shared_results, experts.experts, experts.products)
-        capture_experts = of_experts(self._shared_results_of_all, experts.captured, experts.chosen_of_some)
+        unseen_experts = of_experts(self._shared_results_of_all, experts.unseen, experts.chosen_of_some)
         ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.gather, "experts": run_experts}
-        return replace(table, **ops, captured={"experts": capture_experts})
+        return replace(table, **ops, unseen={"experts": unseen_experts})
 
     def gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
         if not isinstance(x, Cut):
@@ -120,17 +121,16 @@ class GangOps:
         results = reference.expert_products(activated, choices, ids, module.weight.down)
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
-    def all_experts_of_reference(
+    def unseen_experts_of_reference(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
-        """As `reference.all_experts`, of a rank that has some columns of each too."""
+        """As `reference.unseen_experts`, of a rank that has some columns of each too."""
         if not module.is_cut:
-            return reference.all_experts(x, routing, module, activation, shared)
-        count, ((begin, _),) = module.num_experts, module.down[0].columns
-        gate_up = reference.products_of_all([x] * count, module.weight.gate_up)
-        activated = self.activated(gate_up, module, activation)
-        results = reference.products_of_all(paddle.split(activated, count), module.weight.down)
-        return Cut(reference.add_choices(reference.chosen_of_all(results, routing), routing, shared), begin, module.num_inputs)
+            return reference.unseen_experts(x, routing, module, activation, shared)
+        ids, ((begin, _),) = paddle.clip(routing.ids, min=0).flatten(), module.down[0].columns
+        gate_up = reference.unseen_products(reference.rows_of_choices(x, routing), ids, module.weight.gate_up)
+        results = reference.unseen_products(self.activated(gate_up, module, activation), ids, module.weight.down)
+        return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
         """All columns of what goes into `down`, of this rank's columns of gate and up."""
@@ -168,9 +168,9 @@ class GangOps:
         activation: str,
         chosen_of_some: Callable[..., paddle.Tensor],
     ) -> paddle.Tensor:
-        """As `_shared_results`, without looking which experts rows have, of as many rows on every rank: each rank computes all
-        rows of all ranks with neighbouring experts, as many on each but the last. As every expert has the same work, it matters
-        to nobody where `owners` says that they are, and nothing is counted for those who would move them."""
+        """As `_shared_results`, without looking which experts rows have, of as many rows on every rank: each rank computes the
+        choices of all ranks that fall to neighbouring experts, as many on each but the last, wherever `owners` says that they
+        are. Nothing is counted for those who would move them."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
         (num_rows, num_chosen), place = routing.ids.shape, sharing.place % num_same
         num_shown = -(-num_rows // num_same)  # of the rows that tensor ranks have in common; behind the last part lie zeros
@@ -246,12 +246,3 @@ def _with_rows(x: paddle.Tensor | None, count: int, width: int) -> paddle.Tensor
     """x [n, width], or no rows, and rows of zeros after it."""
     missing = count - (0 if x is None else x.shape[0])
     return paddle.concat([*([] if x is None else [x]), *([paddle.zeros([missing, width])] if missing else [])])
-
-
-def _chosen_of_some(rows: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range) -> paddle.Tensor:
-    """[R * chosen, hidden] by neighbouring `experts`; what is not theirs means nothing. All experts have the same work."""
-    own, count = slice(experts.start, experts.stop), len(experts)
-    gate_up = reference.products_of_all([rows] * count, module.weight.gate_up[own])
-    activated = own_columns(reference.activate_and_multiply(gate_up, activation))
-    results = reference.products_of_all(paddle.split(activated, count), module.weight.down[own])
-    return reference.chosen_of_all(results, Routing(paddle.clip(ids - experts.start, min=0, max=count - 1), ids))

@@ -59,6 +59,7 @@ from ops.weight_format import Source, Store, float32
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
 LANES = 16  # float32 of a 64-byte line
 MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
+MAX_GATHERED = 1 << 24  # of experts' weights that lie beside the rows that chose them (64 MiB), or of one choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,6 @@ class Chunks:
 
     weights: paddle.Tensor
     own: tuple[slice, ...]
-
-    @property
-    def width(self) -> int:
-        return sum(part.stop - part.start for part in self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +80,22 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertChunks:
-    """Of each expert. All ranks have all experts, in memory of their own."""
+class StackedChunks:
+    """Those of all experts, which have the same columns: [experts, chunks, 1, in, OUTPUT_CHUNK]."""
 
-    gate_up: list[Chunks]
-    down: list[Chunks]
+    weights: paddle.Tensor
+    own: tuple[slice, ...]
+
+    def of(self, expert: int) -> Chunks:
+        return Chunks(self.weights[expert], self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertChunks:
+    """All ranks have all experts, in memory of their own."""
+
+    gate_up: StackedChunks
+    down: StackedChunks
 
     def arrays(self) -> tuple[()]:
         """What is to be faulted in where an expert comes to a rank: nothing."""
@@ -126,21 +134,34 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
         case Experts():
             parts = {
-                part: [_own_chunks(values[f"{part}.{index}"], linear.columns) for index, linear in enumerate(linears)]
+                part: _stacked([values[f"{part}.{index}"] for index in range(len(linears))], linears[0].columns)
                 for part, linears in module.parts.items()
             }
             module.weight = ExpertChunks(**parts)
 
 
+def _stacked(weights: Sequence[np.ndarray], columns: Columns) -> StackedChunks:
+    first, own = _cut(weights[0], columns)
+    stacked = np.empty((len(weights), *first.shape), np.float32)
+    for expert, weight in enumerate(weights):
+        stacked[expert] = _cut(weight, columns)[0]
+    return StackedChunks(paddle.to_tensor(stacked), own)
+
+
 def _own_chunks(weight: np.ndarray, columns: Columns) -> Chunks:
-    """The chunks of [out, in] that have these columns; none: all."""
+    chunks, own = _cut(weight, columns)
+    return Chunks(paddle.to_tensor(chunks), own)
+
+
+def _cut(weight: np.ndarray, columns: Columns) -> tuple[np.ndarray, tuple[slice, ...]]:
+    """The chunks of [out, in] that have these columns (none: all), and where these lie among all that the chunks have."""
     whole, ranges = _chunks(weight), columns or ((0, len(weight)),)
     places = sorted({place for begin, end in ranges for place in range(begin // OUTPUT_CHUNK, -(-end // OUTPUT_CHUNK))})
     firsts = [places.index(begin // OUTPUT_CHUNK) * OUTPUT_CHUNK + begin % OUTPUT_CHUNK for begin, _ in ranges]
     own = tuple(slice(first, first + end - begin) for first, (begin, end) in zip(firsts, ranges, strict=True))
     if len(places) == 1:  # two at least
         places.append(places[0] - 1)
-    return Chunks(paddle.to_tensor(whole[places]), own)
+    return whole[places], own
 
 
 def _chunks(weight: np.ndarray) -> np.ndarray:
@@ -324,10 +345,14 @@ def _adapted_part(x: paddle.Tensor, adapters: Adapters, slot: int, part: Adapted
 def _product(x: paddle.Tensor, chunks: Chunks) -> paddle.Tensor:
     rows = x.shape[0]
     y = paddle.matmul(_whole_lines(x).reshape([1, rows, 1, -1]), chunks.weights)
-    y = y.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1])
-    if y.shape[1] == chunks.width:
+    return _columns(y.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1]), chunks.own)
+
+
+def _columns(y: paddle.Tensor, own: tuple[slice, ...]) -> paddle.Tensor:
+    """Of all outputs of some chunks those that are wanted."""
+    if y.shape[1] == sum(part.stop - part.start for part in own):
         return y
-    parts = [y[:, part] for part in chunks.own]
+    parts = [y[:, part] for part in own]
     return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=1)
 
 
@@ -647,38 +672,47 @@ def experts(
     return add_choices(expert_products(activated, choices, ids, module.weight.down), routing, shared)
 
 
-def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts: Sequence[Chunks]) -> paddle.Tensor:
+def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts: StackedChunks) -> paddle.Tensor:
     """[n, out]: row rows[i] of x times the weights of expert ids[i]. Expert by expert, the rows of each filled up to whole
     tiles with its first. Those of expert -1, which is none, are zero."""
-    results = paddle.zeros([len(ids), experts[0].width])
-    for expert in np.unique(ids[ids >= 0]):
+    results = paddle.zeros([len(ids), sum(part.stop - part.start for part in experts.own)])
+    for expert in np.unique(ids[ids >= 0]).tolist():
         own = np.flatnonzero(ids == expert)
         places = np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE))
-        products = _product(paddle.gather(x, paddle.to_tensor(rows[places])), experts[expert])
+        products = _product(paddle.gather(x, paddle.to_tensor(rows[places])), experts.of(expert))
         paddle.scatter_(results, paddle.to_tensor(places), products)
     return results
 
 
-def all_experts(
+def unseen_experts(
     x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """As `experts`, without looking which experts rows have: each computes all rows, and a row takes the results of its own.
-    The same bits, since a row's product is one by itself; for batches whose rows have most of the experts among them anyway."""
-    activated = own_columns(activate_and_multiply(products_of_all([x] * module.num_experts, module.weight.gate_up), activation))
-    results = products_of_all(paddle.split(activated, module.num_experts), module.weight.down)
-    return add_choices(chosen_of_all(results, routing), routing, shared)
+    """As `experts`, without looking which experts rows have. The same bits, since a row's product is one by itself."""
+    ids = paddle.clip(routing.ids, min=0).flatten()
+    gate_up = unseen_products(rows_of_choices(x, routing), ids, module.weight.gate_up)
+    activated = own_columns(activate_and_multiply(gate_up, activation))
+    return add_choices(unseen_products(activated, ids, module.weight.down), routing, shared)
 
 
-def products_of_all(x: Sequence[paddle.Tensor], experts: Sequence[Chunks]) -> paddle.Tensor:
-    """[experts * R, out]: of each expert's own x [R, in], one after another."""
-    return paddle.concat([_product(of_one, expert) for of_one, expert in zip(x, experts, strict=True)])
-
-
-def chosen_of_all(results: paddle.Tensor, routing: Routing) -> paddle.Tensor:
-    """[R * chosen, out], of results [experts * R, out]; any where a row has none, which weighs nothing."""
+def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
+    """[R * chosen, in], of rows [R, in]: the row of each choice."""
     rows, num_chosen = routing.ids.shape
-    own = _expand(paddle.arange(rows, dtype="int32").unsqueeze(1), [rows, num_chosen])
-    return paddle.gather(results, (paddle.clip(routing.ids, min=0) * rows + own).flatten())
+    return _expand(x.unsqueeze(1), [rows, num_chosen, x.shape[1]]).reshape([rows * num_chosen, x.shape[1]])
+
+
+def unseen_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChunks) -> paddle.Tensor:
+    """[n, out]: row i of x [n, in] times the weights of expert ids[i], of which each row has a copy beside it: what an expert
+    has is read once a choice, where `expert_products` reads it once for all rows that chose it."""
+    num_chunks, width = experts.weights.shape[1], experts.weights.shape[3]
+    num_each = max(1, MAX_GATHERED // (num_chunks * width * OUTPUT_CHUNK))
+    x, outputs = _whole_lines(x), []
+    for begin in range(0, x.shape[0], num_each):
+        end = min(begin + num_each, x.shape[0])
+        in_chunks = [end - begin, num_chunks, 1, width]
+        weights = paddle.gather(experts.weights, ids[begin:end]).reshape([*in_chunks[:2], width, OUTPUT_CHUNK])
+        y = paddle.matmul(_expand(x[begin:end].reshape([end - begin, 1, 1, width]), in_chunks), weights)
+        outputs.append(y.reshape([end - begin, -1]))
+    return _columns(outputs[0] if len(outputs) == 1 else paddle.concat(outputs), experts.own)
 
 
 def add_choices(results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
@@ -710,7 +744,7 @@ TABLE = OpTable(
     cache_view=cache_view,
     clear_block=clear_block,
     drawing=Drawing(draw_largest, is_greedy=True),
-    captured={"experts": all_experts},
+    unseen={"experts": unseen_experts},
     begin=begin,
     embedding=embedding,
     take_features=take_features,

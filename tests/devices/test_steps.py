@@ -31,7 +31,7 @@ def child(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ch
 
 @pytest.fixture(scope="module")
 def with_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense model with a layer that drafts: op by op the host looks at choices of experts."""
+    """A dense model with a layer that drafts."""
     path = tmp_path_factory.mktemp("with-layers")
     write_with_layers(path, QWEN)
     return path
@@ -91,11 +91,24 @@ def test_golden(child: Child) -> None:
     assert child.call("golden_tokens", "qwen3") == [case["greedy_token_ids"] for case in cases]
 
 
-@pytest.mark.parametrize("method", ["", "ngram", "mtp"])
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("qwen3", ""),
+        ("qwen3", "ngram"),
+        ("with layers", "mtp"),
+        ("qwen3_moe", ""),
+        ("qwen3_moe", "ngram"),
+        ("deepseek_v3", "mtp"),
+    ],
+)
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 @pytest.mark.parametrize("num_rows", [1, 32])
-def test_a_steady_step_is_a_copy_each_way(child: Child, num_rows: int, plan: str, method: str, with_layers: Path) -> None:
-    model = str(with_layers) if method == "mtp" else "qwen3"
+def test_a_steady_step_is_a_copy_each_way(
+    child: Child, num_rows: int, plan: str, model: str, method: str, with_layers: Path
+) -> None:
+    """Of mixtures too: op by op no host looks at the choices of so few rows."""
+    model = str(with_layers) if model == "with layers" else model
     found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS, model)
     assert (found["copies_to_device"], found["copies_to_host"], found["event_waits"]) == (NUM_STEPS,) * 3
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
@@ -125,7 +138,7 @@ def test_a_device_is_never_without_work_while_the_host_waits(child: Child, plan:
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
 
 
-def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
+def test_b12_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
     before = child.board.counts()
     first, again = child.call("answers_after_loading_again", "qwen3")
     after = child.board.counts()
@@ -133,7 +146,7 @@ def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
     assert after["captures"] - before["captures"] == 1 + 2 * 3, "one to see whether there are graphs, then three sizes twice"
 
 
-def test_slots_change_places(child: Child) -> None:
+def test_b3_slots_change_places(child: Child) -> None:
     """Twice is as if not at all, in every tensor of slots; and a step after it is that of the sequences where they are now."""
     for plan in ("eager", "captured"):
         expected, _ = child.call("run_with_swaps", [], plan)

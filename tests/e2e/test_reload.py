@@ -149,7 +149,7 @@ def test_a_broken_checkpoint_changes_nothing(
 
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
-def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
+def test_b12_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
     """After the answer nothing runs or waits; newcomers are held, then served; an illegal order is a 409."""
     reload(engine, MODEL_A)
 

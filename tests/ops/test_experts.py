@@ -12,6 +12,7 @@ from ops.cpu import table as native
 from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
 from ops.modules import Experts, Linear, Router, RoutingRule
+from ops.paddle import reference
 from ops.table import OpTable, Routing
 from ops.weight_format import BFLOAT16, FLOAT32, Fills, Memory, Parts, QuantizedWeight, WeightFormat
 from tests.ops import integers
@@ -207,6 +208,32 @@ def test_the_reference_gives_a_row_the_same_in_any_company() -> None:
         router = router_of(k, random(6, 64, seed=1), RoutingRule(3, is_normalized=True))
         module = experts_of(k, weights_of(6, (96, 64), FLOAT32, 1), weights_of(6, (64, 48), FLOAT32, 8))
         assert_row_alone(lambda x: k.experts(x, k.route(None, x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
+
+
+@pytest.mark.parametrize("num_rows", [16, 96])
+@pytest.mark.parametrize("columns", [(), ((64, 80),)], ids=["whole", "cut"])
+def test_the_reference_gives_the_same_where_no_host_looks(
+    num_rows: int, columns: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, all choices at once, a few, and one by one; some rows have no expert. Of a rank its columns of each."""
+    k, num_experts, hidden, inner = reference.TABLE, 12, 100, 37
+    module = Experts(
+        "experts",
+        tuple(Linear((str(index),), hidden, (2 * inner,)) for index in range(num_experts)),
+        tuple(Linear((str(index),), inner, (hidden,), columns=columns) for index in range(num_experts)),
+    )
+    parts = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    pack(k, module, **{f"{part}.{index}": random(*parts[part], seed=index) for part in parts for index in range(num_experts)})
+    routing = k.route(None, paddle.to_tensor(random(num_rows, hidden)), router_of(k, random(12, hidden), RoutingRule(3)))
+    ids = routing.ids.numpy().copy()
+    ids[3:7] = -1
+    weights = np.where(ids < 0, np.float32(0), routing.weights.numpy())
+    given = paddle.to_tensor(random(num_rows, hidden, seed=1)), routing_of(ids, weights), module, "silu"
+    expected = k.experts(*given, None).numpy()
+    assert expected.shape[1] == (columns[0][1] - columns[0][0] if columns else hidden)
+    for num_at_once in (1 << 20, 5, 1):
+        monkeypatch.setattr(reference, "MAX_GATHERED", num_at_once * 2 * 64 * 112)
+        np.testing.assert_array_equal(k.without_looking().experts(*given, None).numpy(), expected)
 
 
 @pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)

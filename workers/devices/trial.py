@@ -41,20 +41,21 @@ class Trial:
         slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
 
     def hidden_of(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
-        """After the last layer, float32 [length, hidden]: of the prompt whole, and of its chunks, or beside others."""
+        """After the last layer, float32 [length, hidden]: of the prompt whole; and of its chunks, or beside others, without a
+        look of the host at numbers."""
         length = self.length
         first, end, others = length * 3 // 8, length - 2, length // 5
         cut: list[Sequences] = [[(1, 0, first)], [(0, 0, others), (1, first, end - first), (2, 0, others // 2)]]
         cut += [[(0, others, 1), (1, end, 1), (2, others // 2, 1)], [(1, end + 1, 1)]]
         if not self._is_cut:
             cut = [[(0, 0, others), (1, 0, length), (2, 0, others // 2)]]
-        return self._run(model, [[(1, 0, length)]]), self._run(model, cut)
+        return self._run(model, self._table, [[(1, 0, length)]]), self._run(model, self._table.without_looking(), cut)
 
-    def _run(self, model: Model, steps: list[Sequences]) -> np.ndarray:
+    def _run(self, model: Model, table: OpTable, steps: list[Sequences]) -> np.ndarray:
         found = []
         for step in steps:
             of_slots, starts, counts = (np.array(column, np.int32) for column in zip(*step, strict=True))
             self._inputs.set_rows(of_slots, starts, counts, counts, self._slots.token_ids, self._slots)
-            rows = model.forward(self._table, self._inputs, self._cache).numpy()[: counts.sum()]
+            rows = model.forward(table, self._inputs, self._cache).numpy()[: counts.sum()]
             found.append(np.split(rows, np.cumsum(counts)[:-1])[of_slots.tolist().index(1)])
         return np.concatenate(found)

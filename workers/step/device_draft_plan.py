@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from ops.modules import KvCache, Tensor
 from ops.paddle.layer_rows import LayerMemory, guesses, put_fed, put_guess, rows_of_entries, rows_of_guess
@@ -47,6 +46,7 @@ class DeviceDraftPlan:
     ) -> None:
         self.num_failed = 0  # graphs that could not be captured, whose work is done op by op
         self._modules, self._device, self._ops, self._memory, self._cache = modules, device, ops, memory, cache
+        self._unseen_ops, self._max_unseen_rows = ops.without_looking(), memory.max_guessed * memory.group  # that decode
         self._max_logit_rows = max_logit_rows
         self._captured: dict[tuple[int, int], _Captured | None] = {}  # by guess, or ENTRIES, and size; None: it cannot be
         own = {"columns": memory.columns, "states": memory.states, "fed": memory.fed, "kept": memory.kept}
@@ -56,13 +56,13 @@ class DeviceDraftPlan:
     def guess(self, number: int, num_rows: int, num_key_splits: int, size: int = 0) -> None:
         """Put guess `number` behind the tokens of the rows that get so many. `size`: as it was captured for so many rows, to
         which they are padded; 0: op by op."""
-        self._run(number, size, lambda ops: self._guess(ops, number, num_rows, num_key_splits))
+        self._run(number, num_rows, size, lambda ops: self._guess(ops, number, num_rows, num_key_splits))
 
     def store(self, hidden: Tensor, size: int = 0) -> None:
         """Write entries of the step's kept rows, whose `hidden` states [m, hidden] these are, and remember the last of them.
         `size`: as above, and they are what the trunk's graph of that size gave."""
         kept = self._memory.kept[: hidden.shape[0]] if size else hidden
-        self._run(ENTRIES, size, lambda ops: self._store(ops, kept))
+        self._run(ENTRIES, kept.shape[0], size, lambda ops: self._store(ops, kept))
 
     def guesses(self, num_rows: int, count: int) -> np.ndarray:
         """The first `count` guesses of each row, int32 [rows, count]; waits for them."""
@@ -87,21 +87,20 @@ class DeviceDraftPlan:
         rows, before = rows_of_entries(self._memory, hidden)
         store_entries(ops, self._modules, rows, before, self._cache)
 
-    def _run(self, of: int, size: int, work: Callable[[OpTable], None]) -> None:
+    def _run(self, of: int, num_rows: int, size: int, work: Callable[[OpTable], None]) -> None:
         """As it was captured, which it is first where it was not."""
         if size and (of, size) not in self._captured:
             self._captured[of, size] = self._capture(size, work)
         found = self._captured.get((of, size))
         if found is None:
-            work(self._ops)
+            work(self._unseen_ops if num_rows <= self._max_unseen_rows else self._ops)
             return
         self._places.check(f"{size} rows of layers that draft", found.addresses)
         found.graph.replay()
 
     def _capture(self, size: int, work: Callable[[OpTable], None]) -> _Captured | None:
-        ops = replace(self._ops, **self._ops.captured)
         try:
-            graph = self._device.capture(lambda: work(ops))
+            graph = self._device.capture(lambda: work(self._unseen_ops))
         except DeviceError as error:
             self.num_failed += 1
             _LOG.warning("%d rows of layers that draft are run op by op, since they cannot be captured: %s", size, error)

@@ -67,18 +67,19 @@ def make_plan(
     on_op: Callable[[], None] = lambda: None,
     gang: Gang | None = None,
     sizes: tuple[int, ...] = (),
+    max_unseen_rows: int = 0,
 ) -> Plan:
     """The plan "tape" or "captured" with these `sizes`, or "eager". Native ops are captured as tapes, others as graphs of the
     device. `on_op` is called after each op of a table that is not native: native ones say by themselves that they get on
-    (`ops/cpu/progress.py`). `gang`: as the table has it."""
+    (`ops/cpu/progress.py`). `gang`: as the table has it. `max_unseen_rows`: as `EagerPlan` has it."""
     ops = device.ops
     if ops.name == "native" and name == "captured":
         return CapturedPlan(model, inputs, cache, gang, sizes)
     if ops.name == "native" and name == "tape":
         return TapePlan(model, inputs, cache, gang)
     if name == "captured":
-        return GraphPlan(model, device, telling(ops, on_op), inputs, cache)
-    return EagerPlan(model, telling(ops, on_op), inputs, cache)
+        return GraphPlan(model, device, telling(ops, on_op), inputs, cache, max_unseen_rows)
+    return EagerPlan(model, telling(ops, on_op), inputs, cache, max_unseen_rows)
 
 
 def telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:

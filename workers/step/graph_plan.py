@@ -13,7 +13,6 @@ from collections.abc import Collection
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from ops.modules import KvCache, Tensor
 from ops.table import HAS_BOUNDS, OpTable
@@ -38,8 +37,10 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 class GraphPlan(EagerPlan):
-    def __init__(self, model: Model, device: Device, ops: OpTable, inputs: StepInputs, cache: KvCache) -> None:
-        super().__init__(model, ops, inputs, cache)
+    def __init__(
+        self, model: Model, device: Device, ops: OpTable, inputs: StepInputs, cache: KvCache, max_unseen_rows: int = 0
+    ) -> None:
+        super().__init__(model, ops, inputs, cache, max_unseen_rows)
         self._device = device
         self.captured: dict[int, Captured] = {}
         self.failed_sizes: Collection[int] = ()
@@ -85,8 +86,7 @@ class GraphPlan(EagerPlan):
         inputs.set_logit_rows(np.arange(num_rows))
         row_ids = inputs.logit_row_ids[: inputs.padded(num_rows)]
         written: dict[str, Tensor] = {}
-
-        ops = replace(self._ops, **self._ops.captured)
+        ops = self._unseen_ops
 
         def run() -> None:
             self._hidden = self._model.forward(ops, inputs, self._cache)
