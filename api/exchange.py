@@ -83,9 +83,15 @@ class Exchange:
             return await self.services.decoder.decode(await self._body(request, share) or default)
 
     async def parse(self, request: Request, type_: type[T], default: bytes = b"") -> T:
-        body = requests.convert(await self.fields(request, default), type_)
-        await asyncio.sleep(0)  # what comes next may take as long
+        _, body = await self.parse_with_fields(request, type_, default)
         return body
+
+    async def parse_with_fields(self, request: Request, type_: type[T], default: bytes = b"") -> tuple[dict[str, Any], T]:
+        """The body as it came, too."""
+        fields = await self.fields(request, default)
+        body = requests.convert(fields, type_)
+        await asyncio.sleep(0)  # what comes next may take as long
+        return fields, body
 
     async def _body(self, request: Request, share: BodyShare) -> bytearray:
         """The whole body. 413 above the limit, before it is read to its end; 408 for one that comes too slowly; 503 where

@@ -68,9 +68,9 @@ def _work(path: str, summary: str, answer: Any, body: Shapes, event: Any = None)
     return Operation("post", path, summary, answer, body, event, errors=_WITH_BODY, security="api_key")
 
 
-def _message(path: str, summary: str, answer: Any, body: type[msgspec.Struct], event: Any = None) -> Operation:
+def _message(path: str, summary: str, answer: Any, body: Shapes, event: Any = None) -> Operation:
     return Operation(
-        "post", path, summary, answer, ((body,),), event, anthropic.AnthropicError, (*_WITH_BODY, 409), security="api_key"
+        "post", path, summary, answer, body, event, anthropic.AnthropicError, (*_WITH_BODY, 409), security="api_key"
     )
 
 
@@ -165,15 +165,15 @@ OPERATIONS = (
         "/v1/messages",
         "Answer a conversation, in Anthropic's form",
         anthropic.AnthropicMessage,
-        MessagesRequest,
+        ((MessagesRequest, requests.DrawingFields),),
         get_args(anthropic.MessageEvent),
     ),
-    _message("/v1/messages/count_tokens", "The tokens of a conversation", anthropic.TokensCount, CountTokensRequest),
+    _message("/v1/messages/count_tokens", "The tokens of a conversation", anthropic.TokensCount, ((CountTokensRequest,),)),
     _work(
         "/v1/responses",
         "Answer a conversation of items",
         openai_responses.OpenAIResponse,
-        ((ResponsesRequest,),),
+        ((ResponsesRequest, requests.DrawingFields),),
         get_args(openai_responses.ResponseEvent),
     ),
     _work("/v1/responses/input_tokens", "The tokens of items", openai_responses.InputTokens, ((InputTokensRequest,),)),

@@ -17,17 +17,35 @@ from api.client.generation import Generation, OpenSample
 from api.exchange import Exchange
 from api.openai.chat import chat_prompt, open_chat
 from api.schemas import requests
-from api.schemas.requests import ChatRequest, TokenizeRequest
+from api.schemas.requests import ChatRequest, Conversation, DrawingFields, TokenizeRequest, invalid
 from engine.errors import RequestError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 _HEAD = re.compile(r"[A-Za-z_]+")
+_OF_CHATS = {*ChatRequest.__struct_fields__, *Conversation.__struct_fields__} - {
+    "user",
+    "stream_options",
+}  # which change nothing
 
 
 class Translation(msgspec.Struct):
     fields: dict[str, Any]  # of a chat request
     places: list[str]  # in the client's body, of each of its messages
     names: Mapping[str, str]  # by those of chat, where the client's are others
+
+    def add_ours(self, fields: dict[str, Any], type_: type[msgspec.Struct]) -> None:
+        """Fields of chats that a body, of `type_`, has besides its own: how an answer is drawn is taken as in a chat, and what
+        else would change one there is a RequestError, as nothing comes of it here."""
+        own = type_.__struct_fields__
+        given = {name: fields[name] for name in fields if name in _OF_CHATS and name not in own and fields[name] is not None}
+        for name in given:
+            if name in self.fields or name not in DrawingFields.__struct_fields__:
+                own_name = self.names.get(name)
+                raise invalid(
+                    name, f"send {own_name}" if own_name else "/v1/chat/completions has it, this route does not; leave it out"
+                )
+        self.fields |= given
+        self.names = {name: own_name for name, own_name in self.names.items() if name not in given}
 
     def param(self, param: str) -> str:
         """The client's name for a place in the chat request."""

@@ -39,9 +39,10 @@ from engine.errors import RequestError
 async def create_message(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
-    body = await exchange.parse(request, MessagesRequest)
+    fields, body = await exchange.parse_with_fields(request, MessagesRequest)
     name = exchange.services.model.resolve(body.model)
     translation = translate(body, exchange.services.model)
+    translation.add_ours(fields, MessagesRequest)
     generation = await open_translated(request, translation)
     headers = {"request-id": exchange.request_id}
     answer = MessageWriter(exchange, name, body, translation)

@@ -43,6 +43,8 @@ def parsing_of(
     for name in choice.names:
         if name not in known:
             raise invalid("tool_choice", f"{shown(name)} is none of the {len(known)} tools")
+    if len(set(choice.names)) < len(choice.names):
+        raise invalid("tool_choice", "allows a tool twice; name each once")
     if is_forced and model.tool_call_parser == "none":
         raise invalid("tool_choice", "this model's calls are not understood; start with another --tool-call-parser")
     if thinking_token_budget is not None and model.reasoning_parser == "none":

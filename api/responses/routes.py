@@ -30,6 +30,7 @@ async def create_response(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
     fields, body, translation = await _read(request, ResponsesRequest)
+    translation.add_ours(fields, ResponsesRequest)
     name = exchange.services.model.resolve(body.model)
     writer = ResponseWriter(exchange, name, fields, body, translation)
     generation = await open_translated(request, translation)

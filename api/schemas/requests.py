@@ -55,19 +55,10 @@ class RepetitionDetection(msgspec.Struct, kw_only=True):
     min_count: Annotated[int, Meta(ge=0, le=65536, description="At least 2 where a pattern is sought.")] = 0
 
 
-class GenerationRequest(FormatFields, kw_only=True):
-    """What `/v1/completions` and `/v1/chat/completions` have in common."""
+class DrawingFields(FormatFields, kw_only=True):
+    """How an answer is drawn: by these names in every protocol that becomes a chat, besides its own."""
 
-    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: NumTokens | None = None
-    fit_max_tokens: Annotated[bool, Meta(description="max_tokens is cut to what the model has room for.")] | None = None
     min_tokens: NumTokens | None = None
-    n: NumSamples | None = None
-    best_of: (
-        Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Draw so many, return the n likeliest.")] | None
-    ) = None
     temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy.")] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="-1 or 0: all.")] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -82,29 +73,19 @@ class GenerationRequest(FormatFields, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    prompt_logprobs: NumTopLogprobs | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
     priority: (
         Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits: waiting counts too.")]
         | None
     ) = None
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the last token.")] | None = None
-    user: str | None = None
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=1024, description="Shares cached prefixes with equal ones alone.")] | None
     ) = None
     truncate_prompt_tokens: (
         Annotated[int, Meta(ge=-1, le=MAX_INT32, description="The last so many count; -1: as many as there is room for.")]
         | None
-    ) = None
-    logprob_token_ids: (
-        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROBS, description="In place of the best.")] | None
-    ) = None
-    return_tokens_as_token_ids: bool | None = None
-    logprobs_by_id: (
-        Annotated[bool, Meta(description="Log-probabilities as `prompt_logprobs` has them, in a field of that name.")] | None
     ) = None
     top_n_sigma: (
         Annotated[float, Meta(ge=-1, le=100, description="Standard deviations below the largest logit; 0 or less: all.")] | None
@@ -117,6 +98,30 @@ class GenerationRequest(FormatFields, kw_only=True):
     dry_allowed_length: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="Tokens looked back at; -1: all.")] | None = None
     dry_sequence_breakers: Annotated[Words, Meta(description="Across which no repetition is sought.")] | None = None
+
+
+class GenerationRequest(DrawingFields, kw_only=True):
+    """What `/v1/completions` and `/v1/chat/completions` have in common."""
+
+    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: NumTokens | None = None
+    fit_max_tokens: Annotated[bool, Meta(description="max_tokens is cut to what the model has room for.")] | None = None
+    n: NumSamples | None = None
+    best_of: (
+        Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Draw so many, return the n likeliest.")] | None
+    ) = None
+    prompt_logprobs: NumTopLogprobs | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    logprob_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROBS, description="In place of the best.")] | None
+    ) = None
+    return_tokens_as_token_ids: bool | None = None
+    logprobs_by_id: (
+        Annotated[bool, Meta(description="Log-probabilities as `prompt_logprobs` has them, in a field of that name.")] | None
+    ) = None
     repetition_detection: RepetitionDetection | None = None
     timings: Annotated[bool, Meta(description="The answer says how long it took.")] | None = None
     timings_per_token: Annotated[bool, Meta(description="Streams: each event does.")] | None = None

@@ -87,3 +87,40 @@ def test_what_a_client_leaves_is_aborted(thinker: Edge, path: str, is_stream: bo
             wait_until(lambda: thinker.peer.submits(name), what="submitted")
         wait_until(lambda: thinker.peer.aborts(name), what="aborted")
     wait_until(lambda: thinker.count("open_requests") == 0, what="nothing is open")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: Edge, path: str) -> None:
+    fields = {"min_p": 0.5, "logit_bias": {"5": -3}, "bad_words": ["x"], "stop": ["END"], "truncate_prompt_tokens": 7}
+    answer = thinker.post(path, BODIES[path] | fields | {"guided_regex": "a+", "priority": 4, "cache_salt": "s", "n": None})
+    assert answer.status_code == 200, answer.text
+    submit = thinker.peer.submits()[-1]
+    assert (submit.sampling.min_p, submit.sampling.logit_bias, submit.priority) == (0.5, {5: -3.0}, 4)
+    assert submit.text.format is not None
+    assert (submit.text.stop, submit.text.bad_words, submit.text.format.text) == (["END"], ["x"], "a+")
+    assert (submit.text.truncate_prompt_tokens, submit.options.cache_salt) == (7, "s")
+    assert (
+        thinker.post(path, BODIES[path] | {"user": "me", "stream_options": {"include_obfuscation": False}}).status_code == 200
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/v1/messages", {"n": 2}, "n: /v1/chat/completions has it"),
+        ("/v1/messages", {"stop_sequences": ["a"], "stop": ["b"]}, "stop: send stop_sequences"),
+        ("/v1/messages", {"guided_json": {"not": 1}, "guided_regex": "a"}, "guided_regex"),
+        ("/v1/messages", {"min_p": 2}, "min_p: expected"),
+        ("/v1/responses", {"max_tokens": 5}, "max_tokens: send max_output_tokens"),
+        ("/v1/responses", {"return_token_ids": True}, "return_token_ids: "),
+        (
+            "/v1/responses",
+            {"response_format": {"type": "json_object"}, "text": {"format": {"type": "json_object"}}},
+            "send text.f",
+        ),
+        ("/v1/responses", {"stop": 1}, "stop: expected"),
+    ],
+)
+def test_what_a_chat_has_and_another_protocol_has_not(thinker: Edge, path: str, fields: dict[str, Any], says: str) -> None:
+    answer = thinker.post(path, BODIES[path] | fields)
+    assert (answer.status_code, answer.json()["error"]["message"].count(says)) == (400, 1), answer.text

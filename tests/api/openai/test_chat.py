@@ -176,6 +176,28 @@ def test_without_parsers_calls_stay_text_and_cannot_be_demanded(edge: Edge) -> N
 
 
 @pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ("required", ""),
+        ({"type": "function", "function": {"name": "h"}}, "'h' is none of the 2"),
+        (("f", "g"), ""),
+        (("f", "h"), "'h' is none of the 2"),
+        (("f", "g", "f"), "allows a tool twice"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_what_a_choice_allows(thinker: Edge, choice: Any, mode: str, says: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    if isinstance(choice, tuple):
+        named = [{"type": "function", "function": {"name": name}} for name in choice]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    body = {"messages": MESSAGES, "max_tokens": 1, "tools": tools, "tool_choice": choice}
+    answer = thinker.post("/v1/chat/completions", body)
+    assert answer.status_code == (400 if says else 200), answer.text
+    assert says in answer.text
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({}, (False, False)),
