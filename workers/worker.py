@@ -314,8 +314,11 @@ class WorkerActor(Actor):
         """Guess what comes next; the first of several ranks counts what came of the guesses."""
         drafting = self._runner.core.drafting
         begin_ns = time.monotonic_ns()
-        self._draft_seconds.add(self._runner.core.draft() / 1e9)
-        if drafting is None or drafting.has_passed:
+        draft_ns = self._runner.core.draft()
+        if drafting is None or not draft_ns:
+            return
+        self._draft_seconds.add(draft_ns / 1e9)
+        if drafting.has_passed:
             return
         if self._trace.is_on:
             self._trace.tracer.span("draft", begin_ns)
