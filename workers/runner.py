@@ -372,12 +372,13 @@ class ModelRunner:
         if self._is_cold(plan):
             self._warm_up_together(plan)
         is_drafting: np.ndarray | None = None
-        if self.mtp is not None:
+        self._guess_ns = 0
+        if self.mtp is not None and (step.starts or step.block_slots):
+            self.mtp.begin(rows, step)
+        if self.mtp is not None and (step.num_drafts or step.wants_drafts):  # else nothing of it is run, nor kept
             draft_ns = time.monotonic_ns()
-            self.mtp.begin(rows)
-            if step.num_drafts or step.wants_drafts:  # else nothing of it is run, nor kept
-                is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
-                self.mtp.prepare(rows, self.mode, is_drafting)
+            is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
+            self.mtp.prepare(rows, self.mode, is_drafting)
             self._guess_ns = time.monotonic_ns() - draft_ns
         prompt_rows = self._sampling.prompt_rows(rows)
         kept_counts = self._sampling.kept_counts(rows, prompt_rows)
@@ -385,11 +386,11 @@ class ModelRunner:
             kept_counts = np.where(is_drafting, rows.counts, kept_counts)
         run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)
         self._set_rows(rows, kept_counts, self.mode, self._sampling.flags(run))
-        if self.mtp is not None:
+        if self.mtp is not None and is_drafting is not None:
             self.mtp.guess()
             run.has_guesses = self.mtp.has_guesses
         if self.constraints.is_used:
-            if self.mtp is not None:
+            if run.has_guesses and self.mtp is not None:
                 self.mtp.tell()
             self.constraints.look_ahead(rows)
         self._run_rows(plan, self.mode)
@@ -422,8 +423,8 @@ class ModelRunner:
 
     def draft(self) -> int:
         """Guess what comes next in each slot, for the rows of later steps. To be called when the result of a step is sent. The
-        nanoseconds that it took, with what the step itself took for guesses."""
-        if self.drafting is None:
+        nanoseconds that it took, with what the step itself took for guesses; 0: there was nothing to do."""
+        if self.drafting is None or (self._standing is None and self.drafting.has_passed):
             return 0
         begin_ns = time.monotonic_ns()
         plan = self.weights.plan

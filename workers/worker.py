@@ -263,8 +263,11 @@ class WorkerActor(Actor):
         """Guess what comes next."""
         drafting = self._runner.core.drafting
         begin_ns = time.monotonic_ns()
-        self._figures.drafted(self._runner.core.draft())
-        if drafting is None or drafting.has_passed:
+        draft_ns = self._runner.core.draft()
+        if drafting is None or not draft_ns:
+            return
+        self._figures.drafted(draft_ns)
+        if drafting.has_passed:
             return
         if self._trace.is_on:
             self._trace.tracer.span("draft", begin_ns)

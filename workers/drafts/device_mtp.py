@@ -123,9 +123,8 @@ class DeviceMtpDrafter(MtpDrafter):
             self._layers_plan.guess(number, self._inputs.padded(size or count), splits, size)
 
     def tell(self) -> None:
-        if self.has_guesses:
-            counts = self._guessed[2]
-            self._put(self._layers_plan.guesses(len(counts), int(counts[0])))
+        counts = self._guessed[2]
+        self._put(self._layers_plan.guesses(len(counts), int(counts[0])))
 
     def _put(self, token_ids: np.ndarray) -> None:
         """Those guessed for each of the rows, int32 [n, most], behind their slots' tokens; -1: the device alone has them."""
@@ -137,10 +136,6 @@ class DeviceMtpDrafter(MtpDrafter):
     def store(self, plan: Plan, mode: StepMode) -> None:
         assert isinstance(plan, EagerPlan), "a device's"
         self._layers_plan.store(plan.hidden_there, mode.size if self._sizes and mode.size in plan.captured else 0)
-
-    def begin(self, rows: StepRows) -> None:
-        self.has_guesses = False
-        super().begin(rows)
 
     def keep(self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, plan: Plan) -> None:
         slots, firsts, num_entries, _ = self._take(rows, counts, is_drafting, kept_ends, _NO_STATES)

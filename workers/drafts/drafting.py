@@ -24,6 +24,7 @@ from workers.step.slots import Slots
 
 _NONE = np.zeros(0, np.int32)
 _RESTING_INTERVALS = 4, 16  # steps: so often is looked for guesses that would pay again, ever more seldom
+_LONGEST_REST = 64  # steps, where nobody but who is tried has guesses
 METHODS: dict[str, Callable[[SpeculativeConfig, Slots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 
 
@@ -68,6 +69,7 @@ class Drafting:
         self._communicator = communicator
         self._ending = ending
         self._max_drafts = slots.drafts.shape[1]
+        self._are_all_layers = all(drafter.needs_hidden for drafter in drafters.values())
         priors = [drafter.priors for drafter in drafters.values()]
         are_layers = [drafter.needs_hidden for drafter in drafters.values()]
         self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
@@ -150,6 +152,8 @@ class Drafting:
         was_resting, self._is_resting = self._is_resting, not by_newcomers and not is_wanted
         first, last = _RESTING_INTERVALS
         self._interval = min(2 * self._interval, last) if was_resting and self._is_resting else first
+        if self._is_resting and self._are_all_layers:  # who guesses by itself may find something in any step
+            self._interval = min(max(self._interval, self._lengths.num_idle(rows.slots)), _LONGEST_REST)
         return wanted.tobytes() if is_wanted else b"", by_newcomers
 
     def propose(self) -> None:

@@ -91,6 +91,10 @@ class Lengths:
         self._native.wanted(_cpu.address(slots), len(slots), _cpu.address(wanted))
         return wanted
 
+    def num_idle(self, slots: np.ndarray) -> int:
+        """So many steps more in which `slots` (int32 [n]) have no drafts say nothing of these: no try is due, or paid for."""
+        return self._native.num_idle(_cpu.address(slots), len(slots))
+
     def wanted_by_newcomers(self) -> int:
         """How many are expected to pay for a sample of which nothing is known."""
         return self._native.wanted_by_newcomers()

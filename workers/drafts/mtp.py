@@ -29,6 +29,7 @@ import numpy as np
 from engine.checkpoint.comm_spec import max_rows
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
+from engine.messages import Step
 from ops import _cpu
 from ops.cpu.gang import Gang
 from ops.modules import KvCache
@@ -196,7 +197,7 @@ class MtpDrafter:
         """When they are, before they are read: the tokens are there by now."""
 
     def tell(self) -> None:
-        """Put guesses among the slots' tokens, where they are already."""
+        """Put guesses among the slots' tokens, where the device alone has them."""
 
     def store(self, plan: Plan, mode: StepMode) -> None:
         """When the trunk has been run: entries are made by `keep`."""
@@ -268,11 +269,21 @@ class MtpDrafter:
 
     # ------------------------------------------------------------------------------------------------- what there is
 
-    def begin(self, rows: StepRows) -> None:
-        """Before anything of a step: no entry is there any more where its rows write, until one is made. In slots whose first
-        row it is they are there from the last hole on of the prefix that was found, if any. Position 0 has none: no hidden
-        state is before it."""
-        self._layers.begin(*rows.addresses())
+    def begin(self, rows: StepRows, step: Step) -> None:
+        """Before anything of a step that gives blocks to slots. In those whose first row it is entries are there from the last
+        hole on of the prefix that was found, if any. Position 0 has none: no hidden state is before it. Behind them there are
+        none until they are made, whatever the blocks had before."""
+        if step.starts:
+            self._layers.begin(*rows.addresses())
+        for start in step.starts:
+            indexes = np.arange(len(start.block_ids) // np.int32().nbytes, dtype=np.int32)
+            self._empty(np.full_like(indexes, start.slot), indexes)
+        if step.block_slots:
+            self._empty(np.frombuffer(step.block_slots, np.int32), np.frombuffer(step.block_indexes, np.int32))
+
+    def _empty(self, slots: np.ndarray, blocks: np.ndarray) -> None:
+        """No entries are in these blocks of the slots' tables, but those that were found."""
+        self._layers.empty(_cpu.address(slots), _cpu.address(blocks), len(slots))
 
     def _enter(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Entries [begins[i], ends[i]) will be there; the first that there is then of each slot."""

@@ -9,8 +9,10 @@ namespace {
 
 constexpr i32 kFirstPause = 16, kLongestPause = 256;    // tokens without drafts, then one is tried
 constexpr double kProbeShare = 0.005, kMostCredit = 1;  // steps: what that may cost of each step, and how much is saved up
-constexpr double kPriorWeight = 3;                      // drafts that a class's prior is worth
-constexpr double kClassDecay = 0.98;                    // for each draft more of the class
+// Of layers: what makes ready for a guess, in the steps before, takes twice as much again as the one that verifies it.
+constexpr double kLayersCost = 3;
+constexpr double kPriorWeight = 3;              // drafts that a class's prior is worth
+constexpr double kClassDecay = 0.98;            // for each draft more of the class
 constexpr double kLowest = 0.02, kBest = 0.98;  // chances of a class: nothing is certain, and what failed is tried again
 constexpr double kByLuck = 0.005;               // chance of a draft of a sample that does not go on as expected
 constexpr double kLeastTrust = 0.01, kFirstTrust = 0.5, kSureTrust = 0.9, kMostTrust = 0.98;
@@ -23,6 +25,9 @@ constexpr double kDoubtTrust = 0.25, kDoubtWeight = 1;  // then: a few samples a
 constexpr double kLeast = 0.05;                         // chance of a draft that is tried because it promises something
 constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
+// A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and guess in the next.
+// Where nothing came of that it is asked for again.
+constexpr i64 kAsks = 2, kAskInterval = 4;
 
 constexpr double kLevelGain = 0.1, kMostWeight = 40;  // steps that a share is the mean of
 constexpr double kRowShare = 1.0 / 48;                // of a step: what a row more costs, before anything is known
@@ -276,16 +281,28 @@ void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, St
         if (chosen[row] || std::min(granted[row], slots_.num_drafts[slot]) < 1) continue;
         if (longest < 0 || slots_.num_rested[slot] > slots_.num_rested[slots[longest]]) longest = row;
     }
+    if (longest < 0) return;
     const StepKind with = kind == StepKind::kPlain ? StepKind::kDrafted : kind;
     probe_cost_ = std::clamp(times_.of(with, num_rows + 1) / times_.of(kind, num_rows) - 1, 0.0, kMostCredit);
-    if (longest < 0 || probe_cost_ > probe_credit_) return;
+    if (slots_.is_drafted_by_layers[slots[longest]]) probe_cost_ *= kLayersCost;
+    if (probe_cost_ > probe_credit_) return;
     probe_credit_ -= probe_cost_;
+    num_asked_ = 0;
     chosen[longest] = 1;
+}
+
+i64 DraftLengths::num_idle(const i32 *slots, i64 num_slots) const {
+    i64 until_due = kLongestPause;
+    for (i64 row = 0; row < num_slots; ++row)
+        until_due = std::min<i64>(until_due, pause_of(slots[row]) - slots_.num_rested[slots[row]] - kAsks);
+    const auto until_paid = static_cast<i64>((probe_cost_ - probe_credit_) / kProbeShare);
+    return std::min(std::max(until_due, until_paid), doubted_after_ - num_doubted_);
 }
 
 void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps) {
     times_.learn(kind, num_rows, step_ns);
-    probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), kMostCredit);
+    const double most = std::max(kMostCredit, probe_cost_);
+    probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), most);
     num_doubted_ += num_steps;
 }
 
@@ -350,7 +367,7 @@ void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts,
     }
 }
 
-void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) const {
+void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) {
     i64 due = -1;  // the row that is the next to be tried; layers that draft work for whoever wants drafts
     for (i64 row = 0; row < num_slots; ++row) {
         const i32 slot = slots[row], num_rested = slots_.num_rested[slot];
@@ -359,10 +376,12 @@ void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) const {
             promised = std::max(promised, promise_of(method, trust_of(slot, method)));
         const bool promises = is_worth(slots_.chances[slot * slots_.k]) || (num_rested < kLinger && is_worth(promised));
         wanted[row] = promises || !is_adaptive_ ? static_cast<i32>(slots_.k) : 0;
-        const bool is_due = num_rested + 2 >= pause_of(slot);
+        const bool is_due = num_rested + kAsks >= pause_of(slot);
         if (is_due && (due < 0 || num_rested > slots_.num_rested[slots[due]])) due = row;
     }
-    if (due >= 0 && probe_cost_ <= probe_credit_) wanted[due] = static_cast<i32>(slots_.k);
+    if (due < 0 || probe_cost_ > probe_credit_) return;
+    if (num_asked_ < kAsks) wanted[due] = static_cast<i32>(slots_.k);
+    num_asked_ = (num_asked_ + 1) % kAskInterval;
 }
 
 i64 DraftLengths::wanted_by_newcomers() const {

@@ -83,7 +83,9 @@ public:
     // Who made the drafts of these slots: layers make theirs when the step begins.
     void tell_layers(const i32 *slots, i64 num_slots);
     // How many drafts would pay in the next step.
-    void wanted(const i32 *slots, i64 num_slots, i32 *wanted) const;
+    void wanted(const i32 *slots, i64 num_slots, i32 *wanted);
+    // So many steps more in which these slots have none, and what guesses by itself finds none, say nothing of drafts.
+    i64 num_idle(const i32 *slots, i64 num_slots) const;
     // The same of a sample that comes.
     i64 wanted_by_newcomers() const;
     // From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows.
@@ -112,6 +114,7 @@ private:
     double least_chance_ = 0;  // that may pay for a row more
     double probe_credit_ = 0;  // steps: what may be spent on drafts that promise nothing
     double probe_cost_ = 0;    // steps: what one of them took last
+    i64 num_asked_ = 0;        // results since one of them was asked for first
     i64 num_doubted_ = 0;      // steps since one whose drafts were thought to pay
     i64 doubted_after_;        // so many of these what speaks against drafts is doubted
     i64 num_without_ = 0;      // tokens since any sample had drafts, together: those of short answers come to nothing alone

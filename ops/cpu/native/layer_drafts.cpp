@@ -45,7 +45,14 @@ void LayerDrafts::begin(const LayerStep &step) {
             slots_.first_entries[slot] = first + 1;
             slots_.entry_ends[slot] = start + 1;
         }
-        for (i32 position = std::max(start, slots_.entry_ends[slot]); position < start + count; ++position)
+    }
+}
+
+void LayerDrafts::empty(const i32 *slots, const i32 *blocks, i64 count) {
+    const auto block_size = static_cast<i32>(slots_.block_size);
+    for (i64 index = 0; index < count; ++index) {
+        const i32 slot = slots[index], begin = blocks[index] * block_size;
+        for (i32 position = std::max(begin, slots_.entry_ends[slot]); position < begin + block_size; ++position)
             mark_of(slot, position) = false;
     }
 }

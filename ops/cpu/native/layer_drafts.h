@@ -67,8 +67,10 @@ public:
     // From now on `keep` and `draft` replay these; null: the plan is no tape.
     void set_tapes(Tape *store, std::vector<LayerTapes> modules);
 
-    // Before anything of a step.
+    // Before anything of a step in which slots have their first rows.
     void begin(const LayerStep &step);
+    // Blocks that slots have got, by their places in the tables: no entry is there behind those that were found.
+    void empty(const i32 *slots, const i32 *blocks, i64 count);
     // Which rows' tokens get entries.
     void choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const;
     // How many guesses each slot can get, and their classes [num_slots, k]: by place, from k on where entries are few.

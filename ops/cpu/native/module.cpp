@@ -518,8 +518,9 @@ void bind_drafts(nb::module_ &module) {
              })
         .def("learn", [](DraftLengths &self, Address slots, i64 count, Address num_drafts,
                          Address counts) { self.learn(ints(slots), count, ints(num_drafts), ints(counts)); })
-        .def("wanted", [](const DraftLengths &self, Address slots, i64 count,
+        .def("wanted", [](DraftLengths &self, Address slots, i64 count,
                           Address wanted) { self.wanted(ints(slots), count, ints(wanted)); })
+        .def("num_idle", [](const DraftLengths &self, Address slots, i64 count) { return self.num_idle(ints(slots), count); })
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
         .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
@@ -626,6 +627,8 @@ void bind_layer_drafts(nb::module_ &module) {
         .def("begin",
              [](LayerDrafts &self, Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts,
                 i64 count) { self.begin(layer_step(slots, starts, counts, num_sampled, num_drafts, count)); })
+        .def("empty",
+             [](LayerDrafts &self, Address slots, Address blocks, i64 count) { self.empty(ints(slots), ints(blocks), count); })
         .def("choose",
              [](const LayerDrafts &self, Address slots, Address starts, Address counts, Address num_sampled, Address num_drafts,
                 i64 count, Address is_wanted, Address is_drafting) {

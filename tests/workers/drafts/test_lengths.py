@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -31,9 +32,11 @@ def steep(num_rows: int) -> float:
 class Rig:
     """Slots with drafts of one class, steps in which they are verified, and what those would take."""
 
-    def __init__(self, num_slots: int = 4, time_of: Callable[[int], float] = flat, *, is_adaptive: bool = True) -> None:
+    def __init__(
+        self, num_slots: int = 4, time_of: Callable[[int], float] = flat, *, is_adaptive: bool = True, are_layers: bool = False
+    ) -> None:
         self.slots = Slots(np.zeros((num_slots + 1, 4), np.int32), 100, 100, K)
-        self.lengths = Lengths(self.slots, PRIORS, [0], [False], is_adaptive=is_adaptive)
+        self.lengths = Lengths(self.slots, PRIORS, [0], [are_layers], is_adaptive=is_adaptive)
         self.which = np.arange(num_slots, dtype=np.int32)
         self.time_of = time_of
         for slot in range(num_slots):
@@ -180,6 +183,30 @@ def test_doubts_that_come_to_nothing_become_rare() -> None:
     assert max(num_drafts[1:]) < num_drafts[0]
     rig.time_of = flat
     assert np.mean([num for num, _ in short_answers(rig, 3000, K)][-1000:]) > 4
+
+
+def test_who_is_tried_is_made_ready_in_one_step() -> None:
+    """What is wanted comes with the second step behind; layers guess for who was made ready in the step before, so of each two
+    steps that were asked for the second one tries. Whoever rests says nothing in between, and lengths tell for how long."""
+    rig = Rig(1, lambda num_rows: 1e6 * (1 + num_rows), are_layers=True)
+    coming, is_ready, num_ready, num_tried, num_idle = deque([0, 0]), False, 0, 0, 0
+    for number in range(12000):
+        granted = np.full(1, coming.popleft(), np.int32)
+        rig.lengths.clear(rig.which)
+        if is_ready:
+            rig.propose(1)
+        chosen = rig.lengths.choose(rig.which, granted, 1, 1)
+        rig.lengths.learn(rig.which, chosen, np.ones(1, np.int32))
+        rig.took(1 + int(chosen[0]))
+        coming.append(int(rig.lengths.wanted(rig.which)[0]))
+        is_ready = granted[0] > 0
+        num_idle -= 1
+        if number > 4000:
+            num_ready, num_tried = num_ready + is_ready, num_tried + int(chosen[0])
+            assert num_idle <= 0 or not coming[-1], "it was said that nothing is of interest yet"
+            num_idle = max(num_idle, rig.lengths.num_idle(rig.which))
+    assert 40 < 2 * num_tried <= num_ready < 2.2 * num_tried
+    assert 3 * 0.5 * num_tried < 0.005 * 8000 + 2, "making ready counts twice what the row more takes"
 
 
 def test_newcomers_begin_as_recent_samples() -> None:
