@@ -22,10 +22,8 @@ from engine.errors import RequestError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 _HEAD = re.compile(r"[A-Za-z_]+")
-_OF_CHATS = {*ChatRequest.__struct_fields__, *Conversation.__struct_fields__} - {
-    "user",
-    "stream_options",
-}  # which change nothing
+_WITHOUT_EFFECT = {"user", "stream_options"}
+_OF_CHATS = {*ChatRequest.__struct_fields__, *Conversation.__struct_fields__} - _WITHOUT_EFFECT
 
 
 class Translation(msgspec.Struct):

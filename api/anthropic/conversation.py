@@ -46,7 +46,7 @@ _NAMES = {
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-_PASSED = ("model", "stream", "temperature", "top_k", "top_p", "seed")
+_PASSED = ("model", "stream", "temperature", "top_k", "top_p")
 _LARGEST_EFFORT = {"max": "xhigh"}
 
 Part = dict[str, Any]

@@ -178,5 +178,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="Ours: the same answer again.")] | None = None
     container: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None

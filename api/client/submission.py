@@ -57,7 +57,7 @@ def sampling_params(
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        seed=secrets.randbits(64) if request.seed is None else request.seed & _SEED_MASK,
+        seed=secrets.randbits(64) if request.seed in (None, -1) else request.seed & _SEED_MASK,
         min_tokens=request.min_tokens or 0,
         max_tokens=-1 if max_tokens is None else max_tokens,
         ignore_eos=bool(request.ignore_eos),

@@ -33,7 +33,7 @@ _NAMES = {
         )
     },
 }
-_SAME_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop")
+_SAME_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")
 _PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST_EFFORT = {"max": "xhigh"}
 _CALL_ID_LENGTH = 9  # of which some templates want letters and digits alone
@@ -112,8 +112,6 @@ def _sampling(options: OllamaOptions) -> Fields:
         fields |= {names.get(name, name): getattr(options, name) for name in given}
     if last_n == 0:
         fields["repetition_penalty"] = 1.0  # the model's own default is off as well
-    if options.seed not in (None, -1):
-        fields["seed"] = options.seed
     if (options.num_predict or 0) > 0:
         fields |= {"max_tokens": options.num_predict, "fit_max_tokens": True}
     return fields

@@ -16,6 +16,7 @@ from api.schemas.requests import (
     AllowedToolChoice,
     NamedToolChoice,
     NumTopLogprobs,
+    Seed,
     ToolDefinition,
     Word,
     Words,
@@ -25,7 +26,6 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Nothing = Annotated[list[Any], Meta(max_length=0, description="Not supported.")]
 KeepAlive = Annotated[int | float | str, Meta(description="Without effect: the model stays.")]
 ModelName = Annotated[str, Meta(description="One of /api/tags, with or without :latest; the first of them when not given.")]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="-1: a random one.")]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):

@@ -42,7 +42,7 @@ _NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-_PASSED = ("model", "stream", "temperature", "top_p", "seed", "top_k", "timeout")
+_PASSED = ("model", "stream", "temperature", "top_p")
 _LARGEST_EFFORT = {"max": "xhigh"}
 
 Part = dict[str, Any]

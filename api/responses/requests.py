@@ -180,6 +180,3 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     user: str | None = None
     background: Annotated[bool, Meta(description="Not supported: false.")] | None = None
     context_management: Nothing | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="Ours, as all that follow.")] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None

@@ -33,6 +33,8 @@ class EmbeddingRequest(PoolingRequest, kw_only=True):
     ]
     encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: of float32, little-endian.")] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32, description="The first so many numbers.")] | None = None
+    embed_dtype: Annotated[Literal["float32"], Meta(description="No other is supported.")] | None = None
+    endianness: Annotated[Literal["native", "little"], Meta(description="Of base64; no other is supported.")] | None = None
     add_special_tokens: bool | None = None
     normalize: Annotated[bool, Meta(description="Of length 1; when not given, as the model's files say.")] | None = None
 

@@ -27,6 +27,7 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 NumSamples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT)]
 NumTopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description="At most --max-logprobs.")]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="-1: a random one.")]
 Word = Annotated[str, Meta(min_length=1, max_length=1024)]
 Words = Annotated[list[Word], Meta(max_length=64)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -72,7 +73,7 @@ class DrawingFields(FormatFields, kw_only=True):
     stop: Word | Words | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Seed | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: (

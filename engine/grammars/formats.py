@@ -141,6 +141,7 @@ class _Tags:
         writer = self._KINDS.get(kind) if isinstance(kind, str) else None
         if writer is None:
             raise ValueError(f"a format of the type {kind!r} is not supported; these are: {', '.join(self._KINDS)}")
+        _check_fields(format_, kind)
         return writer(self, format_)
 
     def _literal(self, text: str) -> str:
@@ -163,6 +164,7 @@ class _Tags:
 
     def _parts(self, format_: Any) -> tuple[str, Any, str]:
         parts = format_ if isinstance(format_, dict) else {}
+        _check_fields(parts, "tag")
         begin, content, end = (parts.get(name) for name in ("begin", "content", "end"))
         if not isinstance(begin, str) or not isinstance(end, str):
             raise ValueError('a tag has "begin" and "end", which are texts, and "content"')
@@ -238,6 +240,26 @@ class _Tags:
         "tag": _tag,
         "triggered_tags": _triggered_tags,
     }
+
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "any_text": (),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first"),
+}
+_ASKS_NOTHING: tuple[Any, ...] = (None, False, [], "json")  # the last is a schema's `style`
+
+
+def _check_fields(format_: Any, kind: Any) -> None:
+    """What xgrammar has besides (`excludes`, a schema's `style`) would let through what is not asked for."""
+    for name, value in format_.items():
+        if name != "type" and name not in _FIELDS[kind] and value not in _ASKS_NOTHING:
+            raise ValueError(f"{name!r} of a format of the type {kind!r} is not supported; leave it out")
 
 
 def _list_of(format_: Any, name: str) -> list[Any]:

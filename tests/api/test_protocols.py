@@ -92,10 +92,12 @@ def test_what_a_client_leaves_is_aborted(thinker: Edge, path: str, is_stream: bo
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: Edge, path: str) -> None:
     fields = {"min_p": 0.5, "logit_bias": {"5": -3}, "bad_words": ["x"], "stop": ["END"], "truncate_prompt_tokens": 7}
-    answer = thinker.post(path, BODIES[path] | fields | {"guided_regex": "a+", "priority": 4, "cache_salt": "s", "n": None})
+    answer = thinker.post(
+        path, BODIES[path] | fields | {"guided_regex": "a+", "priority": 4, "seed": 7, "cache_salt": "s", "n": None}
+    )
     assert answer.status_code == 200, answer.text
     submit = thinker.peer.submits()[-1]
-    assert (submit.sampling.min_p, submit.sampling.logit_bias, submit.priority) == (0.5, {5: -3.0}, 4)
+    assert (submit.sampling.min_p, submit.sampling.logit_bias, submit.sampling.seed, submit.priority) == (0.5, {5: -3.0}, 7, 4)
     assert submit.text.format is not None
     assert (submit.text.stop, submit.text.bad_words, submit.text.format.text) == (["END"], ["x"], "a+")
     assert (submit.text.truncate_prompt_tokens, submit.options.cache_salt) == (7, "s")

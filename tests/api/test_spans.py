@@ -108,7 +108,7 @@ def test_a_span_says_what_was_asked_and_what_came(edge: Edge, collector: Collect
         "n": 2,
         "temperature": 0.5,
         "top_p": 0.9,
-        "seed": -1,
+        "seed": -2,
         "stop": [SECRET],
     }
     answer = edge.post("/v1/completions", body, headers={"x-request-id": "plain"})
@@ -122,7 +122,7 @@ def test_a_span_says_what_was_asked_and_what_came(edge: Edge, collector: Collect
         "gen_ai.request.max_tokens": 5,
         "gen_ai.request.temperature": 0.5,
         "gen_ai.request.top_p": 0.9,
-        "gen_ai.request.seed": -1,
+        "gen_ai.request.seed": -2,
         "gen_ai.request.choice.count": 2,
         "gen_ai.response.finish_reasons": ["length", "length"],
         "gen_ai.usage.input_tokens": answer.json()["usage"]["prompt_tokens"],

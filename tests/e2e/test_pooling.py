@@ -196,6 +196,8 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
     ("/v1/embeddings", {"input": "a", "dimensions": 49}, "dimensions", "48"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "hex"),
+    ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype", "float16"),
+    ("/v1/embeddings", {"input": "a", "endianness": "big"}, "endianness", "big"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "null"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents", "length"),
     ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents", "200 tokens"),

@@ -72,7 +72,7 @@ def test_what_the_engine_gets(edge: Edge) -> None:
         "stop": ["end"],
         "stop_token_ids": [200],
         "ignore_eos": True,
-        "seed": -1,
+        "seed": -2,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "priority": -3,
@@ -87,13 +87,21 @@ def test_what_the_engine_gets(edge: Edge) -> None:
     assert submit.prompt == TextPrompt("x", False)
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 0, 0.25, 0.125)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1, 2)
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed, sampling.ignore_eos) == (3, 2, 2**64 - 1, True)
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed, sampling.ignore_eos) == (3, 2, 2**64 - 2, True)
     assert (sampling.logit_bias, sampling.allowed_token_ids) == ({5: 1.5, 7: -100}, [80, 108, 97])
     assert (sampling.num_logprobs, sampling.num_prompt_logprobs) == (-1, -1)
     assert (text.stop, text.include_stop_str_in_output, text.skip_special_tokens) == (["end"], True, False)
     assert (text.bad_words, sampling.stop_token_ids, submit.priority) == (["bad"], [200], -3)
     assert submit.deadline_ns - submit.arrival_ns == 10_000_000_000
     assert (submit.api, submit.api_epoch, submit.attempt) == ("api0", 1, 0)
+
+
+def test_minus_one_is_no_seed(edge: Edge) -> None:
+    """As in vLLM and llama.cpp, whose clients send it where they want another answer each time."""
+    for _ in range(2):
+        assert edge.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "seed": -1}).status_code == 200
+    first, second = edge.peer.submits()[-2:]
+    assert first.sampling.seed != second.sampling.seed
 
 
 def test_logprobs(client: openai.OpenAI) -> None:

@@ -64,7 +64,7 @@ def is_taken(matching: Matching, format_: AnswerFormat, text: str) -> bool:
         ("structural_tag", json.dumps(TAGGED), ["", "hi", 'a<call>f({"x": 3}) and'], ["<call>", "<call>g", '<call>f({"x": 3}']),
         ("structural_tag", json.dumps(NAMED), ["<", 'see <fa>{"x": 3}</f><fb>{"x":4}</f>.'], ["<f", "<fc>", "<fa>1</f>"]),
         ("structural_tag", tags(), ["", "a #n12; b #tany thing; END #n1;"], ["#", "#n;", "#tx", "#x"]),
-        ("structural_tag", tags(at_least_one=True), ["a #n12; b"], ["", "a"]),
+        ("structural_tag", tags(at_least_one=True, excludes=[]), ["a #n12; b"], ["", "a"]),
         ("structural_tag", tags(at_least_one=True, stop_after_first=True), ["a #n12;"], ["", "a #n12;b"]),
         (
             "structural_tag",
@@ -132,6 +132,9 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
         ("structural_tag", '{"structures": [{"begin": "x"}, {"begin": "z"}], "triggers": ["x"]}', "none of the triggers"),
         ("structural_tag", '{"structures": [], "triggers": []}', "no tags"),
         ("structural_tag", '{"format": {"type": "qwen_xml"}}', "not supported"),
+        ("structural_tag", '{"format": {"type": "any_text", "excludes": ["a"]}}', "'excludes' of a format"),
+        ("structural_tag", '{"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}', "'style'"),
+        ("structural_tag", tags(excludes=["END"]), "'excludes'"),
         ("structural_tag", nested(900, '{"format": {"type": "or", "elements": [', "", "]}}"), ""),
     ],
 )  # fmt: skip
