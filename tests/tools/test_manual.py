@@ -32,6 +32,7 @@ OTHERS_FLAGS = {  # of programs that are not ours: docker, kubectl, pip, our scr
     "--build",
     "--extra-index-url",
     "--fast",
+    "--for",
     "--here",
     "--read-only",
     "--rows",
