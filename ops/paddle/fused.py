@@ -12,8 +12,9 @@ Not used, and why:
   row, and lengths copied to the host in each call: no chunks, found prefixes, drafts or graphs.
 - `block_multihead_attention`: a prompt's rows see the keys of this step alone, so neither chunks nor found prefixes.
 - `flash_attn_unpadded` on XPU copies the offsets to the host in each call. Attention is the reference's.
-- `moe_gate_dispatch` with `moe_combine`: without padding the host must read how many rows each expert has, as it does for the
-  reference's; padded to what one expert may get, every expert multiplies as many rows as there are. Paddle has no `fused_moe`.
+- `moe_gate_dispatch` with `moe_combine`: without padding the host must read how many rows each expert has, as for the
+  reference's in large steps; padded to what one may get, every expert multiplies as many rows as there are. Paddle has no
+  `fused_moe`.
 - `weight_only_linear`, `fp8_gemm_blockwise`: activations become 16, or 8, bits there, and all of this table is float32.
 """
 

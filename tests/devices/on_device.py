@@ -92,10 +92,10 @@ def golden_tokens(model: str) -> list[list[int]]:
     return [sample.outputs for sample in samples]
 
 
-def answers_to(bodies: list[Body], options: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
+def answers_to(bodies: list[Body], options: dict[str, Any], model: str = "qwen3") -> list[tuple[list[int], list[float]]]:
     """Tokens and log-probabilities of completions on the CPU place, each alone; `options`: of the runner."""
     found = []
-    serving = Serving(runner_of("qwen3", "cpu", **options))
+    serving = Serving(runner_of(model, "cpu", **options))
     for body in bodies:
         names = set(body) & set(SamplingParams.__struct_fields__) - {"max_tokens", "ignore_eos"}
         given = {name: body[name] for name in names}

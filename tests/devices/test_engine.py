@@ -122,6 +122,18 @@ def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> No
     assert [said(each) for each in found] == [expected] * 2
 
 
+def test_a_mixture_whose_layers_draft(plugin: Path, board: Board) -> None:
+    """Together, and beside a worker that dies."""
+    drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}')
+    with Child(plugin, board) as child:
+        expected = child.call("answers_to", BODIES, {"max_model_len": 300}, "deepseek_v3")
+    options = ("--device", NAME, *OPTIONS, *drafts, *CUT, *CAPTURED)
+    with EngineProcess(GOLDEN / "deepseek_v3", *options, environment=environment(plugin, board)) as mixture:
+        assert said(answers_together(mixture, BODIES)) == expected
+        assert said(asyncio.run(beside_a_kill(mixture, BODIES, 8, "worker0", restarted=("worker0",)))) == expected
+        assert mixture.metric("spec_decode_num_draft_tokens_total") > 0
+
+
 def test_what_lies_in_the_hosts_memory_outlives_the_device(plugin: Path, board: Board) -> None:
     """The prefix dies with the worker; the picture in it is not encoded again."""
     body = {"prompt": [40, 3, 5, 4, *range(50, 90)], "max_tokens": 8, "ignore_eos": True, "temperature": 0, "logprobs": 1}

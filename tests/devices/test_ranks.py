@@ -1,5 +1,5 @@
-"""Two ranks that capture on devices of their own: what one of them cannot, neither replays; and where they share experts, each
-computes some for the rows of both."""
+"""Two ranks that capture on devices of their own: what one of them cannot, neither replays; and where they share experts, their
+graphs stay wherever these move."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError
@@ -13,6 +15,7 @@ from engine.options.resolve import resolve
 from engine.options.resolve_card import CardNeeds, card_blocks, card_needs, num_weights
 from engine.options.resolve_device import InstalledPaddle
 from engine.options.table import read_options
+from tests.paths import GOLDEN
 from tools.demo import MODEL
 
 GIB = 1 << 30
@@ -69,6 +72,20 @@ def test_rounded_weights_leave_more_of_it() -> None:
     assert found["none"] == 4 * count
     assert found["wint8"] == count
     assert found["wint4"] == pytest.approx(embedding + 0.625 * (count - embedding), abs=1)
+
+
+def test_a_mixture_has_weights_beside_its_rows() -> None:
+    """As many as there are, or 64 MiB of them; and for each row what all of its experts give."""
+    model, values = ModelConfig.read(GOLDEN / "qwen3_moe"), read_options([str(MODEL)], {}).values
+
+    def step_of(experts: ExpertsConfig | None) -> int:
+        return card_needs(msgspec.structs.replace(model, experts=experts), 0, values, 512, 0).step
+
+    experts, dense = model.experts, step_of(None)
+    assert experts is not None
+    assert step_of(experts) - dense == 4 * 8 * 2 * 48 * 64
+    large = msgspec.structs.replace(experts, num_experts=4000, num_chosen=100)
+    assert step_of(large) - dense > (64 << 20) + 4 * 512 * 100 * 64
 
 
 def test_what_is_asked_for_wins() -> None:
