@@ -139,6 +139,7 @@ def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: op
         Part("arguments", "{}", 0, begin=6, end=6),
         nothing,
         Part("content", "now", begin=8, end=9),
+        nothing,  # the end
     ]
     try:
         body = {"include": ["message.output_text.logprobs"], "tools": [FUNCTION], "max_output_tokens": 50}
