@@ -154,6 +154,8 @@ def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: op
         assert [[entry["bytes"][0] for entry in message["logprobs"]] for message in messages] == expected
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [[entry["bytes"][0] for entry in event["logprobs"]] for event in deltas] == [[2, 3], [4], [8]]
+    begun = [event["part"] for event in events if event["type"] == "response.content_part.added"]
+    assert [part["logprobs"] for part in begun if part["type"] == "output_text"] == [[], []]
 
 
 def test_items_become_turns(thinker: Edge) -> None:
