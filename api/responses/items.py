@@ -140,7 +140,7 @@ class Items:
 
     def _item(self, part: Part, status: ItemStatus, text: str) -> OutputItem:
         if part.kind == "content":
-            return OutputMessage(id=self._id, status=status, content=[OutputText(text=text, logprobs=self._logprobs)])
+            return OutputMessage(id=self._id, status=status, content=[OutputText(text=text, logprobs=self._logprobs.copy())])
         if part.kind == "reasoning":
             sealed = seal(text) if self._seals_reasoning and status != "in_progress" else None
             return Reasoning(id=self._id, status=status, content=[ReasoningText(text=text)], encrypted_content=sealed)

@@ -92,7 +92,7 @@ class ResponseWriter(EventWriter):
             return b""
         events = [] if self._num_events else self._begun(sample)
         delta = sample.take()
-        events += self._items.take(delta.all_parts, self._logprobs(delta))
+        events += self._items.take(delta.all_parts, self._logprobs(sample, delta))
         if sample.is_finished:
             events += self._end(sample)
         return self._encoded(events)
@@ -111,7 +111,7 @@ class ResponseWriter(EventWriter):
         (sample,) = generation.samples
         self._begun(sample)
         delta = sample.take()
-        self._items.take(delta.all_parts, self._logprobs(delta))
+        self._items.take(delta.all_parts, self._logprobs(sample, delta))
         self._end(sample)
         return self.response
 
@@ -150,8 +150,15 @@ class ResponseWriter(EventWriter):
             response.store = self._store.save(response.id, encoder.encode(stored))
         return _ENDS[response.status](response=response)  # type: ignore[call-arg]
 
-    def _logprobs(self, delta: Delta) -> list[TokenLogprob]:
-        return [] if self._num_logprobs is None else chat_logprobs(delta.logprobs, LogprobsShown(self._num_logprobs))
+    def _logprobs(self, sample: OpenSample, delta: Delta) -> list[TokenLogprob]:
+        """Of its tokens, but for one that ended the answer: that is nobody's text, whether it comes with the last of it or
+        alone."""
+        if self._num_logprobs is None:
+            return []
+        is_end_hidden = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
+        is_end_hidden = is_end_hidden and not sample.submit.text.include_stop_str_in_output
+        entries = delta.logprobs[:-1] if is_end_hidden else delta.logprobs
+        return chat_logprobs(entries, LogprobsShown(self._num_logprobs))
 
     def _encoded(self, events: list[ResponseEvent]) -> bytes:
         parts = []

@@ -487,6 +487,20 @@ def test_responses(client: openai.OpenAI) -> None:
     assert going_on.usage.input_tokens == chat.usage.prompt_tokens
 
 
+@pytest.mark.parametrize("effort", ["none", "low"])
+def test_log_probabilities_of_responses_are_those_of_the_text(client: openai.OpenAI, effort: Any) -> None:
+    """However tokens came together: that which ended the answer is none of them, in a stream neither."""
+    asked: dict[str, Any] = {"model": "demo", "input": "What is 12 + 30?", "temperature": 0, "reasoning": {"effort": effort}}
+    asked |= {"include": ["message.output_text.logprobs"]}
+    with client.responses.stream(**asked) as stream:
+        streamed = stream.get_final_response()
+    for response in (client.responses.create(**asked), streamed):
+        (text,) = [part for item in response.output if item.type == "message" for part in item.content]
+        assert text.type == "output_text"
+        assert text.logprobs
+        assert b"".join(bytes(token.bytes) for token in text.logprobs).decode() == text.text
+
+
 def test_forms_bind_in_every_protocol(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
     message = claude.messages.create(

@@ -139,6 +139,7 @@ def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: op
         Part("arguments", "{}", 0, begin=6, end=6),
         nothing,
         Part("content", "now", begin=8, end=9),
+        nothing,  # the end
     ]
     try:
         body = {"include": ["message.output_text.logprobs"], "tools": [FUNCTION], "max_output_tokens": 50}
@@ -153,6 +154,8 @@ def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: op
         assert [[entry["bytes"][0] for entry in message["logprobs"]] for message in messages] == expected
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [[entry["bytes"][0] for entry in event["logprobs"]] for event in deltas] == [[2, 3], [4], [8]]
+    begun = [event["part"] for event in events if event["type"] == "response.content_part.added"]
+    assert [part["logprobs"] for part in begun if part["type"] == "output_text"] == [[], []]
 
 
 def test_items_become_turns(thinker: Edge) -> None:
