@@ -5,9 +5,10 @@ Used by `drafting.py`; native (ops/cpu/native/draft_lengths.h), over arrays of t
 drafts how many stand where they are of use at all, of each sample whether they are, where a new one is taken for what the last
 ones were, and how long steps of so many rows take. They decide how many, never which. Clocks are read elsewhere. Where none
 pay, one of the step is tried all the same: of a sample that had none for 16, 32, ... 256 tokens, as long as such trials take
-less than 1/200 of the time. A step without any is taken now and then, to know its time. After 1,024 steps in which none were
-thought to pay, times of steps with drafts, what did not stand and the doubt of who comes are forgotten: all may have come
-about by chance. Where that brings none that stand it is done after twice as many steps, up to 16,384.
+less than 1/200 of the time, of layers with what makes ready for them. A step without any is taken now and then, to know its
+time. After 1,024 steps in which none were thought to pay, times of steps with drafts, what did not stand and the doubt of who
+comes are forgotten: all may have come about by chance. Where that brings none that stand it is done after twice as many steps,
+up to 16,384.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ i64 DraftLengths::num_idle(const i32 *slots, i64 num_slots) const {
 
 void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps) {
     times_.learn(kind, num_rows, step_ns);
-    const double most = std::max(kMostCredit, probe_cost_);
+    const double most = std::max(kMostCredit, 1.5 * probe_cost_);  // the next one may turn out to cost more than the last
     probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), most);
     num_doubted_ += num_steps;
 }

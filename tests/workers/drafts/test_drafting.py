@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart, Step
+from workers.drafts.drafter import Drafts
 from workers.drafts.drafting import Drafting, make_drafting
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
@@ -104,6 +107,46 @@ def test_a_prediction_is_where_is_looked_first() -> None:
     assert rig.guesses(0) == [11, 12, 99, 98], "then in the text itself"
     rig.put(0, prompt, [11, 12])
     assert rig.guesses(0) == [99, 98, 11, 12], "nothing is left of the prediction of the sequence before"
+
+
+class Guessing:
+    """One token for whoever is asked for, which never stands; by layers, or not."""
+
+    num_bytes = 0
+    priors = np.array([0.5])
+
+    def __init__(self, *, needs_hidden: bool) -> None:
+        self.needs_hidden = needs_hidden
+
+    def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None: ...
+    def stop(self, slot: int, token_ids: np.ndarray) -> None: ...
+    def known(self, slots: np.ndarray, counts: np.ndarray) -> None: ...
+    def forget(self) -> None: ...
+
+    def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
+        found = Drafts.empty(len(slots), K)
+        found.counts[:] = 1
+        return found
+
+
+def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
+    """Where layers alone guess; others may find something at any time, and are looked at in each sixteenth step."""
+    num_looks = []
+    for needs_hidden in (True, False):
+        slots, one = Slots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
+        drafting = Drafting({"mtp": Guessing(needs_hidden=needs_hidden)}, slots, is_adaptive=True)
+        coming, have_looked = deque([b"", b""]), []
+        for number in range(3000):
+            granted = coming.popleft()
+            drafting.begin_step(Step(number, [], b"", b"", b"", b"", b"", b"", b"", num_drafts=granted))
+            drafts = drafting.choose(one, np.frombuffer(granted, np.int32), 1, 1) if granted else one * 0
+            coming.append(drafting.verified(StepRows(one, one, one + drafts, one + drafts, drafts), one)[0])
+            have_looked.append(not drafting.has_passed)
+            if have_looked[-1]:
+                drafting.propose()
+                drafting.took(1 + int(drafts[0]), 2_000_000 if drafts[0] else 1_000_000)
+        num_looks.append(sum(have_looked[2000:]))  # what speaks against drafts is doubted before
+    assert num_looks[0] < 40 < 1000 / 16 < num_looks[1]
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "ngram,suffix"])
