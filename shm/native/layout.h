@@ -18,7 +18,7 @@ using i64 = std::int64_t;
 using f64 = double;
 
 constexpr u64 MAGIC = 0x31'4B'41'4D'41'4B'4F'54;  // "TOKAMAK1"
-constexpr u32 LAYOUT_VERSION = 1;
+constexpr u32 LAYOUT_VERSION = 2;
 constexpr u64 LINE = 128;
 constexpr u64 MAX_NAME_BYTES = 32;  // of an actor, with its final zero
 
