@@ -81,13 +81,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StackedChunks:
-    """Those of all experts, which have the same columns: [experts, chunks, 1, in, OUTPUT_CHUNK]."""
+    """Of all experts, which have the same columns: [experts, chunks, 1, in, OUTPUT_CHUNK]; and of each, the same memory."""
 
     weights: paddle.Tensor
     own: tuple[slice, ...]
-
-    def of(self, expert: int) -> Chunks:
-        return Chunks(self.weights[expert], self.own)
+    each: list[Chunks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,8 @@ def _stacked(weights: Sequence[np.ndarray], columns: Columns) -> StackedChunks:
     stacked = np.empty((len(weights), *first.shape), np.float32)
     for expert, weight in enumerate(weights):
         stacked[expert] = _cut(weight, columns)[0]
-    return StackedChunks(paddle.to_tensor(stacked), own)
+    all_weights = paddle.to_tensor(stacked)
+    return StackedChunks(all_weights, own, [Chunks(all_weights[expert], own) for expert in range(len(weights))])
 
 
 def _own_chunks(weight: np.ndarray, columns: Columns) -> Chunks:
@@ -679,7 +678,7 @@ def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts
     for expert in np.unique(ids[ids >= 0]).tolist():
         own = np.flatnonzero(ids == expert)
         places = np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE))
-        products = _product(paddle.gather(x, paddle.to_tensor(rows[places])), experts.of(expert))
+        products = _product(paddle.gather(x, paddle.to_tensor(rows[places])), experts.each[expert])
         paddle.scatter_(results, paddle.to_tensor(places), products)
     return results
 
