@@ -30,6 +30,8 @@ from shm.segment import (
 
 PAGE = 4096
 
+VERSION = f"version {layout.LAYOUT_VERSION}"
+
 
 def test_attached_segment_is_the_same_memory(run_id: str) -> None:
     name = segment_name(run_id, "mailbox", "api0")
@@ -130,7 +132,7 @@ def test_empty_file_of_a_creator_that_died_is_not_ready(run_id: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("layout_hash", 1, "layout version 1, hash 0000000000000001; this build has version 1"),
+        ("layout_hash", 1, f"layout {VERSION}, hash 0000000000000001; this build has {VERSION}"),
         ("layout_version", 9, "layout version 9, .* use that one or restart the engine"),
         ("total_bytes", PAGE * 2, "says that it has 8192 bytes, but it has 4096"),
         ("magic", 5, "is not a tokamak segment"),
