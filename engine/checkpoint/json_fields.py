@@ -89,8 +89,8 @@ class JsonOptions:
     def token_ids(self, name: str) -> tuple[int, ...]:
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
-            raise self.error(name, f"{value!r} should be a token id or a list of them")
+        if not all(type(token_id) is int and -1 <= token_id < 1 << 31 for token_id in ids):
+            raise self.error(name, f"{value!r} should be a token id or a list of them; -1 is none")
         return tuple(ids)
 
     def _get(self, name: str, default: Any) -> Any:

@@ -198,7 +198,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         has_head_bias=biases.head,
         sliding_windows=family.sliding_windows(text, num_layers),
         rope=_rope(text, family, head_dim, max_positions),
-        eos_token_ids=tuple(dict.fromkeys(token_id for ids in eos_token_ids for token_id in ids)),
+        eos_token_ids=tuple(dict.fromkeys(token_id for ids in eos_token_ids for token_id in ids if token_id >= 0)),
         dtype=dtype,
         is_transformers=any("transformers_version" in each.values or "torch_dtype" in each.values for each in (options, text)),
         quantization=_quantization(options),

@@ -15,7 +15,7 @@ from engine.errors import CheckpointError
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
     temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None

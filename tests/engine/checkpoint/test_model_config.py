@@ -93,8 +93,8 @@ def test_biases(config: dict[str, Any], biases: tuple[bool, ...], directory: Pat
 
 
 def test_end_tokens(directory: Path) -> None:
-    """Of both files, each once."""
-    assert read(directory, {**LLAMA, "eos_token_id": 7}, {"eos_token_id": [9, 7]}).eos_token_ids == (7, 9)
+    """Of both files, each once; -1 is none."""
+    assert read(directory, {**LLAMA, "eos_token_id": 7}, {"eos_token_id": [9, -1, 7]}).eos_token_ids == (7, 9)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +190,8 @@ def test_dtype(directory: Path) -> None:
             "rope_scaling.high_freq_factor: 4 should be above 4",
         ),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' should be a token id"),
+        ({"eos_token_id": -5}, "eos_token_id: -5 should be a token id"),
+        ({"eos_token_id": [2, 10**30]}, "eos_token_id: [2, 10"),
         ({"torch_dtype": "int8"}, "dtype: 'int8' cannot be read"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method: 'hqq' is not supported"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: 'longrope' is not supported"),
