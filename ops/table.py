@@ -139,8 +139,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
-    # names how `pack` lays weights out on this machine: what was kept under another name is of no use. None: `pack` keeps
-    # nothing in the store, and everything becomes float32
+    # says how `pack` lays weights out on this machine, at length: what was kept where it said otherwise is of no use. None:
+    # `pack` keeps nothing in the store, and everything becomes float32
     layout: Callable[[], str] | None
     integer_kinds: tuple[str, ...]  # of formats that `pack` keeps as a checkpoint stores them; what is of others becomes floats
 

@@ -14,7 +14,7 @@ PACKAGE = REPOSITORY / "tools" / "package"  # has `tokamak`
 FOREIGN_TO = {  # beginnings of module names -> beginnings of what must not be imported there
     "tokamak": ("api", "engine", "ops", "shm", "tools", "workers"),  # it runs in users' processes
     "shm": ("api", "engine", "ops", "tools", "workers"),
-    "ops": ("api", "engine", "tools", "workers"),
+    "ops": ("api", "engine", "shm", "tools", "workers"),
     "engine": ("api", "ops", "tools", "workers"),
     "workers": (
         "api",

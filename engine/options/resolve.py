@@ -221,15 +221,15 @@ def resolve(
     return config, record
 
 
-# ------------------------------------------------------------------------------------------------------------- model
-
-
 def _collector(given: str) -> str:
     if not given:
         return ""
     from engine.options.resolve_collector import resolve_collector
 
     return resolve_collector(given)
+
+
+# ------------------------------------------------------------------------------------------------------------- model
 
 
 def _pooling(values: dict[str, Any], record: ModelRecord) -> tuple[PoolingConfig | None, ModelRecord]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.config import DRAFT_METHODS, MAX_DRAFTS, SpeculativeConfig
 from engine.options.json_object import checked_number, json_object
+from engine.options.nearest import nearest
 
 _NAMES = {"deepseek_mtp": "mtp", "ernie_mtp": "mtp", "qwen3_next_mtp": "mtp"}  # other engines' for the same
 _LACKING = ("eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "mtp_eagle", "ngram_gpu", "dflash")
@@ -66,10 +67,8 @@ def _methods(value: Any) -> str:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    import difflib  # of use to those alone who mistyped
-
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = nearest(name, known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def _list() -> str:

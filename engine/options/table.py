@@ -46,6 +46,7 @@ from engine.options.kinds import (
 )
 from engine.options.lora_modules import parse_lora_modules
 from engine.options.media_options import parse_limits, parse_object
+from engine.options.nearest import nearest
 from engine.options.other_hosts import OTHER_HOSTS, refuse_other_hosts
 from engine.options.pooler_config import parse_pooler_config
 from engine.options.speculative_config import parse_speculative_config
@@ -644,8 +645,6 @@ def _shortened(value: Any) -> str:
 
 
 def _suggestion(key: str, separator: str, spell: Any = str) -> str:
-    import difflib  # of use to those alone who mistyped
-
-    close = difflib.get_close_matches(key, OPTIONS, n=1)
+    close = nearest(key, OPTIONS)
     prefix = ENVIRONMENT_PREFIX if spell is str.upper else ""
-    return f"; did you mean {prefix}{spell(close[0].replace('_', separator))}?" if close else ""
+    return f"; did you mean {prefix}{spell(close.replace('_', separator))}?" if close else ""

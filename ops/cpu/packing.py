@@ -33,7 +33,6 @@ from ops.modules import (
     Router,
 )
 from ops.weight_format import Source, Store, Values, float32
-from shm.blake2 import blake2b
 
 _FLOAT = np.dtype(np.float32)
 
@@ -77,9 +76,8 @@ def layout() -> str:
     """The variant, and what these files and the native module were when they were built: a file of packed weights that another
     build wrote is not read, whatever it changed."""
     native = Path(_cpu.__file__).stat()
-    sources = b"".join(Path(file).read_bytes() for file in (__file__, int_packing.__file__))
-    digest = blake2b(sources + f"{native.st_size} {native.st_mtime_ns}".encode(), digest_size=8)
-    return f"{_cpu.variant()} {digest.hexdigest()}"
+    sources = "".join(Path(file).read_text() for file in (__file__, int_packing.__file__))
+    return f"{_cpu.variant()} {native.st_size} {native.st_mtime_ns} {sources}"
 
 
 def panels_of(columns: Columns) -> list[tuple[int, int]]:

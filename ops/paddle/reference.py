@@ -347,9 +347,13 @@ def _product(x: paddle.Tensor, chunks: Chunks) -> paddle.Tensor:
     return _columns(y.reshape([-1, rows, OUTPUT_CHUNK]).transpose([1, 0, 2]).reshape([rows, -1]), chunks.own)
 
 
+def _width(own: tuple[slice, ...]) -> int:
+    return sum(part.stop - part.start for part in own)
+
+
 def _columns(y: paddle.Tensor, own: tuple[slice, ...]) -> paddle.Tensor:
     """Of all outputs of some chunks those that are wanted."""
-    if y.shape[1] == sum(part.stop - part.start for part in own):
+    if y.shape[1] == _width(own):
         return y
     parts = [y[:, part] for part in own]
     return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=1)
@@ -674,7 +678,7 @@ def experts(
 def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts: StackedChunks) -> paddle.Tensor:
     """[n, out]: row rows[i] of x times the weights of expert ids[i]. Expert by expert, the rows of each filled up to whole
     tiles with its first. Those of expert -1, which is none, are zero."""
-    results = paddle.zeros([len(ids), sum(part.stop - part.start for part in experts.own)])
+    results = paddle.zeros([len(ids), _width(experts.own)])
     for expert in np.unique(ids[ids >= 0]).tolist():
         own = np.flatnonzero(ids == expert)
         places = np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE))

@@ -69,9 +69,9 @@ class Drafting:
         self._communicator = communicator
         self._ending = ending
         self._max_drafts = slots.drafts.shape[1]
-        self._are_all_layers = all(drafter.needs_hidden for drafter in drafters.values())
         priors = [drafter.priors for drafter in drafters.values()]
         are_layers = [drafter.needs_hidden for drafter in drafters.values()]
+        self._are_all_layers = all(are_layers)
         self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
         self._lengths = Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
         self._limits = np.full(slots.num_slots, self._max_drafts, np.int32)

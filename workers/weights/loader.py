@@ -116,7 +116,8 @@ def load_model(
     outcome: CacheOutcome = "off"
     found = ""
     directory = cache if ops.layout is not None else None
-    description = {"model": _shape(config, weights), "layout": ops.layout and ops.layout()} | msgspec.structs.asdict(precision)
+    layout = ops.layout and digest_of(ops.layout())
+    description = {"model": _shape(config, weights), "layout": layout} | msgspec.structs.asdict(precision)
 
     if node:
         description["node"] = node

@@ -1,0 +1,12 @@
+"""What somebody who mistyped may have meant. Used where options are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like it; empty: none is."""
+    import difflib  # of use to those alone who mistyped
+
+    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
