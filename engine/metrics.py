@@ -134,6 +134,7 @@ EVERY_ROLE = (
 BY_ROLE: dict[str, tuple[Metric, ...]] = {
     "supervisor": (
         Metric("actor_restarts_total", "counter", "restarts", "Actors started again after a death."),
+        Metric("supervisor_lines_dropped_total", "counter", "lines", "Lines of the supervisor dropped: stderr was not read."),
         Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they hung."),
         Metric("run_files_made_again_total", "counter", "files", "Files of the run that were removed under the engine."),
         Metric("is_run_incomplete", "gauge", "runs", "1 while such files cannot be made again; the error log says why."),

@@ -24,6 +24,7 @@ from engine.options.table import read_options
 from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan
+from engine.supervisor.line_writer import LineWriter
 from engine.supervisor.log_relay import LogRelay
 from engine.supervisor.port import reserve_port
 from engine.supervisor.progress import Progress, terminal_progress
@@ -34,6 +35,7 @@ from engine.supervisor.unix_socket import unix_socket
 
 EXIT_FAILED = 1
 EXIT_BAD_OPTIONS = 2
+STDOUT = 1
 
 
 def main(
@@ -67,6 +69,7 @@ def main(
 def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
     """Run an engine of `plan`: make everything it needs, supervise it, and remove everything again. The exit code."""
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
+        open_until_end.callback(progress.close)
         try:
             listener = None if config.uds else open_until_end.enter_context(reserve_port(config.host, config.port))
             port = listener.getsockname()[1] if listener else 0
@@ -84,7 +87,9 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
 
                 on_cards = device_arenas(config.device_arena_library, config.num_ranks, config.kv_cache_bytes)
                 segments.device_arenas = open_until_end.enter_context(on_cards)
-            announce = functools.partial(_announce, config, segments, start_s)
+            stdout = LineWriter(STDOUT, lambda num_dropped: "")
+            open_until_end.callback(stdout.close)
+            announce = functools.partial(_announce, config, segments, start_s, stdout)
             inherited = listener.fileno() if config.uds else -1
             relay = open_until_end.enter_context(_relayed(run, plan, config.log_format))
             return Supervisor(run, lock, config, plan, segments, progress, announce, inherited, relay).live(signals)
@@ -142,7 +147,7 @@ _TRIALS = {
 }
 
 
-def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> None:
+def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdout: LineWriter) -> None:
     """The ready line and what to try, on stdout. Tools wait for the first line exactly as it is."""
     seconds = time.monotonic() - start_s
     segments.counters.counter("start_seconds", SUPERVISOR).set(seconds)
@@ -158,8 +163,7 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float) -> No
         from engine.supervisor.clients import client_settings  # where somebody asks for them
 
         lines += ["", *client_settings(config.print_client, config)]
-    with contextlib.suppress(OSError):  # nobody reads it: the engine serves all the same
-        print("\n".join(lines), flush=True)
+    stdout.write("\n".join([*lines, ""]))
 
 
 def _examples(config: EngineConfig, name: str) -> tuple[str, ...]:

@@ -1,24 +1,25 @@
 """What a user sees in the terminal between `tokamak serve` and the line `ready ...`, and what the supervisor reports later.
 
 All of it goes to stderr; stdout carries the ready line and what follows it. In a terminal the actors are shown live, elsewhere
-each change is a line.
+each change is a line. Printing never waits for a reader (`line_writer.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from engine.process.log import json_line
+from engine.supervisor.line_writer import LineWriter
 from shm.counters import State
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+STDERR = 2
 _TEXT_INTERVAL_S = 2.0
 _COLOURS = {State.READY: "green", State.FAILED: "red", State.DEAD: "red"}
 
@@ -35,12 +36,20 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Something worth a line: a death, a restart, a stop."""
 
+    @property
+    def num_dropped(self) -> int:
+        """Lines that stderr had no room for."""
+
+    def close(self) -> None:
+        """Write what still waits, for a second at most."""
+
 
 class PlainProgress:
     """A line per change of state, and now and then one for what an actor says of its work."""
 
     def __init__(self, log_format: str = "text") -> None:
         self._is_json = log_format == "json"
+        self._stderr = LineWriter(STDERR, lambda num_dropped: self._line(_missing(num_dropped)))
         self._states: dict[str, State] = {}
         self._texts: dict[str, tuple[str, float]] = {}  # what was printed, and when
         self._start_s = time.monotonic()
@@ -60,13 +69,24 @@ class PlainProgress:
         """Nothing is left on the screen."""
 
     def note(self, text: str) -> None:
-        _print(json_line("supervisor", "info", text).decode() if self._is_json else text)
+        self._stderr.write(self._line(text))
+
+    def _line(self, text: str) -> str:
+        return f"{json_line('supervisor', 'info', text).decode() if self._is_json else text}\n"
+
+    @property
+    def num_dropped(self) -> int:
+        return self._stderr.num_dropped
+
+    def close(self) -> None:
+        self._stderr.close()
 
 
 class LiveProgress:
     """A table that changes in place, by rich (imported with the first use: the children are under way by then)."""
 
     def __init__(self) -> None:
+        self._stderr = LineWriter(STDERR, lambda num_dropped: f"{_missing(num_dropped)}\n")
         self._live: Live | None = None
         self._start_s = time.monotonic()
         self._shown: dict[str, tuple[State, str]] = {}
@@ -81,7 +101,7 @@ class LiveProgress:
         from rich.console import Console
         from rich.live import Live
 
-        live = Live(console=Console(stderr=True), refresh_per_second=8)
+        live = Live(console=Console(file=cast("IO[str]", _Terminal(self._stderr))), refresh_per_second=8)
         live.start()
         return live
 
@@ -101,7 +121,36 @@ class LiveProgress:
             self._live = None
 
     def note(self, text: str) -> None:
-        _print(text)
+        self._stderr.write(f"{text}\n")
+
+    @property
+    def num_dropped(self) -> int:
+        return self._stderr.num_dropped
+
+    def close(self) -> None:
+        self._stderr.close()
+
+
+class _Terminal:
+    """The file that rich draws to."""
+
+    encoding = "utf-8"
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def write(self, text: str) -> int:
+        self._writer.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """The writer's thread writes as soon as it can."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return STDERR
 
 
 def terminal_progress(log_format: str) -> Progress:
@@ -109,7 +158,5 @@ def terminal_progress(log_format: str) -> Progress:
     return LiveProgress() if sys.stderr.isatty() and log_format == "text" else PlainProgress(log_format)
 
 
-def _print(text: str) -> None:
-    """To stderr; an engine whose terminal was closed goes on."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+def _missing(num_dropped: int) -> str:
+    return f"{num_dropped} lines of the supervisor are missing here: stderr was full and not read"

@@ -98,6 +98,7 @@ class Supervisor:
         self._rows = {name: counters.actor(name) for name in (SUPERVISOR, *(plan.name for plan in self.plan))}
         self._num_restarts = counters.counter("actor_restarts_total", SUPERVISOR)
         self._num_hangs = counters.counter("actor_hangs_total", SUPERVISOR)
+        self._num_lines_dropped = counters.counter("supervisor_lines_dropped_total", SUPERVISOR)
         self._cpu = counters.counter("cpu_seconds_total", SUPERVISOR)
         self._memory = counters.counter("resident_memory_bytes", SUPERVISOR)
         self._next_usage_ns = 0
@@ -197,6 +198,7 @@ class Supervisor:
         if now_ns >= self._next_usage_ns:
             self._next_usage_ns = now_ns + USAGE_INTERVAL_NS
             write_usage(self._cpu, self._memory)
+            self._num_lines_dropped.set(self._progress.num_dropped)
             self._keeper.keep()
 
     # --------------------------------------------------------------------------------------------- start and stop

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -67,13 +68,30 @@ class EchoEngine:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._may_read = threading.Event()
+        self._may_read.set()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
+        while self._may_read.wait() and (line := self.process.stdout.readline()):
             self.output.append(line.rstrip("\n"))
+
+    def fill_output(self) -> None:
+        """Stop reading what the engine prints, and fill the pipe, until `read_output`."""
+        self._may_read.clear()
+        pipe = os.open(f"/proc/{self.process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            for size in (select.PIPE_BUF, 1):
+                with contextlib.suppress(BlockingIOError):
+                    while os.write(pipe, b"\n" * size):
+                        pass
+        finally:
+            os.close(pipe)
+
+    def read_output(self) -> None:
+        self._may_read.set()
 
     @property
     def text(self) -> str:
@@ -171,6 +189,7 @@ class EchoEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._may_read.set()
         if self.process.poll() is None:
             self.process.kill()
         self.wait_exit()

@@ -14,7 +14,7 @@ from engine.process.run_directory import Run
 from shm.counters import State
 from shm.segment import segment_names
 from tests.engine.echo_engine import EchoEngine, is_clean, is_gone
-from tests.waiting import wait_until
+from tests.waiting import WATCHDOG_S, wait_until
 
 HANG_TIMEOUT_S = 4  # of an actor that is stopped; one that only waits for a core must not be taken for it
 
@@ -40,6 +40,28 @@ def test_each_actor_killed_in_turn(tmp_path: Path) -> None:
         assert "echo0 died: killed by SIGKILL" in texts
         run = engine.run()
         assert engine.stop() == 0
+        assert is_clean(run)
+
+
+def test_unread_output_does_not_stop_restarts(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path, restart_limit=10) as engine:
+        engine.wait_ready()
+        engine.fill_output()
+        for epoch in range(2, 8):
+            engine.kill("echo0")
+            engine.wait_for_epoch("echo0", epoch)
+        engine.wait_for_traffic()
+        engine.read_output()
+        wait_until(lambda: "started again with epoch 7" in engine.text, what="the last line")
+        assert engine.stop() == 0
+
+
+def test_unread_output_does_not_stop_the_end(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path) as engine:
+        run = engine.wait_ready().run()
+        engine.fill_output()
+        engine.process.terminate()
+        assert engine.process.wait(WATCHDOG_S) == 0
         assert is_clean(run)
 
 

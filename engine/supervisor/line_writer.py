@@ -1,0 +1,90 @@
+"""Text on its way to stdout or stderr, which a reader that sleeps may have filled: a pipe, or a terminal paused with Ctrl+S.
+
+Used by the supervisor's process for everything it prints. A thread writes, so `write` never waits. What finds no place is
+dropped and counted; when reading goes on, one line says how much is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+MAX_WAITING_BYTES = 64 << 10
+END_TIMEOUT_S = 1.0  # for what waits when the process ends
+
+
+class LineWriter:
+    """Writes to `descriptor`. `notice` makes the line for a number of dropped texts. `close` ends it."""
+
+    def __init__(self, descriptor: int, notice: Callable[[int], str]) -> None:
+        self._descriptor = descriptor
+        self._notice = notice
+        self._waiting: deque[bytes] = deque()
+        self._num_waiting_bytes = 0
+        self._num_missing = 0  # dropped since the last notice
+        self.num_dropped = 0
+        self._changed = threading.Condition()
+        self._is_ending = False
+        self._end_s = 0.0  # monotonic: when what waits is given up
+        self._thread: threading.Thread | None = None
+
+    def write(self, text: str) -> None:
+        """Have `text`, lines with their ends, written soon; dropped where too much waits already. Never waits."""
+        data = text.encode(errors="replace")
+        with self._changed:
+            if self._num_missing or (self._waiting and self._num_waiting_bytes + len(data) > MAX_WAITING_BYTES):
+                self._num_missing += 1  # until a notice was written: the order of lines is kept
+                self.num_dropped += 1
+                return
+            self._waiting.append(data)
+            self._num_waiting_bytes += len(data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, as far as it is read within `END_TIMEOUT_S`."""
+        with self._changed:
+            self._end_s = time.monotonic() + END_TIMEOUT_S
+            self._is_ending = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(END_TIMEOUT_S + 0.5)
+
+    # ------------------------------------------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while (data := self._next()) is not None:
+            with contextlib.suppress(OSError):  # the terminal was closed, or the disk is full; the next may be written
+                self._write(data)
+
+    def _next(self) -> bytes | None:
+        """The next text, or the notice of those that are missing behind the last; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._num_missing or self._is_ending)
+            if self._waiting:
+                data = self._waiting.popleft()
+                self._num_waiting_bytes -= len(data)
+                return data
+            if self._num_missing:
+                data = self._notice(self._num_missing).encode()
+                self._num_missing = 0
+                return data
+            return None
+
+    def _write(self, data: bytes) -> None:
+        """All of `data`, however long that takes, but not beyond the end. OSError: it cannot be written."""
+        while data:
+            if self._is_ending and time.monotonic() > self._end_s:
+                raise TimeoutError
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLOUT)
+            if poll.poll(100):
+                with contextlib.suppress(BlockingIOError):  # others write there too
+                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
