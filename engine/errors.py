@@ -38,6 +38,11 @@ class ContentsError(CheckpointError):
     """A checkpoint does not hold the weights any more that are in use under its name."""
 
 
+class OutsideError(TokamakError):
+    """Something outside the engine took away what an actor works with. The actor ends and is started again; that is not counted
+    for --restart-limit."""
+
+
 class RequestError(TokamakError):
     """A user's mistake: fails that request with an HTTP status and OpenAI's error fields. Its message is `sayable`."""
 

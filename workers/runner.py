@@ -19,6 +19,7 @@ from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
+from engine.errors import OutsideError
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Step, StepResult
 from engine.process.nodes import seat_of
@@ -51,6 +52,7 @@ from workers.step.tape_plan import TapePlan
 from workers.step_trace import StepTrace
 from workers.weights.cache import WeightCache
 from workers.weights.loader import CacheOutcome, Progress, load_model
+from workers.weights.packed_file import PackedFile
 from workers.weights.precision import Precision
 
 if TYPE_CHECKING:
@@ -70,6 +72,13 @@ class LoadedWeights(msgspec.Struct, frozen=True):
     plan: Plan | None
     cache: CacheOutcome = "off"
     contents: str = ""  # LoadedModel.contents
+    packed: PackedFile | None = None  # LoadedModel.packed
+
+    def check(self) -> None:
+        """OutsideError where they are not any more what was loaded."""
+        trouble = self.packed.trouble() if self.packed is not None else ""
+        if trouble:
+            raise OutsideError(f"{trouble}; the weights are loaded again")
 
 
 def _matching(config: EngineConfig) -> Matching:
@@ -289,7 +298,7 @@ class ModelRunner:
         self._is_warm = self._communicator is None and self._experts is None
         if self._is_warm:  # ranks of a gang load at times of their own, and a replay takes all of them
             self._warm_up(plan)
-        self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents)
+        self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents, loaded.packed)
 
     def _warm_up(self, plan: Plan) -> None:
         """Run a step of the most rows, where nobody knows yet that it fits beside the cache, and replay what was captured once,

@@ -204,6 +204,7 @@ class WorkerActor(Actor):
             step = turns.begin_turn(self._runner.core.weights.version)
             if step is None:
                 self._runner.core.run_without_rows()
+                self._runner.core.weights.check()
                 self._figures.ended_without_rows(time.monotonic_ns() - received_ns, self._communicators)
             else:
                 result = self._run(step, received_ns)
@@ -249,6 +250,7 @@ class WorkerActor(Actor):
         step, received_ns = self._started.popleft()
         begin_ns = time.monotonic_ns()
         result = self._runner.finish()
+        self._runner.core.weights.check()  # else what was computed is not sent
         if self._trace.is_on:
             self._trace.ended(step, received_ns, begin_ns, is_alone=self._runner.depth == 1)
         result.received_ns = received_ns

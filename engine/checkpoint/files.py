@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import CheckpointError
+from shm.file_guard import FileGuard
 
 
 class MappedFile(msgspec.Struct, frozen=True, eq=False):
@@ -24,6 +25,7 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
     path: Path
     data: mmap.mmap
     status: os.stat_result
+    guard: FileGuard | None = None  # None: the data is memory of our own
 
     @property
     def is_unchanged(self) -> bool:
@@ -36,6 +38,14 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
             self.status.st_size,
             self.status.st_mtime_ns,
         )
+
+    def check(self) -> None:
+        """CheckpointError where not all of the file could be read: what was read of the rest is zeros."""
+        if self.guard is not None and self.guard.is_lost:
+            raise CheckpointError(
+                f"{self.path} cannot be read to its end: it was truncated while it was read, or its disk fails; load it again "
+                "when it is complete"
+            )
 
 
 def make_directory(path: Path) -> None:
@@ -64,7 +74,8 @@ def map_file(path: Path) -> MappedFile:
     try:
         with open(open_file(path), "rb") as stream:
             status = os.fstat(stream.fileno())
-            return MappedFile(path, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), status)
+            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return MappedFile(path, data, status, FileGuard(data))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped

@@ -173,12 +173,13 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class ActorState(msgspec.Struct, tag=True):
-    """An actor's event to the supervisor: it is READY, or FAILED with a cause."""
+    """An actor's event to the supervisor: it is READY, or FAILED with a cause, which may be from outside the engine."""
 
     actor: str
     epoch: int
     state: str
     text: str = ""
+    is_from_outside: bool = False
 
 
 class Membership(msgspec.Struct, tag=True):

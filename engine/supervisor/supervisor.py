@@ -295,15 +295,16 @@ class Supervisor:
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready and not child.is_asked_to_end:
             self._fail(f"the engine cannot start: {cause}", child)
-        elif child.is_asked_to_end or self._may_go_on(child.name):
+        elif child.is_asked_to_end or self._may_go_on(child):
             self._start_again(child, cause)
         else:
             table = self._restarts
             self._fail(f"{cause}; that is {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
 
-    def _may_go_on(self, name: str) -> bool:
-        """Whether an actor that died may be started again; a file that killed it is not held against it."""
-        return self.segments.blame_file(name) or self._restarts.record_death(name, time.monotonic())
+    def _may_go_on(self, dead: Child) -> bool:
+        """Whether an actor that died may be started again; what comes from outside is not counted as its death."""
+        is_from_outside = dead.is_failure_from_outside or self.segments.blame_file(dead.name)
+        return is_from_outside or self._restarts.record_death(dead.name, time.monotonic())
 
     def _end_peers(self, dead: Child) -> None:
         """Where a gang cannot go on without one of its ranks all end with it and begin their next life together. That is one
@@ -418,7 +419,7 @@ class Supervisor:
                 self.segments.set_member(child.name, child.takes_part)
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
-            child.failure = event.text
+            child.failure, child.is_failure_from_outside = event.text, event.is_from_outside
         else:
             self._texts[child.name] = event.text
 

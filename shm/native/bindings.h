@@ -12,5 +12,6 @@ void bind_broadcast(nanobind::module_ &module);
 void bind_slab(nanobind::module_ &module);
 void bind_counters(nanobind::module_ &module);
 void bind_trace(nanobind::module_ &module);
+void bind_file_guard(nanobind::module_ &module);
 
 }  // namespace tokamak

@@ -40,4 +40,5 @@ NB_MODULE(_native, module) {
     bind_slab(module);
     bind_counters(module);
     bind_trace(module);
+    bind_file_guard(module);
 }

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import pytest
 
@@ -16,6 +21,7 @@ from engine.messages import WeightsState
 from tests.e2e.checkpoints import broken_missing, broken_shape, broken_truncated, other_weights
 from tests.e2e.engine_process import DEMO, GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, answers, held, mixed_bodies, stream_all, stream_one, wait_for_waiting
+from tests.ggufs import write
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL_A = GOLDEN / "qwen2"
@@ -146,6 +152,71 @@ def test_a_broken_checkpoint_changes_nothing(
     assert order(engine, "reload", path=str(MODEL_A), ranks=[7]).status_code == 400
     assert order(engine, "reload", path=str(MODEL_A), mode="maybe").status_code == 400
     assert engine.is_healthy()
+
+
+@contextlib.contextmanager
+def written_meanwhile(path: Path) -> Iterator[None]:
+    """Within, another process writes the file again and again: it has half of its bytes, then all."""
+    num_bytes, is_over = path.stat().st_size, threading.Event()
+    data = path.read_bytes()[num_bytes // 2 :] if num_bytes < 1 << 24 else b""
+
+    def write() -> None:
+        with path.open("r+b") as file:
+            while not is_over.is_set():
+                file.truncate(num_bytes // 2)
+                file.seek(num_bytes // 2)
+                file.write(data)
+                file.truncate(num_bytes)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        writer.join()
+
+
+def test_reload_of_a_file_that_is_written_kills_nothing(
+    engine: EngineProcess, truth: dict[str, list[Answer]], tmp_path: Path
+) -> None:
+    """A tensor of 256 MiB that is not used, so that reading takes long enough; of it the second half comes and goes."""
+    version = reload(engine, MODEL_A)
+    epochs = {name: actor["epoch"] for name, actor in engine.actors().items()}
+    path = shutil.copytree(MODEL_A, tmp_path / "growing") / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, tensors = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header["model.mtp_unused"] = {"dtype": "U8", "shape": [1 << 28], "data_offsets": [len(tensors), len(tensors) + (1 << 28)]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+    os.truncate(path, path.stat().st_size + (1 << 28))
+    with written_meanwhile(path):
+        for _ in range(5):
+            answer = order(engine, "reload", path=str(path.parent))
+            assert answer.status_code == 400, answer.text
+            assert str(path) in answer.text
+    assert engine.metric("weight_version") == version
+    assert stripped(answers(engine, SHORT)) == truth["a"]
+    assert {name: actor["epoch"] for name, actor in engine.actors().items()} == epochs
+
+
+def test_reload_of_a_gguf_that_is_written_kills_nothing(
+    engine: EngineProcess, truth: dict[str, list[Answer]], tmp_path: Path
+) -> None:
+    reload(engine, MODEL_A)
+    epochs = {name: actor["epoch"] for name, actor in engine.actors().items()}
+    path = tmp_path / "growing.gguf"
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_array("tokenizer.ggml.tokens", [f"token {number}" for number in range(100_000)])
+    write(writer)
+    with written_meanwhile(path):
+        for _ in range(10):
+            answer = order(engine, "reload", path=str(path))
+            assert answer.status_code == 400, answer.text
+            assert str(path) in answer.text
+    assert stripped(answers(engine, SHORT)) == truth["a"]
+    assert {name: actor["epoch"] for name, actor in engine.actors().items()} == epochs
 
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])

@@ -3,6 +3,7 @@ and answers are the same in every case."""
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -63,6 +64,33 @@ def test_filled_mapped_and_repaired(tmp_path: Path, expected: list[Answer]) -> N
             assert answers(second, BODIES) == expected
             assert loads(second)["hit"] == 1
     assert files(tmp_path) == [path]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_cache_file_is_damaged_under_a_running_engine(tmp_path: Path, expected: list[Answer], num_ranks: int) -> None:
+    """Answers stay what they were, and the deaths are not counted for a limit of one."""
+    with engine_with(tmp_path, "--restart-limit", "1", "--tensor-parallel-size", str(num_ranks)) as engine:
+        for harm in (truncate, empty, overwrite, Path.unlink, truncate):
+            assert answers(engine, BODIES) == expected
+            for path in files(tmp_path):
+                harm(path)
+        assert answers(engine, BODIES) == expected
+        assert wait_until(lambda: "was truncated while it was in use" in engine.text, what="the cause is told")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def overwrite(path: Path) -> None:
+    """In place, as `cp` does."""
+    num_bytes = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(b"\xff" * num_bytes)
 
 
 def test_killed_while_it_starts(tmp_path: Path, expected: list[Answer]) -> None:

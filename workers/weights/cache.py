@@ -171,14 +171,14 @@ class WeightCache:
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 if path.suffix in (_COMPLETE, _PARTIAL):
-                    yield status.st_mtime_ns, status.st_size, path
+                    yield status.st_atime_ns, status.st_size, path
 
 
 def _mark_used(path: Path) -> None:
-    """Set its time, from a clock that tells two uses apart."""
-    now_ns = time.time_ns()
+    """Set the time of its last access, from a clock that tells two uses apart. Whoever has it mapped sees by the other time
+    whether it was written to."""
     with contextlib.suppress(OSError):  # another user's file, or a directory that cannot be written
-        os.utime(path, ns=(now_ns, now_ns))
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def _open_partial(path: Path) -> int:

@@ -82,5 +82,6 @@ def _checksum(file: MappedFile, on_piece: Callable[[], None]) -> str:
         piece = values[begin : begin + _PIECE]
         pieces.append(_cpu.checksum(piece.ctypes.data, len(piece)))
         on_piece()
+        file.check()
     sums = np.array(pieces, np.uint64)
     return f"{_cpu.checksum(sums.ctypes.data, sums.nbytes):016x}"

@@ -82,6 +82,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
     cache: CacheOutcome
     contents: str
     linears: list[Linear]  # but those of encoders and experts
+    packed: PackedFile | None  # that the weights are mapped from
 
 
 def load_model(
@@ -145,13 +146,17 @@ def load_model(
                     f"{path} was written over: it holds other weights than those in use, whose packed file is gone as well; "
                     "reload it to take what it holds now"
                 )
-            outcome = loading.pack_with(directory, of(found))
+            try:
+                outcome = loading.pack_with(directory, of(found))
+            except Exception:
+                checkpoint.check_unchanged()  # zeros in place of what was cut off are no cause
+                raise
     for rope, rotary in weights.rotaries:
         tables = rotary_tables(rope, rotary.head_dim, 0 if rotary.is_by_row else num_positions)
         named = zip(("cosines", "sines", "partners"), tables, strict=True)
         ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
     mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
-    return LoadedModel(model, mixtures, loading.num_bytes, outcome, found, weights.linears)
+    return LoadedModel(model, mixtures, loading.num_bytes, outcome, found, weights.linears, loading.packed)
 
 
 class _Loading:
@@ -175,6 +180,7 @@ class _Loading:
         self._matrices += [*([each] for each in weights.embeddings), *([each] for each in weights.head_linears)]
         self._num_done = 0
         self.num_bytes = 0
+        self.packed: PackedFile | None = None
 
     @property
     def _stored(self) -> Stored:
@@ -199,6 +205,7 @@ class _Loading:
         if file is None and cache.is_shared and self.map_from(cache, description) == "hit":
             return outcome  # another rank wrote it
         self._pack(file or Memory(), self._sizes(Layout()))
+        self.packed = file
         if file is not None and not cache.is_shared:
             file.map_all()  # only now that nothing maps it for writing: it should not count twice
         return outcome
@@ -214,6 +221,7 @@ class _Loading:
                 raise DamagedFileError("it holds other weights than its name says")
             self._set_formats(file.description["formats"])
             self._pack(file, self._sizes(Layout()))
+            self.packed = file
             return "hit"
         except DamagedFileError as error:
             _LOG.warning("packed weights %s in %s cannot be used: %s", name, cache.directory, error)

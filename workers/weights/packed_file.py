@@ -22,6 +22,7 @@ import math
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ from engine.checkpoint.files import open_file
 from ops import _cpu
 from ops.cpu.array import empty
 from ops.weight_format import ALIGNMENT, Fill, Fills, Parts
+from shm.file_guard import FileGuard
 
 _MAGIC = b"TKPACKED"
 _VERSION = 3
@@ -175,19 +177,26 @@ def _first_piece(index_bytes: int) -> int:
 
 class PackedFile:
     """A store of a file that is complete: nothing is filled. While arrays of it live the file is locked (shared), which says
-    that it is in use. Raises DamagedFileError, and OSError where it cannot be opened."""
+    that it is in use. Raises DamagedFileError, and OSError where it cannot be opened. `trouble` says whether what is mapped is
+    still what was written."""
 
     def __init__(self, path: Path, is_checked: bool = True) -> None:
         """`is_checked`: whether what is used is read and compared with its checksums."""
         descriptor = open_file(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            size = status.st_size
             if size < _HEAD.size:
                 raise DamagedFileError(f"it has {size} bytes, too few for its head")
             self._memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)  # keeps the descriptor, and with it the lock
-        finally:
+            self._guard = FileGuard(self._memory)
+            self._path, self._status = path, status
+        except BaseException:
             os.close(descriptor)
+            raise
+        weakref.finalize(self, os.close, descriptor).atexit = False
+        self._descriptor = descriptor
         self.num_bytes = size
         with contextlib.suppress(OSError):  # a kernel without huge pages
             self._memory.madvise(mmap.MADV_HUGEPAGE)  # also has them read into such
@@ -195,6 +204,15 @@ class PackedFile:
         self.description: dict[str, Any] = index["description"]
         self._arrays: dict[str, list[Any]] = index["arrays"]
         self._unchecked = dict(enumerate(index["checksums"])) if is_checked else {}
+
+    def trouble(self) -> str:
+        """Why the arrays may not hold what was written any more; nothing where they do."""
+        now = os.fstat(self._descriptor)
+        if now.st_size < self._status.st_size:
+            return f"{self._path} was truncated while it was in use"
+        if now.st_mtime_ns != self._status.st_mtime_ns:
+            return f"{self._path} was written to while it was in use"
+        return f"{self._path} cannot be read, its disk fails" if self._guard.is_lost else ""
 
     def map_all(self) -> None:
         """Every page now rather than when it is first read."""

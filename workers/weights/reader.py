@@ -129,6 +129,7 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """CheckpointError where somebody wrote to the files while they were read."""
         for file in self._mapped():
+            file.check()
             if not file.is_unchanged:
                 raise CheckpointError(f"{file.path} was changed while it was read; load it again when it is complete")
 

@@ -97,7 +97,10 @@ class SafetensorsFile:
         self.path = path
         self.mapped = map_file(path) if mapped is None else mapped
         self.data = self.mapped.data
-        header, data_begin = self._header()
+        try:
+            header, data_begin = self._header()
+        finally:
+            self.mapped.check()
         metadata = header.pop("__metadata__", {})
         self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
         self.tensors = {name: self._entry(name, entry, data_begin) for name, entry in header.items()}

@@ -51,7 +51,9 @@ def gguf_checkpoint(path: Path) -> Path:
 
 def _write(directory: Path, path: Path) -> None:
     """Whole or not at all; of two that write at once, the first wins."""
-    files = checkpoint_files(GgufFile(path))
+    file = GgufFile(path)
+    files = checkpoint_files(file)
+    file.mapped.check()
     directory.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
     try:

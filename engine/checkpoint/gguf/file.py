@@ -71,9 +71,14 @@ class GgufFile:
                 key = self._string()
                 self.metadata[key] = self._value(self._scalar("I"))
             entries = [self._tensor_entry() for _ in range(num_tensors)]
+            self.tensors = self._placed(entries)
         except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+            self.mapped.check()
             raise self._damaged(str(error)) from error
-        self.tensors = self._placed(entries)
+        except CheckpointError:
+            self.mapped.check()
+            raise
+        self.mapped.check()
 
     @staticmethod
     def of_checkpoint(path: Path) -> GgufFile | None:

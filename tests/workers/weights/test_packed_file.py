@@ -121,6 +121,40 @@ def test_what_is_not_used_is_not_looked_at(tmp_path: Path) -> None:
         file.keep("large", shape, dtype, lambda array: None, [(2, 3)])
 
 
+def test_truncation_under_a_reader_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    write(path)
+    file = PackedFile(path)
+    shape, dtype = ARRAYS["large"]
+    array = file.keep("large", shape, dtype, lambda array: None)
+    os.utime(path, ns=(1, path.stat().st_mtime_ns))  # as another engine marks its use
+    assert file.trouble() == ""
+    os.truncate(path, 4096)
+    assert not array.any()
+    assert f"{path} was truncated while it was in use" in file.trouble()
+
+
+def test_overwriting_under_a_reader_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    write(path)
+    file = PackedFile(path)
+    with path.open("r+b") as other:
+        other.seek(1 << 20)
+        other.write(b"other")
+    os.utime(path)
+    assert f"{path} was written to while it was in use" in file.trouble()
+
+
+@pytest.mark.parametrize("size", [0, 10, 4096, 3 << 20])
+def test_truncation_before_it_is_used_is_damage(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "weights"
+    write(path)
+    file = PackedFile(path)
+    os.truncate(path, size)
+    with pytest.raises(DamagedFileError, match="checksum"):
+        file.keep("odd", *ARRAYS["odd"], lambda array: None)
+
+
 def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write(path)

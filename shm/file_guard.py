@@ -1,0 +1,27 @@
+"""Guards a mapped file: what another process cuts off, or a disk cannot read, reads as zeros instead of ending this process
+with SIGBUS. Whoever reads such a file asks `is_lost` before it believes what it read.
+
+Used by the readers of checkpoints (`engine/checkpoint/files.py`) and of packed weights (`workers/weights/packed_file.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+
+from shm import _native
+
+
+class FileGuard:
+    """Guards `mapping` for as long as that lives."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._number = _native.guard_file(mapping)
+        weakref.finalize(mapping, _native.release_file, self._number).atexit = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a part of the file could not be read: from then on the rest of the mapping may read as zeros."""
+        return _native.is_file_lost(self._number)
