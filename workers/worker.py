@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.record import ModelRecord
-from engine.errors import CheckpointError, ContentsError
+from engine.errors import CheckpointError, ContentsError, sayable
 from engine.messages import (
     ActorState,
     ClearWeights,
@@ -287,7 +287,8 @@ class WorkerActor(Actor):
         try:
             self._load(message.path, message.version, message.contents)
         except Exception as error:  # whatever is wrong with them, the present ones serve on
-            error_text = str(error) if isinstance(error, CheckpointError) else f"{message.path} cannot be loaded: {error!r}"
+            is_known = isinstance(error, CheckpointError)
+            error_text = str(error) if is_known else sayable(f"{message.path} cannot be loaded: {error!r}")
             self.context.log.error("weights %s were not loaded: %s", message.path, error_text)
         self.context.row.set_state(before)
         return self._weights_changed(message.command_id, error_text)

@@ -347,7 +347,9 @@ class ReloadRequest(msgspec.Struct, kw_only=True):
         str, Meta(max_length=4096, description="Directory or .gguf file; empty: the weights in use, read anew.")
     ] = ""
     mode: WeightMode = "requeue"
-    ranks: Annotated[list[Annotated[int, Meta(ge=0, le=65535)]], Meta(description="Empty: the whole engine.")] = []
+    ranks: Annotated[
+        list[Annotated[int, Meta(ge=0, le=65535)]], Meta(max_length=1024, description="Empty: the whole engine.")
+    ] = []
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from engine.errors import ControlError
+from engine.errors import ControlError, RequestError
 from engine.messages import Command, Order, Reply, decode_control, encode
 from engine.process.run_directory import Run
 
 DEFAULT_TIMEOUT_S = 600.0
+MAX_ORDER_BYTES = 24 << 10  # what the smallest control ring takes as one record
 _SLICE_S = 0.5  # a waiting client looks this often whether the engine still lives
 
 
@@ -20,15 +21,16 @@ class ControlClient:
         self.run = run
 
     def ask(self, order: Order, timeout_s: float = DEFAULT_TIMEOUT_S) -> Reply:
-        """Give `order` and wait for the answer. ControlError where the engine does not live or does not answer in time."""
+        """Give `order` and wait for the answer. ControlError where the engine does not live or does not answer in time,
+        RequestError where the order is too long."""
         import zmq  # milliseconds of an api's start, which gives orders only where an operator does
 
         self._require_life()
-        command = Command(os.urandom(8).hex(), order)
+        frame = _frame(order)
         with zmq.Context(io_threads=1) as context, context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(self.run.control_endpoint)
-            socket.send(encode(command))
+            socket.send(frame)
             deadline_s = time.monotonic() + timeout_s
             while not socket.poll(_slice_ms(deadline_s)):
                 self._keep_waiting(order, deadline_s, timeout_s)
@@ -39,12 +41,12 @@ class ControlClient:
         import zmq.asyncio
 
         self._require_life()
-        command = Command(os.urandom(8).hex(), order)
+        frame = _frame(order)
         socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(self.run.control_endpoint)
-            await socket.send(encode(command))
+            await socket.send(frame)
             deadline_s = time.monotonic() + timeout_s
             while not await socket.poll(_slice_ms(deadline_s)):
                 self._keep_waiting(order, deadline_s, timeout_s)
@@ -61,6 +63,20 @@ class ControlClient:
         if time.monotonic() >= deadline_s:
             name = type(order).__name__
             raise ControlError(f"engine {self.run.run_id} did not answer {name} within {timeout_s:g} s; see `tokamak ctl ps`")
+
+
+def _frame(order: Order) -> bytes:
+    command = Command(os.urandom(8).hex(), order)
+    frame = encode(command)
+    check_length(command, frame)
+    return frame
+
+
+def check_length(command: Command, frame: bytes) -> None:
+    """RequestError: no control ring takes the order."""
+    if len(frame) > MAX_ORDER_BYTES:
+        name = type(command.order).__name__
+        raise RequestError(f"{name} takes {len(frame)} bytes, the limit is {MAX_ORDER_BYTES}; shorten its names, path or ranks")
 
 
 def _reply(frame: bytes) -> Reply:

@@ -27,6 +27,7 @@ from engine.messages import (
     UnloadAdapter,
     encode,
 )
+from engine.process.control_client import check_length
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
@@ -83,6 +84,11 @@ class Orders:
 
     def handle(self, command: Command) -> None:
         """Carry out or forward one order."""
+        try:
+            check_length(command, encode(command))
+        except RequestError as error:
+            self._refuse(command, error.status, error.message)
+            return
         match command.order:
             case ListActors():
                 self._list(command)

@@ -151,6 +151,9 @@ def test_a_broken_checkpoint_changes_nothing(
     assert order(engine, "reload", path="/no/such/place").status_code == 400
     assert order(engine, "reload", path=str(MODEL_A), ranks=[7]).status_code == 400
     assert order(engine, "reload", path=str(MODEL_A), mode="maybe").status_code == 400
+    for ranks in ([0] * 300_000, list(range(1000)), list(range(1024, 2048)) * 2):
+        assert order(engine, "reload", path=str(MODEL_A), ranks=ranks).status_code == 400
+    assert order(engine, "reload", path="/" + "\U0001f600" * 4000).status_code == 400
     assert engine.is_healthy()
 
 

@@ -72,7 +72,7 @@ class AdapterFiles:
         self._pairs = self._matched()
 
     def linears(self) -> Iterator[AdaptedLinear]:
-        """In the order of the layout. CheckpointError where a number is none, or the file was written to meanwhile."""
+        """In the order of the layout. CheckpointError where a number is none."""
         for module in self._layout.modules:
             if module.name in self._pairs:
                 name, pair = self._pairs[module.name]
@@ -95,6 +95,9 @@ class AdapterFiles:
                 while num_read < status.st_size and (count := stream.readinto(view[num_read:])):
                     num_read += count
                 view.release()
+                now = os.fstat(stream.fileno())
+                if num_read < status.st_size or (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+                    raise CheckpointError(f"{self._path} was changed while it was read; load it again when it is complete")
         except OSError as error:
             others = sorted(path.name for path in self._directory.glob("adapter_model.*") if path != self._path)[:1]
             remedy = f"there is {others[0]}, which is not read: save it as safetensors" if others else "is the path right?"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.errors import ControlError
+from engine.errors import ControlError, RequestError
 from engine.messages import (
     AbortRequest,
+    Command,
     ListActors,
     Pause,
     ReloadWeights,
@@ -23,7 +24,9 @@ from engine.messages import (
     RestartActor,
     Shutdown,
     decode_control,
+    encode,
 )
+from engine.process.control import MAX_FRAME_BYTES
 from engine.process.control_client import ControlClient
 from engine.process.run_directory import WeightsRecord
 from tests.engine.echo_engine import EchoEngine, is_clean
@@ -84,6 +87,25 @@ def test_orders_reach_the_scheduler_and_their_answers_come_back(engine: EchoEngi
         return await asyncio.gather(*(client.ask_async(AbortRequest(f"r{index}"), WATCHDOG_S) for index in range(20)))
 
     assert [reply.message for reply in asyncio.run(ask_many())] == [f"aborted r{index}" for index in range(20)]
+
+
+@pytest.mark.parametrize(
+    "order", [ReloadWeights("/other", ranks=[70] * 300_000), AbortRequest("r" * 30_000), RestartActor("a" * 2_000_000)]
+)
+def test_order_too_long_for_a_ring_is_refused(engine: EchoEngine, order: ReloadWeights | AbortRequest | RestartActor) -> None:
+    with pytest.raises(RequestError, match="the limit is 24576"):
+        engine.control().ask(order, WATCHDOG_S)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:  # a client that looks at nothing
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(engine.run().control_endpoint)
+        frame = encode(Command("0123", order))
+        socket.send(frame)
+        if len(frame) <= MAX_FRAME_BYTES:  # else the connection ends
+            assert socket.poll(int(1000 * WATCHDOG_S))
+            reply = decode_control(socket.recv())
+            assert isinstance(reply, Reply)
+            assert (reply.status, "the limit is 24576" in reply.message) == (400, True)
+    assert engine.control().ask(AbortRequest("r1"), WATCHDOG_S).message == "aborted r1"
 
 
 def test_an_answer_that_comes_later(engine: EchoEngine) -> None:
