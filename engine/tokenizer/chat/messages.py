@@ -60,26 +60,6 @@ def with_part_contents(messages: list[Message]) -> list[Message]:
     return [message | {"content": _parted(message["content"])} for message in messages]
 
 
-def with_calls_as(messages: list[Message], is_content_none: bool, are_texts: bool) -> list[Message]:
-    """Calls of tools as a template shows them: beside no content instead of an empty one, and with arguments as text."""
-    return [
-        _with_calls_as(message, is_content_none, are_texts) if message.get("tool_calls") else message for message in messages
-    ]
-
-
-def _with_calls_as(message: Message, is_content_none: bool, are_texts: bool) -> Message:
-    content = None if is_content_none and not message["content"] else message["content"]
-    calls = message["tool_calls"]
-    if are_texts:
-        functions = [call["function"] for call in calls]
-        texts = [msgspec.json.encode(function["arguments"]).decode() for function in functions]
-        calls = [
-            call | {"function": function | {"arguments": text}}
-            for call, function, text in zip(calls, functions, texts, strict=True)
-        ]
-    return message | {"content": content, "tool_calls": calls}
-
-
 def _joined(content: str | list[Message]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
@@ -130,7 +110,7 @@ def _part(part: Any, where: str) -> Message:
 
 
 def _tool_calls(calls: Any, where: str) -> list[Message]:
-    """Clients send arguments as JSON text, templates expect the object."""
+    """Calls with arguments as objects, which clients send as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _mistake(f"{where} is no list of objects")
     return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
@@ -140,13 +120,20 @@ def _tool_call(call: Message, where: str) -> Message:
     function = call.get("function")
     if not isinstance(function, dict):
         raise _mistake(f"{where}.function is missing or no object")
-    arguments = function.get("arguments") or {}
+    return call | {"function": function | {"arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(arguments: Any) -> Any:
+    """The object that templates expect. Anything else stays text: a model may have written it until `max_tokens` cut it."""
+    if not arguments:
+        return {}
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise _mistake(f"{where}.function.arguments is no JSON: {error}") from error
-    return call | {"function": function | {"arguments": arguments}}
+            decoded = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, RecursionError):
+            return arguments
+        return decoded if isinstance(decoded, dict) else arguments
+    return arguments if isinstance(arguments, dict) else msgspec.json.encode(arguments).decode()
 
 
 def _mistake(text: str) -> RequestError:

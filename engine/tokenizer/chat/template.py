@@ -6,6 +6,7 @@ bring along, renders a conversation is decided here, how it is kept within bound
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -19,12 +20,12 @@ from engine.tokenizer.chat.messages import (
     media_of,
     read_json,
     read_messages,
-    with_calls_as,
     with_media_as,
     with_part_contents,
     with_string_contents,
 )
 from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
+from engine.tokenizer.chat.showing import Showing
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -36,6 +37,15 @@ _MEDIA_FORMS: tuple[Callable[[str], Message], ...] = (  # as templates ask for t
 )
 _THINKING_SWITCH = re.compile(r"\b(reasoning_effort|enable_thinking|thinking)\b(?!>)")
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+_TRIAL_VARIABLES: dict[str, Any] = {
+    "bos_token": "",
+    "eos_token": "",
+    "add_generation_prompt": True,
+    "documents": None,
+    "strftime_now": datetime(2026, 1, 1).strftime,
+    "functions": "",
+    "datetime": "",
+}
 
 
 class ChatTemplate:
@@ -48,12 +58,12 @@ class ChatTemplate:
         for name, mark in (marks or {}).items():
             source = source.replace(name, mark)
         self._template = Template(source)
-        self._calls_form: tuple[bool, bool] | None = None  # not found out yet
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = self._shows(_PROBE) or not self._takes_parts
         marks_shown = tuple((marks or {}).values())
         forms = {kind: self._form_of(kind, marks_shown) for kind in MEDIA_TYPES} if marks_shown and self._takes_parts else {}
         self._media_forms = {kind: form for kind, form in forms.items() if form}
+        self._showing = Showing(source, self._attempt_conversation)
 
     @property
     def source(self) -> str:
@@ -74,30 +84,18 @@ class ChatTemplate:
                     param="messages",
                 )
         messages = with_media_as(messages, self._media_forms)
-        if not self._takes_parts:
-            messages = with_string_contents(messages)
-        elif not self._takes_strings:
-            messages = with_part_contents(messages)
-        if any(message.get("tool_calls") for message in messages):
-            messages = with_calls_as(messages, *self._form_of_calls())
+        messages = self._showing.rewrite(self._with_contents(messages))
         return self._template.render({"messages": messages, **variables}, max_characters)
 
-    def _form_of_calls(self) -> tuple[bool, bool]:
-        """Whether the template shows calls of tools only where there is no content at all, not even an empty one, and whether
-        it wants arguments as text: DeepSeek R1's. What most templates take comes first."""
-        if self._calls_form is None:
-            forms = ((False, False), (True, False), (False, True), (True, True))
-            self._calls_form = next((form for form in forms if _PROBE in self._trial_of_calls(*form)), forms[0])
-        return self._calls_form
+    def _with_contents(self, messages: list[Message]) -> list[Message]:
+        """Contents as strings or lists of parts, whichever the template shows."""
+        if not self._takes_parts:
+            return with_string_contents(messages)
+        return messages if self._takes_strings else with_part_contents(messages)
 
-    def _trial_of_calls(self, is_content_none: bool, are_texts: bool) -> str:
-        function = {"name": _PROBE, "arguments": {}}
-        call = {"type": "function", "id": "tokamak00", "function": function}
-        messages: list[Message] = [
-            {"role": "user", "content": ""},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        return self._attempt(with_calls_as(messages, is_content_none, are_texts))
+    def _attempt_conversation(self, messages: list[Message], tools: Any) -> str:
+        messages = messages if self._takes_strings else with_part_contents(messages)
+        return self._attempt(messages, tools=tools, **_TRIAL_VARIABLES)
 
     def _form_of(self, kind: str, marks: tuple[str, ...]) -> Message | None:
         """The form of a part of which the template makes one placeholder; None: it shows no such parts."""
@@ -116,10 +114,10 @@ class ChatTemplate:
         """What becomes of a content."""
         return self._attempt([{"role": "user", "content": content}])
 
-    def _attempt(self, messages: list[Message]) -> str:
-        """What becomes of messages; nothing where the template does not take them."""
+    def _attempt(self, messages: list[Message], **variables: Any) -> str:
+        """The messages as text, "" where the template refuses them."""
         try:
-            return self._template.render({"messages": messages}, max_characters=1 << 20)
+            return self._template.render({"messages": messages, **variables}, max_characters=1 << 20)
         except (TemplateBoundError, MemoryError):
             raise
         except Exception:  # whatever a template raises
@@ -164,7 +162,7 @@ class ChatTemplates:
         messages = read_messages(prompt.messages)
         if prompt.continue_final_message:
             messages = _with_tag(messages, prompt)
-        variables = self._variables(prompt, now) | {"tools": tools or None}
+        variables = {"functions": _functions_text(tools or [])} | self._variables(prompt, now) | {"tools": tools or None}
         if documents:
             self._check_documents(prompt, variables, has_tools=bool(tools))
             variables["documents"] = documents
@@ -231,6 +229,7 @@ class ChatTemplates:
             "documents": None,
             "add_generation_prompt": prompt.add_generation_prompt,
             "strftime_now": now.strftime,
+            "datetime": now.strftime("%Y-%m-%d %H:%M:%S UTC"),
         }
         return {**self._special_tokens, **fixed, **more}
 
@@ -240,6 +239,11 @@ def _compiled(name: str, source: str, marks: Mapping[str, str]) -> ChatTemplate:
         return ChatTemplate(source, marks)
     except Exception as error:  # jinja2's own errors, and Python's on deep nesting
         raise CheckpointError(f"the model's chat template {name!r} does not compile: {error}") from error
+
+
+def _functions_text(tools: list[dict[str, Any]]) -> str:
+    """The tools' functions as JSON text, which Firefunction's template asks for."""
+    return json.dumps([tool.get("function", tool) for tool in tools], indent=4, ensure_ascii=False) if tools else "[]"
 
 
 def _with_tag(messages: list[Message], prompt: ChatPrompt) -> list[Message]:

@@ -16,6 +16,7 @@ from engine.messages import ChatPrompt
 from engine.parsers.choice import choose_call_parser, choose_reasoning_parser
 from engine.parsers.registry import Parsers
 from engine.tokenizer.chat.template import ChatTemplates
+from tests.engine.chat_templates import OWN_TEMPLATES, TEMPLATES
 from tests.engine.parsers.answers import (
     CALL_FAMILIES,
     calls,
@@ -28,12 +29,9 @@ from tests.engine.parsers.answers import (
     tokens_of,
     vocabulary_of,
 )
-from tests.paths import REPOSITORY
 
-TEMPLATES = {path.stem: path.read_text() for path in sorted((REPOSITORY / "tests/engine/parsers/templates").glob("*.jinja"))}
-CALLING = {  # those whose format of calls is known; all others write none, or in another format
+_CALLING = {  # published templates with a format of calls that is known; all others write none, or in another format
     "Bielik-11B-v3.0-Instruct": "hermes",
-    "ERNIE-4.5-Thinking": "ernie45",
     "LFM2.5-8B-A1B": "pythonic",
     "MiMo-VL": "hermes",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
@@ -60,8 +58,13 @@ CALLING = {  # those whose format of calls is known; all others write none, or i
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
     "unsloth-mistral-Devstral-Small-2507": "mistral",
 }
-THINKING = {
-    "ERNIE-4.5-Thinking": "ernie45",
+CALLING = {name: name for name in OWN_TEMPLATES} | {name: family for name, family in _CALLING.items() if name in TEMPLATES}
+_THINKING = {
+    "deepseek_v3": "deepseek_r1",
+    "deepseek_v31": "deepseek_r1",
+    "ernie45": "ernie45",
+    "hermes": "qwen3",
+    "qwen3_coder": "qwen3",
     "ibm-granite-granite-3.3-2B-Instruct": "ernie45",
     **{name: "deepseek_r1" for name in TEMPLATES if "deepseek" in name},
     **dict.fromkeys(
@@ -91,8 +94,9 @@ THINKING = {
         "qwen3",
     ),
 }
-WITH_REASONING = ("Qwen-Qwen3-0.6B", "Qwen3.5-4B", "StepFun3.5-Flash", "ERNIE-4.5-Thinking")  # of calls, too
-MOST_CALLS = {name: 1 for name in CALLING if name.startswith("meta-llama")} | {  # in one answer
+THINKING = {name: family for name, family in _THINKING.items() if name in TEMPLATES}
+WITH_REASONING = ("hermes", "qwen3_coder", "ernie45", "Qwen-Qwen3-0.6B", "Qwen3.5-4B", "StepFun3.5-Flash")  # of calls, too
+MOST_CALLS = {name: 1 for name in CALLING if CALLING[name] == "llama3_json"} | {  # in one answer
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": 2  # from the second on, it writes the end of all behind each
 }
 SAYING = ("hermes", "qwen3_coder", "ernie45", "deepseek_v31")  # show a content beside calls, but for Nous's
@@ -187,11 +191,13 @@ def test_auto_is_right_on_every_template() -> None:
 
 
 def test_the_vocabulary_decides_where_the_template_does_not() -> None:
-    assert (
-        choose_call_parser({"default": TEMPLATES["LFM2-8B-A1B"]}, lambda marker: marker == "<|tool_call_start|>") == "pythonic"
-    )
-    assert choose_reasoning_parser({"default": TEMPLATES["LFM2.5-Instruct"]}, lambda marker: marker == "<think>") == "qwen3"
-    assert choose_call_parser({"tool_use": TEMPLATES["Qwen3-Coder"], "default": "x"}, lambda marker: False) == "qwen3_coder"
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}{{ tools }}"
+    assert choose_call_parser({"default": plain}, lambda marker: marker == "<|tool_call_start|>") == "pythonic"
+    cutting = "{% for message in messages %}{{ message.content.split('</think>')[-1] }}{% endfor %}"
+    assert choose_reasoning_parser({"default": cutting}, lambda marker: marker == "<think>") == "qwen3"
+    assert choose_reasoning_parser({"default": cutting}, lambda marker: False) == "none"
+    templates = {"tool_use": OWN_TEMPLATES["qwen3_coder"], "default": "x"}
+    assert choose_call_parser(templates, lambda marker: False) == "qwen3_coder"
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -221,11 +227,11 @@ def test_calls_come_back(name: str) -> None:
             assert streamed == whole
 
 
-def test_thinking_that_cannot_be_switched_off_is_said() -> None:
+def test_thinking_that_cannot_be_switched_off_is_refused() -> None:
     prompt = ChatPrompt(
         json.dumps([USER]).encode(), chat_template_kwargs=b'{"reasoning_effort": "none", "enable_thinking": false}'
     )
-    assert templates_of("Qwen-Qwen3-0.6B").render(prompt, datetime(2026, 1, 1)).endswith("<think>\n\n</think>\n\n")
+    assert templates_of("hermes").render(prompt, datetime(2026, 1, 1)).endswith("<think>\n\n</think>\n\n")
     with pytest.raises(RequestError, match="reasoning_effort"):
-        templates_of("deepseek-ai-DeepSeek-R1-Distill-Llama-8B").render(prompt, datetime(2026, 1, 1))
-    templates_of("Qwen-Qwen2.5-7B-Instruct").render(prompt, datetime(2026, 1, 1))
+        templates_of("deepseek_v3").render(prompt, datetime(2026, 1, 1))
+    templates_of("pythonic").render(prompt, datetime(2026, 1, 1))

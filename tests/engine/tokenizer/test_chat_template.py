@@ -130,11 +130,11 @@ def test_a_template_that_likes_no_probe_gets_strings() -> None:
 def test_tool_calls_and_missing_contents() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1]}'}}
     template = (
-        "{% for m in messages %}<{{ m.content + '' }}{% if 'tool_calls' in m %}{{ m.tool_calls[0].function.arguments.x[0] }}"
-        "{% endif %}>{% endfor %}"
+        "{% for m in messages %}<{{ m.content + '' }}{% if 'tool_calls' in m %}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}>{% endfor %}"
     )
     messages = ({"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant", "tool_calls": []})
-    assert render(template, prompt(*messages)) == "<1><>"
+    assert render(template, prompt(*messages)) == '<{"x": [1]}><>'
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,6 @@ def test_tool_calls_and_missing_contents() -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "image_url"),
         ([{"role": "assistant", "tool_calls": "x"}], "tool_calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "function"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "no JSON"),
     ],
 )
 def test_wrong_messages_are_named(messages: Any, fragment: str) -> None:
@@ -165,8 +164,8 @@ def test_other_mistakes_are_named() -> None:
     assert refusal(CHATML, prompt(USER, tools={"a": 1})).param == "tools"
     assert refusal(CHATML, prompt(USER, variables=[1])).param == "chat_template_kwargs"
     assert "messages" in refusal(CHATML, prompt(USER, variables={"messages": []})).message
-    alternate = "{{ raise_exception('roles must alternate') if messages | length > 1 }}"
-    assert "roles must alternate" in refusal(alternate, prompt(USER, USER)).message
+    refusing = "{{ raise_exception('roles must alternate') }}"
+    assert "roles must alternate" in refusal(refusing, prompt(USER, USER)).message
     assert refusal(CHATML, ChatPrompt(b"[" * 100_000)).param == "messages"
 
 

@@ -1,0 +1,199 @@
+"""What a chat template shows of a conversation, found out by rendering small marked ones, and the rewrites that it needs.
+
+Called by `template.py`. A part of a conversation that never reaches the prompt is worse than a prompt in a slightly unusual
+form: templates drop the `developer` role, a second system message, the second of two calls, text beside a call, without a word.
+A conversation that has none of these is rendered as it is, and costs no trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from engine.tokenizer.chat.messages import Message
+from engine.tokenizer.chat.rewrites import (
+    SYSTEM_ROLES,
+    with_alternating_roles,
+    with_calls_as,
+    with_calls_in_content,
+    with_developer_as_system,
+    with_malformed_arguments_in_object,
+    with_one_system,
+    with_results_as_user,
+    with_short_call_ids,
+    with_single_calls,
+    with_system_in_first_user,
+    with_system_in_last_user,
+    with_text_before_calls,
+)
+
+Rewrite = Callable[[list[Message]], list[Message]]
+
+_MARK = "tokamakprobe"  # letters alone: no template quotes or cuts them
+_SHORT_IDS = ("tokamak00", "tokamak01")
+_LONG_IDS = ("call_tokamak_0123456789abcdef", "call_tokamak_0123456789abcdff")
+_CALL_FORMS = ((False, False), (True, False), (False, True), (True, True))  # what most templates take comes first
+_PROBE_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "",
+            "parameters": {"type": "object", "properties": {name: {"type": "string", "description": ""}}},
+        },
+    }
+    for name in ("first", "second")
+]
+
+
+class Showing:
+    """The rewrites that one template needs, each found out when a conversation first asks for it.
+
+    `attempt(messages, tools)` renders messages, or returns "" where the template refuses them; `source` is the template's
+    text."""
+
+    def __init__(self, source: str, attempt: Callable[[list[Message], Any], str]) -> None:
+        self._source = source
+        self._attempt = attempt
+
+    def rewrite(self, messages: list[Message]) -> list[Message]:
+        """The messages in the form in which the template shows all of them."""
+        roles = [message["role"] for message in messages]
+        has_calls = "tool" in roles or any(message.get("tool_calls") for message in messages)
+        systems = [role for role in roles if role in SYSTEM_ROLES]
+        is_late = len(systems) > (roles[0] in SYSTEM_ROLES)
+        if "developer" in systems and not (self._knows_late_developer if is_late else self._knows_developer):
+            messages = with_developer_as_system(messages)
+        if has_calls:
+            for change in self._call_rewrites:
+                messages = change(messages)
+        if systems:
+            messages = self._place_system(messages, is_late)
+        if self._has_unusual_turns([message["role"] for message in messages], has_calls) and self._wants_turns:
+            messages = with_alternating_roles(messages)
+        return messages
+
+    # ------------------------------------------------------------------------------------------------------- roles
+
+    @cached_property
+    def _tools(self) -> Any:
+        """What the trials give as tools: none, but to templates that render nothing without."""
+        return None if self._shows([_user(_MARK)], 1, None) else _PROBE_TOOLS
+
+    @cached_property
+    def _knows_developer(self) -> bool:
+        return "developer" in self._source and self._shows([_message("developer", _MARK), _user("u")], 1)
+
+    @cached_property
+    def _knows_late_developer(self) -> bool:
+        late = [
+            _system(_MARK),
+            _message("developer", _MARK),
+            _user("u"),
+            _assistant("a"),
+            _message("developer", _MARK),
+            _user("v"),
+        ]
+        return self._knows_developer and self._shows(late, 3)
+
+    @cached_property
+    def _shows_system(self) -> bool:
+        return self._shows([_system(_MARK), _user("u")], 1) or not self._shows([_user(_MARK)], 1)
+
+    @cached_property
+    def _shows_late_systems(self) -> bool:
+        two = self._shows([_system(_MARK), _system(_MARK), _user("u")], 2)
+        return two and self._shows([_system(_MARK), _user("u"), _assistant("a"), _system(_MARK), _user("v")], 2)
+
+    @cached_property
+    def _shows_system_before_result(self) -> bool:
+        call = _assistant("", _call("first", {}, _SHORT_IDS[0]))
+        messages = [_system(_MARK), _user("u"), call, _result("r", _SHORT_IDS[0])]
+        for change in self._call_rewrites:
+            messages = change(messages)
+        return self._shows(messages, 1)
+
+    def _place_system(self, messages: list[Message], is_late: bool) -> list[Message]:
+        if not self._shows_system:
+            return with_system_in_first_user(messages)
+        if is_late and not self._shows_late_systems:
+            messages = with_one_system(messages)
+        if messages[-1]["role"] == "tool" and not self._shows_system_before_result:
+            messages = with_system_in_last_user(messages)
+        return messages
+
+    def _has_unusual_turns(self, roles: list[str], has_calls: bool) -> bool:
+        turns = [role for role in roles if role in ("user", "assistant")]
+        return has_calls or turns[:1] != ["user"] or any(a == b for a, b in pairwise(turns))
+
+    @cached_property
+    def _wants_turns(self) -> bool:
+        """Whether it refuses two messages of one role in a row. One that refuses everything here is left alone."""
+        return self._shows([_user(_MARK)], 1) and not self._shows([_user(_MARK), _user(_MARK)], 2)
+
+    # ------------------------------------------------------------------------------------------------------- calls
+
+    @cached_property
+    def _call_rewrites(self) -> tuple[Rewrite, ...]:
+        """In the order in which they apply."""
+        if not self._shows([_user(_MARK)], 1):
+            return ()  # nothing can be found out
+        form = next((form for form in _CALL_FORMS if self._shows_turn(form)), None)
+        if form is None:
+            shows_results = self._shows([_user("u"), _assistant("a"), _result(_MARK, _SHORT_IDS[0])], 1)
+            return (with_calls_in_content, *(() if shows_results else (with_results_as_user,)))
+        changes: list[Rewrite] = []
+        if not self._shows_turn(form, call_id=_LONG_IDS[0]):
+            changes.append(with_short_call_ids)
+        if not self._shows_turn(form, arguments=_MARK):
+            changes.append(with_malformed_arguments_in_object)
+        if not self._shows_two(form):
+            changes.append(with_single_calls)
+        if not self._shows_turn(form, said=_MARK):
+            changes.append(with_text_before_calls)
+        if form != _CALL_FORMS[0]:
+            changes.append(lambda messages: with_calls_as(messages, *form))
+        return tuple(changes)
+
+    def _shows_turn(self, form: tuple[bool, bool], call_id: str = _SHORT_IDS[0], arguments: Any = None, said: str = "") -> bool:
+        """Whether a call appears with its arguments, its result and the text beside it."""
+        arguments = {"first": _MARK} if arguments is None else arguments
+        call = _assistant(said, _call("first", arguments, call_id))
+        messages = [_user("u"), call, _result(_MARK, call_id), _assistant("a"), _user("v")]
+        return self._shows(with_calls_as(messages, *form), 3 if said else 2, _PROBE_TOOLS)
+
+    def _shows_two(self, form: tuple[bool, bool]) -> bool:
+        calls = [_call(tool["function"]["name"], {tool["function"]["name"]: _MARK}, call_id)  # type: ignore[index]
+                 for tool, call_id in zip(_PROBE_TOOLS, _SHORT_IDS, strict=True)]  # fmt: skip
+        results = [_result(_MARK, call_id) for call_id in _SHORT_IDS]
+        messages = [_user("u"), _assistant("", *calls), *results, _assistant("a"), _user("v")]
+        return self._shows(with_calls_as(messages, *form), 4, _PROBE_TOOLS)
+
+    def _shows(self, messages: list[Message], num_marks: int, tools: Any = ...) -> bool:
+        return self._attempt(messages, self._tools if tools is ... else tools).count(_MARK) >= num_marks
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _user(content: str) -> Message:
+    return _message("user", content)
+
+
+def _system(content: str) -> Message:
+    return _message("system", content)
+
+
+def _assistant(content: str, *calls: Message) -> Message:
+    return _message("assistant", content) | ({"tool_calls": list(calls)} if calls else {})
+
+
+def _call(name: str, arguments: Any, call_id: str) -> Message:
+    return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
+
+
+def _result(content: str, call_id: str) -> Message:
+    return _message("tool", content) | {"tool_call_id": call_id}

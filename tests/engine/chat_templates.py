@@ -1,0 +1,11 @@
+"""Chat templates for tests: the repository's own, one for each format of calls, and published ones where they were fetched."""
+
+from __future__ import annotations
+
+from tests.paths import REPOSITORY
+from tests.published_templates import published_templates
+
+OWN_TEMPLATES = {
+    path.stem: path.read_text() for path in sorted((REPOSITORY / "tests/engine/parsers/templates").glob("*.jinja"))
+}
+TEMPLATES = OWN_TEMPLATES | published_templates()

@@ -1,0 +1,173 @@
+"""Every part of a conversation reaches the prompt, with each chat template: a marker in each part is looked for in the text."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from engine.errors import RequestError
+from engine.messages import ChatPrompt
+from engine.tokenizer.chat.rewrites import with_short_call_ids, with_single_calls
+from engine.tokenizer.chat.template import ChatTemplate, ChatTemplates
+from tests.engine.chat_templates import OWN_TEMPLATES
+from tests.engine.chat_templates import TEMPLATES as PUBLISHED_AND_OWN
+
+NOW = datetime(2026, 1, 1)
+STRICT = """{%- for message in messages -%}
+{%- set expected = ('user', 'assistant')[loop.index0 % 2] -%}
+{%- if message.role != expected -%}{{ raise_exception('user and assistant must alternate') }}{%- endif -%}
+{{- '<' + message.role + '>' + message.content -}}
+{%- endfor -%}"""  # knows neither system messages nor tools
+TEMPLATES = PUBLISHED_AND_OWN | {"strict": STRICT}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": f"N{number}mark",
+            "description": "d",
+            "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "d"}}},
+        },
+    }
+    for number in (1, 2, 3)
+]
+Message = dict[str, Any]
+
+
+def user(number: int) -> Message:
+    return {"role": "user", "content": f"U{number}mark"}
+
+
+def user_parts(number: int) -> Message:
+    return {"role": "user", "content": [{"type": "text", "text": f"{letter}{number}mark"} for letter in "UV"]}
+
+
+def system(number: int) -> Message:
+    return {"role": "system", "content": f"Y{number}mark"}
+
+
+def developer(number: int) -> Message:
+    return {"role": "developer", "content": f"D{number}mark"}
+
+
+def assistant(text: str, *calls: Message) -> Message:
+    return {"role": "assistant", "content": text} | ({"tool_calls": list(calls)} if calls else {})
+
+
+def call(number: int, arguments: str = "") -> Message:
+    text = arguments or json.dumps({"key": f"A{number}mark"})
+    return {"type": "function", "id": call_id(number), "function": {"name": f"N{number}mark", "arguments": text}}
+
+
+def result(number: int) -> Message:
+    return {"role": "tool", "tool_call_id": call_id(number), "content": f"R{number}mark"}
+
+
+def call_id(number: int) -> str:
+    return f"call_0123456789abcdefABCDEF0{number}"
+
+
+CONVERSATIONS = {
+    "system": [system(1), user(1)],
+    "developer": [developer(1), user(1)],
+    "system, developer": [system(1), developer(1), user(1)],
+    "two systems": [system(1), system(2), user(1)],
+    "system in between": [system(1), user(1), assistant("S1mark"), system(2), user(2)],
+    "first system in between": [user(1), assistant("S1mark"), system(1), user(2)],
+    "developer in between": [system(1), user(1), assistant("S1mark"), developer(1), user(2)],
+    "system last": [system(1), user(1), assistant("S1mark"), user(2), system(2)],
+    "two users": [user(1), user_parts(2)],
+    "two assistants": [user(1), assistant("S1mark"), assistant("S2mark"), user(2)],
+    "assistant first": [system(1), assistant("S1mark"), user(1)],
+    "call": [user(1), assistant("", call(1)), result(1), assistant("S1mark"), user(2)],
+    "result last": [system(1), user(1), assistant("", call(1)), result(1)],
+    "text beside call": [user(1), assistant("S1mark", call(1)), result(1), assistant("S2mark"), user(2)],
+    "text beside call, result last": [system(1), user(1), assistant("S1mark", call(1)), result(1)],
+    "two calls": [user(1), assistant("", call(1), call(2)), result(1), result(2), assistant("S1mark"), user(2)],
+    "results in other order": [system(1), user(1), assistant("", call(1), call(2)), result(2), result(1)],
+    "rounds of calls": [
+        system(1), user(1), assistant("S1mark", call(1), call(2)), result(1), result(2), assistant("S2mark", call(3)), result(3)
+    ],
+    "user after result": [system(1), user(1), assistant("S1mark", call(1)), result(1), user(2), assistant("S2mark"), user(3)],
+    "call without result": [user(1), assistant("", call(1)), user(2)],
+    "arguments cut off": [user(1), assistant("", call(1, '{"key": "A1mark')), result(1), assistant("S1mark"), user(2)],
+    "arguments in a list": [user(1), assistant("", call(1, '["A1mark"]')), result(1), assistant("S1mark"), user(2)],
+    "all together": [
+        system(1), user(1), assistant("S1mark", call(1), call(2)), result(2), result(1),
+        system(2), user_parts(2), assistant("S2mark"), developer(1), user(3)
+    ],
+}  # fmt: skip
+
+
+@lru_cache
+def templates_of(name: str) -> ChatTemplates:
+    return ChatTemplates(
+        {"default": TEMPLATES[name]}, {"bos_token": "<s>", "eos_token": "</s>"}, 1 << 20, trusts_requests=False
+    )
+
+
+def render(name: str, messages: list[Message], has_tools: bool = True) -> str:
+    tools = json.dumps(TOOLS).encode() if has_tools else b""
+    return templates_of(name).render(ChatPrompt(json.dumps(messages).encode(), tools=tools), NOW)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_part_of_a_conversation_is_shown(name: str) -> None:
+    lost = {}
+    for title, messages in CONVERSATIONS.items():
+        has_tools = "tool_calls" in str(messages) or "tool_use" in name
+        declared = render(name, [{"role": "user", "content": "hi"}], has_tools)
+        text = render(name, messages, has_tools)
+        marks = set(re.findall(r"[A-Z]\dmark", json.dumps(messages)))
+        lost[title] = sorted(mark for mark in marks if text.count(mark) <= declared.count(mark))
+    assert {title: marks for title, marks in lost.items() if marks} == {}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_parts_are_in_their_order(name: str) -> None:
+    messages = [user(1), assistant("S1mark"), user(2), assistant("S2mark", call(1)), result(1), assistant("S3mark"), user(3)]
+    text = render(name, messages)
+    marks = ["U1mark", "S1mark", "U2mark", "A1mark", "R1mark", "S3mark", "U3mark"]
+    assert sorted(marks, key=text.index) == marks
+
+
+def test_common_conversations_are_rendered_as_they_are() -> None:
+    messages = [system(1), user(1), assistant("S1mark"), user(2)]
+    variables = {"messages": messages, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"}
+    for name, source in OWN_TEMPLATES.items():
+        assert render(name, messages, False) == ChatTemplate(source)._template.render(variables, 1 << 20)
+
+
+def test_foreign_call_ids_become_short_ones_that_match() -> None:
+    text = render("mistral", [user(1), assistant("", call(1), call(2)), result(1), result(2)])
+    ids = re.findall(r'"id": "(\w+)"', text)
+    assert [len(each) for each in dict.fromkeys(ids)] == [9, 9]
+    assert re.findall(r'"call_id": "(\w+)"', text) == ids
+    kept = with_short_call_ids([{"role": "tool", "tool_call_id": "abcDEF123", "content": ""}])
+    assert kept[0]["tool_call_id"] == "abcDEF123"
+
+
+def test_each_call_is_followed_by_its_own_result() -> None:
+    split = with_single_calls([assistant("", call(1), call(2)), result(2), result(1), {"role": "tool", "content": "more"}])
+    assert [message.get("tool_call_id") or message.get("tool_calls", [{}])[0].get("id") for message in split] == [
+        call_id(1), call_id(1), call_id(2), call_id(2), None
+    ]  # fmt: skip
+    unnamed = [{"role": "tool", "content": "first"}, {"role": "tool", "content": "second"}]
+    contents = [message["content"] for message in with_single_calls([assistant("", call(1), call(2)), *unnamed])]
+    assert contents == ["", "first", "", "second"]
+
+
+def test_arguments_that_are_no_object_stay_as_written() -> None:
+    assert '"arguments": {"key": "A1mark}' in render("hermes", [user(1), assistant("", call(1, '{"key": "A1mark')), user(2)])
+    assert '"A1mark' in render("qwen3_coder", [user(1), assistant("", call(1, '{"key": "A1mark')), user(2)])
+
+
+def test_a_template_that_refuses_everything_says_why() -> None:
+    refusing = ChatTemplates({"default": "{{ raise_exception('not today') }}"}, {}, 1 << 20, trusts_requests=False)
+    for messages in CONVERSATIONS.values():
+        with pytest.raises(RequestError, match="not today"):
+            refusing.render(ChatPrompt(json.dumps(messages).encode()), NOW)
