@@ -25,6 +25,7 @@ from starlette.requests import HTTPConnection
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
+from engine.keys import key_digest
 
 PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/v2/rerank")
 PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
@@ -135,14 +136,14 @@ def _neighbourhood(host: str) -> str:
     return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
-def _key_of(headers: Headers, keys: Sequence[str]) -> str:
-    """Which of `keys` the bearer token or `x-api-key` is, in a time that depends on neither; empty where it is none."""
-    if not keys:
+def _key_of(headers: Headers, digests: Sequence[str]) -> str:
+    """The one of `digests` that the bearer token or `x-api-key` has, found in a time that depends on neither; empty: none."""
+    if not digests:
         return ""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     tokens = [token.strip()] if scheme.lower() == "bearer" else []
-    given = [text.encode("latin-1") for text in (*tokens, *headers.getlist("x-api-key"))]
-    matches = [key for key in keys for one in given if hmac.compare_digest(one, key.encode())]
+    given = [key_digest(text.encode("latin-1")) for text in (*tokens, *headers.getlist("x-api-key"))]
+    matches = [digest for digest in digests for one in given if hmac.compare_digest(one, digest)]
     return matches[0] if matches else ""
 
 

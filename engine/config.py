@@ -218,7 +218,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # HTTP
     host: str
     port: int
-    api_key: tuple[str, ...]
+    api_key: tuple[str, ...]  # digests (`engine/keys.py`), as those of the next two
     api_key_priority: tuple[tuple[str, int], ...]  # keys with a priority of their own, the best that their requests get
     admin_key: str
     allowed_hosts: tuple[str, ...]

@@ -6,6 +6,7 @@ Used by `tokamak chat` and `tokamak bench serve`; works against any server that 
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -61,10 +62,11 @@ class Target:
 def add_target_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     """--url, --run, --run-dir and --api-key, for `find_target`."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--url", "--base-url", default="", help=f"default: the newest engine that runs here, else {DEFAULT_URL}")
+    which.add_argument("--url", "--base-url", default="", help=f"default: the engine that runs here, else {DEFAULT_URL}")
     which.add_argument("--run", default="", metavar="ID", help="the engine of this run id or its beginning")
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="the engine of the run in this directory")
-    parser.add_argument("--api-key", default="", metavar="KEY", help="default: the engine's own, where it is this user's")
+    key = os.environ.get("TOKAMAK_API_KEY", "").partition(",")[0]
+    parser.add_argument("--api-key", default=key, metavar="KEY", help="default: the first of $TOKAMAK_API_KEY")
 
 
 def find_target(options: argparse.Namespace) -> Target:
@@ -72,19 +74,15 @@ def find_target(options: argparse.Namespace) -> Target:
     engine that is asked for does not run."""
     if options.url:
         return Target.parse(options.url, options.api_key)
-    if options.run or options.run_dir:
-        run = choose_run(options.run, options.run_dir)
-        if not run.is_alive():
-            raise TokamakError(
-                f"engine {run.run_id} does not run any more; start it again, or name another with --run or --url"
-            )
-    else:
-        living = [run for run in find_runs() if run.is_alive()]
-        if not living:
-            return Target.parse(DEFAULT_URL, options.api_key)
-        run = living[0]
+    if not (options.run or options.run_dir or any(run.is_alive() for run in find_runs())):
+        return Target.parse(DEFAULT_URL, options.api_key)
+    run = choose_run(options.run, options.run_dir)
+    if not run.is_alive():
+        raise TokamakError(f"engine {run.run_id} does not run any more; start it again, or name another with --run or --url")
     config = run.manifest().config
-    return Target.parse(config.url, options.api_key or next(iter(config.api_key), ""))
+    if config.api_key and not options.api_key:
+        raise TokamakError(f"engine {run.run_id} asks for a key; give one of its own with --api-key or TOKAMAK_API_KEY")
+    return Target.parse(config.url, options.api_key)
 
 
 class _Error(msgspec.Struct):

@@ -19,6 +19,7 @@ from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
+from engine.keys import key_digest
 from engine.options.idle import note_idle
 from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_device import (
@@ -86,9 +87,6 @@ _SAME = (
     "restart_limit",
     "host",
     "port",
-    "api_key",
-    "api_key_priority",
-    "admin_key",
     "allowed_hosts",
     "allowed_origins",
     "max_body_bytes",
@@ -215,6 +213,9 @@ def resolve(
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
         run_id=run_id,
         run_dir=run_dir,
+        api_key=tuple(map(key_digest, values["api_key"])),
+        api_key_priority=tuple((key_digest(key), priority) for key, priority in values["api_key_priority"]),
+        admin_key=key_digest(values["admin_key"]),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
     )

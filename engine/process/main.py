@@ -19,6 +19,7 @@ from types import FrameType
 
 import msgspec
 
+from engine.keys import with_secrets
 from engine.process.actor import Actor, run
 from engine.process.context import ActorContext
 from engine.process.log import formatter_for
@@ -50,7 +51,8 @@ def main(argv: list[str]) -> int:
     handler.setFormatter(formatter_for(manifest.config.log_format))
     logging.basicConfig(level=manifest.config.log_level.upper(), handlers=[handler])
     fds = (life.arena_fd, life.comm_fd, life.media_fds, life.events_fd, life.listener_fd, life.device_arena_fd)
-    context = ActorContext(this_run, manifest.config, life.actor, life.epoch, *fds)
+    config = with_secrets(manifest.config, os.environ)
+    context = ActorContext(this_run, config, life.actor, life.epoch, *fds)
     context.row.set_state(State.ATTACHED)
     _end_on_sigterm(context)
     target = next(plan.target for plan in manifest.actors if plan.name == life.actor)

@@ -227,15 +227,28 @@ def find_runs() -> list[Run]:
 
 
 def choose_run(run_id: str = "", directory: Path | None = None) -> Run:
-    """The run in `directory`, or the one whose id begins with `run_id`, or the first of `find_runs`. TokamakError: there is
-    none."""
+    """The run in `directory`, or the one with an id that begins with `run_id`: the engine that runs, else the newest dead one.
+    TokamakError: there is none, or several run."""
     if directory is not None:
         return open_run(directory)
     runs = [run for run in find_runs() if run.run_id.startswith(run_id)]
     if not runs:
         which = f"no run {run_id}" if run_id else "no engine, running or dead,"
         raise TokamakError(f"there is {which} of this user here; start one with `tokamak serve`, or name its --run-dir")
+    living = [run for run in runs if run.is_alive()]
+    if len(living) > 1:
+        which = f"of the runs that begin with {run_id} " if run_id else ""
+        lines = "\n".join(f"  --run {run.run_id}  {_described(run)}" for run in living)
+        raise TokamakError(f"{len(living)} engines {which}run here; name one of them with --run or --run-dir:\n{lines}")
     return runs[0]
+
+
+def _described(run: Run) -> str:
+    """Model, address and directory of a run, for those who choose one."""
+    with contextlib.suppress(TokamakError):
+        config = run.manifest().config
+        return f"{config.served_model_name[0]}  {config.url}  {run.directory}"
+    return str(run.directory)  # it has just ended
 
 
 def run_entries(root: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.installation import python_environment
+from engine.keys import environment_of
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import ActorLife, ActorPlan, role_of
@@ -138,7 +139,7 @@ def _environment(config: EngineConfig, role: str) -> dict[str, str]:
     """The supervisor's environment with what native libraries read when they are loaded: their threads, and no telemetry."""
     threads = str(config.threads if role == "worker" else 1)
     return {
-        **python_environment(os.environ),
+        **python_environment(environment_of(config, role, os.environ)),
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

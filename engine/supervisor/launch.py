@@ -18,6 +18,7 @@ import msgspec
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import OptionError, StartError, TokamakError
+from engine.keys import hide_arguments, without_secrets
 from engine.messages import AdaptersRecord
 from engine.options.resolve import ChooseKernels, as_built, resolve
 from engine.options.table import read_options
@@ -46,6 +47,7 @@ def main(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         options = read_options(arguments, os.environ, embedded_models)
+        hide_arguments()
         if options.values["end_with"] is not None:
             from engine.supervisor.companion import end_with
 
@@ -128,7 +130,7 @@ def _open_run(
             run.write_weights(WeightsRecord.of_start(config), scheduler)
         if config.max_loras:
             run.write_adapters(AdaptersRecord())
-        run.write_manifest(Manifest(config, tuple(plan), os.getpid(), time.time()))
+        run.write_manifest(Manifest(without_secrets(config), tuple(plan), os.getpid(), time.time()))
     except OSError as error:
         raise StartError(f"cannot write to {run.directory}: {error.strerror}; give another directory with --run-dir") from error
     return run, lock

@@ -21,6 +21,7 @@ import httpx
 import msgspec
 
 from engine.checkpoint.record import ModelRecord
+from engine.keys import key_digest
 from engine.messages import Command, Control, Order, Reply
 from engine.process.control import ControlServer
 from engine.process.events import EventChannel
@@ -61,7 +62,7 @@ class Edge:
             "port": self.port,
             "run_id": run_id,
             "run_dir": str(directory),
-            "admin_key": ADMIN_KEY,
+            "admin_key": key_digest(ADMIN_KEY),
         }
         self.config = engine_config(**(fields | options))
         self.url = self.config.url

@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from api.access import Access, priority_of, source_of
 from engine.checkpoint.gguf.convert import gguf_checkpoint
 from engine.errors import RequestError
+from engine.keys import key_digest
 from engine.messages import (
     AbortRequest,
     Detokenize,
@@ -45,7 +46,8 @@ OPEN_PATHS = ("/", "/page/main.js", "/health", "/health/live", "/metrics", "/ver
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     """With API keys, without a key for orders."""
-    keys = {"api_key": ("first", "s\xe9cond"), "api_key_priority": (("s\xe9cond", 10),), "admin_key": ""}
+    digests = tuple(map(key_digest, ("first", "s\xe9cond")))
+    keys = {"api_key": digests, "api_key_priority": ((digests[1], 10),), "admin_key": ""}
     names = {"allowed_hosts": ("llm.example",)}
     with Edge(tmp_path_factory.mktemp("run"), **keys, **names, allowed_origins=("https://chat.example",)) as running:
         yield running

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.errors import OptionError, TokamakError
-from engine.process.run_directory import Manifest, Run, new_run_id, runs_root
+from engine.process.run_directory import Manifest, Run, choose_run, new_run_id, runs_root
 from engine.supervisor.reaper import create_run, remove_run
 from tests.configurations import engine_config
 from tools.target import DEFAULT_URL, Target, add_target_arguments, find_target
@@ -51,10 +52,38 @@ def run() -> Iterator[Run]:
 
 def test_the_engine_that_runs_here(run: Run) -> None:
     for arguments in ((), ("--run", run.run_id[:4]), ("--run-dir", str(run.directory))):
-        target = find(*arguments)
-        assert (target.url, target.port, target.api_key) == ("http://127.0.0.1:4321", 4321, "first")
-    assert find("--api-key", "mine").api_key == "mine"
+        target = find(*arguments, "--api-key", "mine")
+        assert (target.url, target.port, target.api_key) == ("http://127.0.0.1:4321", 4321, "mine")
     assert find("--url", "http://[::1]:9/v1").url == "http://[::1]:9"
+
+
+def test_key_comes_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TokamakError, match="asks for a key; give one of its own with --api-key or TOKAMAK_API_KEY"):
+        find()
+    monkeypatch.setenv("TOKAMAK_API_KEY", "first,second")
+    assert find().api_key == "first"
+
+
+def test_several_engines_are_listed_and_none_is_taken(run: Run) -> None:
+    run_id = new_run_id()
+    other, lock = create_run(run_id, runs_root() / run_id)
+    config = run.manifest().config
+    other.write_manifest(
+        Manifest(msgspec.structs.replace(config, port=5432, run_id=other.run_id, api_key=()), (), os.getpid(), time.time())
+    )
+    try:
+        for find_one in (find, choose_run):
+            with pytest.raises(TokamakError, match="2 engines run here; name one of them with --run or --run-dir") as refused:
+                find_one()
+            for each, url in ((run, "http://127.0.0.1:4321"), (other, "http://127.0.0.1:5432")):
+                assert f"--run {each.run_id}  test  {url}  {each.directory}" in str(refused.value)
+        assert find("--run", other.run_id).port == 5432
+        assert find("--run-dir", str(other.directory)).port == 5432
+    finally:
+        os.close(lock)
+        remove_run(other)
+    assert choose_run() == run
+    assert find("--api-key", "mine").port == 4321
 
 
 def test_where_none_runs(run: Run) -> None:

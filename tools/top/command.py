@@ -113,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tokamak top", description="What an engine that runs, hangs or died is doing.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--run", default="", metavar="ID", help="run id or its beginning; default: the newest, living ones first"
+        "--run",
+        default="",
+        metavar="ID",
+        help="run id or its beginning; default: the engine that runs, else the newest dead one",
     )
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory")
     how = parser.add_mutually_exclusive_group()

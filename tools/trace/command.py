@@ -72,7 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=_seconds, default=10.0, help="how long to watch a running engine (default: 10)")
     parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--run", default="", metavar="ID", help="beginning of a run id; default: the newest engine of this user")
+    which.add_argument(
+        "--run",
+        default="",
+        metavar="ID",
+        help="run id or its beginning; default: the engine that runs, else the newest dead one",
+    )
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="directory of the run")
     return parser
 

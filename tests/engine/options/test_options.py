@@ -14,6 +14,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.keys import key_digest
 from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
 from engine.options.resolve_device import installed_paddle
@@ -135,9 +136,15 @@ def test_command_line_wins_over_environment_over_file(model: Path, tmp_path: Pat
     config = configure(model, "--port", "3333", "--config", str(path), environment=environment)
     assert (config.port, config.max_num_seqs, config.max_waiting) == (3333, 8, 9)
     assert config.enable_prefix_caching is False
-    assert config.api_key == ("a", "b")
+    assert config.api_key == (key_digest("a"), key_digest("b"))
     path.write_text(json.dumps({"port": 1111, "kv-cache-memory": "1MiB"}))
     assert configure(model, environment={"TOKAMAK_CONFIG": str(path)}).port == 1111
+
+
+def test_configuration_holds_no_key(model: Path) -> None:
+    keys = ("--api-key", "first-secret", "--api-key-priority", "first-secret=3", "--admin-key", "second-secret")
+    assert b"-secret" not in msgspec.json.encode(configure(model, *keys))
+    assert configure(model).admin_key == ""
 
 
 def test_names_keys_and_flags(model: Path) -> None:
@@ -146,7 +153,8 @@ def test_names_keys_and_flags(model: Path) -> None:
     assert not config.enable_prefix_caching
     environment = {"TOKAMAK_API_KEY": "x,y=", "TOKAMAK_API_KEY_PRIORITY": "y==-3", "TOKAMAK_ENABLE_PREFIX_CACHING": "off"}
     config = configure(model, environment=environment)
-    assert (config.api_key, config.api_key_priority) == (("x", "y="), (("y=", -3),))
+    assert config.api_key == (key_digest("x"), key_digest("y="))
+    assert config.api_key_priority == ((key_digest("y="), -3),)
     assert not config.enable_prefix_caching
 
 

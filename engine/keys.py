@@ -1,0 +1,71 @@
+"""Keys and other secrets: what is kept of them, and where.
+
+Of keys that clients send (API, admin) configuration, manifest and every process hold digests, which is what a request's key is
+compared by. What the api process signs links to an object store with has to be known as it is: it reaches that process in its
+environment, and no file. On the command line secrets are readable by every user of the machine, so the launcher
+overwrites them there once they are read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig
+
+_SIGNING = ("object_store_secret_key", "object_store_session_token")  # fields of the configuration
+_VARIABLE = "TOKAMAK_RUN_SECRETS"  # JSON, in the environment of api processes
+_READ_BY_LAUNCHER = ("API_KEY", "API_KEY_PRIORITY", "ADMIN_KEY", "OBJECT_STORE_SECRET_KEY", "OBJECT_STORE_SESSION_TOKEN")
+_HIDDEN = (_VARIABLE, "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", *(f"TOKAMAK_{name}" for name in _READ_BY_LAUNCHER))
+_OPTIONS = tuple(f"--{name.lower().replace('_', '-')}" for name in _READ_BY_LAUNCHER)
+_MIN_ABBREVIATION = len("--ap")
+_ARG_START, _ARG_END = 45, 46  # of /proc/PID/stat, behind the name
+
+
+def key_digest(key: str | bytes) -> str:
+    """SHA-256 of a key, in hexadecimal digits; empty where there is no key."""
+    data = key.encode() if isinstance(key, str) else key
+    return hashlib.sha256(data).hexdigest() if data else ""
+
+
+def without_secrets(config: EngineConfig) -> EngineConfig:
+    """What may be written to a file."""
+    return msgspec.structs.replace(config, **dict.fromkeys(_SIGNING, ""))
+
+
+def with_secrets(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
+    """`without_secrets` undone, in a process that `environment_of` was made for."""
+    secrets = msgspec.json.decode(environment.get(_VARIABLE, "{}"), type=dict[str, str])
+    return msgspec.structs.replace(config, **secrets) if secrets else config
+
+
+def environment_of(config: EngineConfig, role: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an actor: without the secrets that the launcher has read, but for those that its role needs."""
+    kept = {name: value for name, value in environment.items() if name not in _HIDDEN}
+    secrets = {name: value for name in _SIGNING if (value := getattr(config, name))}
+    if role == "api" and secrets:
+        kept[_VARIABLE] = msgspec.json.encode(secrets).decode()
+    return kept
+
+
+def hide_arguments() -> None:
+    """Overwrite the secrets in this process's command line, as /proc shows it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    place, is_secret = start, False
+    for argument in ctypes.string_at(start, end - start).split(b"\0"):
+        name, equals, value = argument.partition(b"=")
+        if argument.startswith(b"--"):
+            is_secret = _is_secret(name.decode(errors="replace").replace("_", "-"))
+        if is_secret and (equals or not argument.startswith(b"--")):
+            hidden = value if argument.startswith(b"--") else argument
+            ctypes.memset(place + len(argument) - len(hidden), ord("*"), len(hidden))
+        place += len(argument) + 1
+
+
+def _is_secret(option: str) -> bool:
+    return len(option) >= _MIN_ABBREVIATION and any(name.startswith(option) for name in _OPTIONS)
