@@ -21,19 +21,21 @@ from engine.messages import WeightsState
 from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
-STALE_HEARTBEAT_NS = 4_000_000_000  # a work loop beats every 100 ms, a hang is acted upon after hang_timeout_s
-STALE_STEP_NS = 30_000_000_000  # a worker beats after each op of a step, and one may be long
+MAX_STALE_NS = 4_000_000_000  # a work loop beats every 100 ms; a worker after each op of a step, and one may be long
 _NOT_SERVING = {
     WeightsState.PAUSED: "is paused by an operator, what comes waits: resume it",
-    WeightsState.CLEARED: "has no weights: they were cleared, or could not be loaded again (see the errors); reload them",
+    WeightsState.CLEARED: "is asleep, it has no weights: POST /admin/wake (`tokamak ctl wake`) loads them again; if they are "
+    "lost (see the errors), reload others",
 }
 
 
 async def health(request: Request) -> Response:
     """The route."""
-    counters = Exchange.of(request).services.context.counters
+    context = Exchange.of(request).services.context
+    counters = context.counters
     errors = counters.errors.entries()
-    found = problems(counters.actors(), errors, halts(counters, errors), time.monotonic_ns())
+    halted = halts(counters, errors)
+    found = problems(counters.actors(), errors, halted, time.monotonic_ns(), context.config.hang_timeout_s)
     if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
         # it serves, so balancers are to leave it in; people are to see this before an actor dies
         return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
@@ -51,18 +53,24 @@ async def metrics(request: Request) -> Response:
 
 
 def problems(
-    actors: Iterable[ActorSnapshot], errors: Sequence[ErrorSnapshot], halts: Mapping[str, str], now_ns: int
+    actors: Iterable[ActorSnapshot],
+    errors: Sequence[ErrorSnapshot],
+    halts: Mapping[str, str],
+    now_ns: int,
+    hang_timeout_s: float,
 ) -> list[HealthProblem]:
     """Why the engine cannot serve, one entry per actor that is not all right. `errors`: of the error log, the latest first;
-    `halts`: of actors that are well, and do nothing."""
+    `halts`: of actors that are well, and do nothing. An actor counts as stuck when half of the time is over after which it is
+    replaced."""
     found = []
+    stale_ns = int(hang_timeout_s * 1e9 / 2)
     for actor in actors:
         age_ns = now_ns - actor.heartbeat_ns
         if actor.state not in (State.READY, State.RUNNING):
             cause = _last_error(actor.name, errors) if actor.restarts or actor.state in (State.DEAD, State.FAILED) else ""
             reason = f"is {State(actor.state).name}, not READY or RUNNING"
             found.append(HealthProblem(actor.name, f"{reason}: {cause}" if cause else reason))
-        elif age_ns > (STALE_STEP_NS if actor.role == "worker" else STALE_HEARTBEAT_NS):
+        elif age_ns > (stale_ns if actor.role == "worker" else min(stale_ns, MAX_STALE_NS)):
             found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
         elif actor.name in halts:
             found.append(HealthProblem(actor.name, halts[actor.name]))

@@ -24,6 +24,7 @@ from shm.errors import SharedMemoryError
 from shm.layout import LAYOUT_HASH, LAYOUT_VERSION, MAGIC, MAX_NAME_BYTES, StructView, size_of
 from shm.memory import available_memory_bytes
 from shm.process import ProcessIdentity
+from shm.sizes import size_text
 
 DIRECTORY = Path("/dev/shm")
 HEADER_BYTES = size_of("SegmentHeader")
@@ -195,7 +196,7 @@ class MemoryFile:
         available = available_memory_bytes()
         if num_bytes > available and not is_sparse:
             raise SharedMemoryError(
-                f"arena {name} needs {num_bytes} bytes of memory, {available} are available; make it smaller "
+                f"arena {name} needs {size_text(num_bytes)} of memory, {size_text(available)} are available; make it smaller "
                 "(--num-kv-blocks or --kv-cache-memory) or free memory"
             )
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -247,9 +248,10 @@ def reserve(fd: int, num_bytes: int, what: str) -> None:
             raise
         volume = os.statvfs(fd)
         raise SharedMemoryError(
-            f"no room for {what}: it needs {num_bytes} bytes, {DIRECTORY} has {volume.f_bavail * volume.f_frsize} bytes free; "
-            "remove what other programs left there, enlarge it (docker run --shm-size, mount -o remount,size=...), or make the "
-            "engine smaller (fewer --api-processes or --tokenizer-processes)"
+            f"no room for {what}: it needs {size_text(num_bytes)}, {DIRECTORY} has "
+            f"{size_text(volume.f_bavail * volume.f_frsize)} free; remove what other programs left there, enlarge it "
+            "(docker run --shm-size, mount -o remount,size=...), or make the engine smaller (fewer --api-processes or "
+            "--tokenizer-processes)"
         ) from error
 
 

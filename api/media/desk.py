@@ -17,6 +17,7 @@ from engine.messages import MediaItem, MediaSource, Prepare, Prepared, encode
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox
 from engine.process.topology import MEDIA, media_of, names_of
+from shm.sizes import size_text
 from shm.slab import SlabHandle
 
 RETRY_AFTER_S = 1
@@ -67,8 +68,8 @@ class MediaDesk:
 
     def _full(self, num_used: int, num_bytes: int) -> RequestError:
         return RequestError(
-            f"the files of open requests take {num_used} of {self._slab.capacity_bytes} bytes, no room for {num_bytes} more; "
-            "try again, or start with a larger --media-memory",
+            f"the files of open requests take {size_text(num_used)} of {size_text(self._slab.capacity_bytes)}, no room for "
+            f"{size_text(num_bytes)} more; try again, or start with a larger --media-memory",
             status=429,
             code="media_memory_full",
             retry_after_s=RETRY_AFTER_S,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from shm.counters import Cell
 from shm.memory import available_memory_bytes
 from shm.segment import MemoryFile
+from shm.sizes import size_text
 
 SLICE_BYTES = 8 << 20  # a few milliseconds
 MARGIN_BYTES = 256 << 20  # left to everybody else
@@ -76,7 +77,7 @@ class ArenaReservation:
         if not self._is_short:
             self._is_short = True
             self._say(
-                f"memory for the KV cache runs short: {self._num_done // _MIB} of {self._arena.num_bytes // _MIB} MiB are "
-                f"reserved, {available // _MIB} MiB are available, {MARGIN_BYTES // _MIB} of them are left to others; free "
+                f"memory for the KV cache runs short: {size_text(self._num_done)} of {size_text(self._arena.num_bytes)} are "
+                f"reserved, {size_text(available)} are available, {size_text(MARGIN_BYTES)} of them are left to others; free "
                 "memory, or start with a smaller cache (--kv-cache-memory), before a full one ends a worker"
             )

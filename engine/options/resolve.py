@@ -50,6 +50,7 @@ from engine.options.table import OptionValues
 from engine.process.nodes import memory_nodes
 from engine.process.run_directory import new_run_id, runs_root
 from shm.memory import available_memory_bytes
+from shm.sizes import size_text
 
 EMBEDDED_MODEL_NAMES = {"text": "tokamak-demo", "vision": "tokamak-demo-vision"}
 MAX_DEFAULT_CACHE_BYTES = 1 << 30
@@ -128,7 +129,7 @@ def resolve(
     try:
         record = with_files(options, ModelRecord.read(model_path))
     except CheckpointError as error:
-        raise OptionError(f"--model {values['model'] or model_path}: {error}") from error
+        raise _model_error(values["model"] or model_path, error) from error
     pooling, record = _pooling(values, record)
     model = record.config
     num_ranks = resolve_ranks(options, model)
@@ -237,7 +238,13 @@ def _pooling(values: dict[str, Any], record: ModelRecord) -> tuple[PoolingConfig
     try:
         return resolve_pooling(values, record)
     except CheckpointError as error:
-        raise OptionError(f"--model {values['model']}: {error}") from error
+        raise _model_error(values["model"], error) from error
+
+
+def _model_error(name: str | Path, error: CheckpointError) -> OptionError:
+    """Names the model once: most errors begin with its name or a file of it."""
+    text = str(error)
+    return OptionError(f"--model {text}" if text.startswith((str(name), "/")) else f"--model {name}: {text}")
 
 
 def _model_path(options: OptionValues) -> Path:
@@ -259,7 +266,7 @@ def _model_path(options: OptionValues) -> Path:
 
         return resolve_model(with_revision(name, revision))
     except CheckpointError as error:
-        raise OptionError(f"--model {name}: {error}") from error
+        raise _model_error(name, error) from error
 
 
 def _model_names(options: OptionValues, path: Path) -> tuple[str, ...]:
@@ -319,8 +326,8 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
         num_blocks = values["kv_cache_memory"] // block_bytes - 1
         if num_blocks < 1:
             raise OptionError(
-                f"--kv-cache-memory {values['kv_cache_memory']}: room for {num_blocks + 1} blocks of {block_bytes} bytes, "
-                f"expected at least 2 (one is reserved); give at least {2 * block_bytes}"
+                f"--kv-cache-memory {size_text(values['kv_cache_memory'])}: room for {num_blocks + 1} blocks of "
+                f"{size_text(block_bytes)}, expected at least 2 (one is reserved); give at least {2 * block_bytes} bytes"
             )
         return int(num_blocks)
     wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])

@@ -19,6 +19,7 @@ from engine.checkpoint.comm_spec import max_logit_rows, max_rows
 from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
+from shm.sizes import size_text
 
 _BYTES = 4  # of every value
 _VALUES_IN = {"I32": 8, "U8": 2}  # packed numbers of 4 bits, at most
@@ -47,7 +48,7 @@ class CardNeeds(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return ", ".join(f"{name} {getattr(self, name) / _MIB:.0f} MiB" for name in self.__struct_fields__)
+        return ", ".join(f"{name} {size_text(getattr(self, name))}" for name in self.__struct_fields__)
 
 
 def card_needs(model: ModelConfig, num_weights: int, values: dict[str, Any], max_model_len: int, largest: int) -> CardNeeds:
@@ -81,8 +82,8 @@ def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_byt
     num_blocks = int((card_bytes * utilization - needs.total) // block_bytes) - 1
     if num_blocks < 1:
         raise OptionError(
-            f"--gpu-memory-utilization {utilization:g} of the card's {card_bytes / _MIB:.0f} MiB has no room for a KV cache: "
-            f"{needs.text}, and {2 * block_bytes} bytes for two blocks; give more, lower --max-num-batched-tokens, "
+            f"--gpu-memory-utilization {utilization:g} of the card's {size_text(card_bytes)} has no room for a KV cache: "
+            f"{needs.text}, and {size_text(2 * block_bytes)} for two blocks; give more, lower --max-num-batched-tokens, "
             "--max-num-seqs or --max-model-len, or take a larger card"
         )
     return num_blocks

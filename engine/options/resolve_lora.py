@@ -11,6 +11,7 @@ from engine.config import MAX_LORAS, LoraModule
 from engine.errors import OptionError
 from engine.options.table import OptionValues
 from shm.memory import available_memory_bytes
+from shm.sizes import size_text
 
 DEFAULT_LORAS = 4
 
@@ -43,7 +44,7 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
     available = available_memory_bytes()
     if layout.num_bytes > available:
         raise OptionError(
-            f"--enable-lora: {num_slots} adapters of rank {max_rank} take {layout.num_bytes >> 20} MiB, {available >> 20} MiB "
-            "are available; lower --max-loras or --max-lora-rank"
+            f"--enable-lora: {num_slots} adapters of rank {max_rank} take {size_text(layout.num_bytes)}, "
+            f"{size_text(available)} are available; lower --max-loras or --max-lora-rank"
         )
     return {"max_loras": num_slots, "max_lora_rank": max_rank, "lora_modules": modules, "adapter_bytes": layout.num_bytes}

@@ -65,6 +65,7 @@ from shm.segment import (
     segment_name,
     unlink_segment,
 )
+from shm.sizes import size_text
 
 if TYPE_CHECKING:
     from engine.metrics import Metric
@@ -278,8 +279,8 @@ def _create_arenas(num_replicas: int, num_bytes: int, has_cache: bool) -> list[M
     available = available_memory_bytes()
     if has_cache and num_replicas > 1 and num_replicas * num_bytes > available:
         raise StartError(
-            f"the KV arenas of {num_replicas} replicas need {num_replicas} times {_mebibytes(num_bytes)}, "
-            f"{_mebibytes(available)} are available; make them smaller (--num-kv-blocks or --kv-cache-memory), start fewer "
+            f"the KV arenas of {num_replicas} replicas need {num_replicas} times {size_text(num_bytes)}, "
+            f"{size_text(available)} are available; make them smaller (--num-kv-blocks or --kv-cache-memory), start fewer "
             "replicas (--data-parallel-size) or free memory"
         )
     return [MemoryFile.create("tokamak-kv-arena", num_bytes, is_sparse=not has_cache) for _ in range(num_replicas)]
@@ -345,11 +346,7 @@ def require_room(needed: int, free: int) -> None:
     """StartError where `needed` bytes of shared memory are more than are `free`."""
     if needed > free:
         raise StartError(
-            f"the rings need {_mebibytes(needed)} of shared memory, {DIRECTORY} has {_mebibytes(free)} free; enlarge it "
+            f"the rings need {size_text(needed)} of shared memory, {DIRECTORY} has {size_text(free)} free; enlarge it "
             "(docker run --shm-size=256m, or mount -o remount,size=256m /dev/shm), stop another engine, "
             "or lower --max-model-len, --api-processes, --tokenizer-processes or --data-parallel-size"
         )
-
-
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):.1f} MiB"

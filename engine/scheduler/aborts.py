@@ -16,7 +16,6 @@ from engine.scheduler.results import ending_output
 from engine.scheduler.sequence import Sequence
 
 RETURN_TIMEOUT_NS = 30_000_000_000  # a tokenizer loads in seconds; a sequence that it finds to have ended never returns
-MAX_DROPPED_HITS = 8192
 
 
 class Aborts:
@@ -25,7 +24,6 @@ class Aborts:
     def __init__(self, context: ActorContext, batch: BatchState) -> None:
         self._batch = batch
         self._deadlines: list[tuple[int, int, str]] = []  # heap of (deadline_ns, order of intake, request id)
-        self._dropped_hits: dict[str, int] = {}  # cached tokens of what went down with a tokenizer, by request id
         self._aborted = context.counter("requests_aborted_total")
 
     @property
@@ -91,15 +89,8 @@ class Aborts:
         deadline_ns = time.monotonic_ns() + RETURN_TIMEOUT_NS
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.tokenizer == tokenizer and sequence.tokenizer_epoch < epoch:
-                self._dropped_hits[sequence.request.request_id] = sequence.num_cached_tokens
                 self._batch.waiting.expect_back(sequence, deadline_ns)
                 self._batch.finish(sequence)
-        for request_id in list(self._dropped_hits)[:-MAX_DROPPED_HITS]:
-            del self._dropped_hits[request_id]
-
-    def pop_dropped_hits(self, request_id: str) -> int:
-        """How many tokens of its prompt an earlier attempt found in the cache; -1: it was not admitted, or there was none."""
-        return self._dropped_hits.pop(request_id, -1)
 
 
 def _names_of(request_id: str) -> set[str]:

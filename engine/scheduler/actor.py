@@ -322,10 +322,9 @@ class SchedulerActor(Actor):
         if is_stale or request.api_epoch < self.context.peer_epoch(request.api):
             self._dropped.add(1)
             return
-        num_cached_tokens = self.aborts.pop_dropped_hits(request.request_id)
         if known is not None:
-            num_cached_tokens = known.num_cached_tokens
             self.batch.finish(known)
+        num_cached_tokens = self.batch.hits_of_earlier_attempt(request)
         self.batch.waiting.came_back(request.request_id)
         stream = self.delivery.stream(request.tokenizer)
         waiting = (0, 0) if request.attempt else self.batch.num_waiting_of(request.source)  # what was taken once is not refused

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.block_keys import ROOT, hash_blocks
+from engine.messages import Request
 from engine.scheduler.block_pool import BlockPool, CachedBlock
 from engine.scheduler.policy import Admission, Limits, find_prefix, num_blocks_kept
 from engine.scheduler.queues import SequenceQueue, WaitingQueue
 from engine.scheduler.sequence import Sequence, SequenceState
+
+MAX_REMEMBERED_HITS = 8192
 
 
 class BatchState:
@@ -31,6 +34,7 @@ class BatchState:
         self.waiting = WaitingQueue()
         self.leaders: dict[str, Sequence] = {}
         self.num_with_media = 0  # of the sequences
+        self._hits: dict[str, int] = {}  # cached tokens of those that ended last, by request id
         self._leaving: set[Sequence] = set()  # LEAVING or FINISHED, with steps in flight
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         # slots whose sequence is complete, and its tokens, since the last step; but those that nobody else may be told of
@@ -129,6 +133,7 @@ class BatchState:
         """The sequence has ended, for whatever reason: nobody knows it any more."""
         if self.sequences.get(sequence.request.request_id) is sequence:
             del self.sequences[sequence.request.request_id]
+            self._remember_hits(sequence)
             self.num_with_media -= sequence.media is not None
         if self.leaders.get(sequence.request.group_id) is sequence:
             del self.leaders[sequence.request.group_id]
@@ -139,6 +144,18 @@ class BatchState:
         if sequence.state is SequenceState.RUNNING:
             self._stop_running(sequence)
         self._leave(sequence, SequenceState.FINISHED)
+
+    def _remember_hits(self, sequence: Sequence) -> None:
+        """What said that the sequence has ended may be lost with a tokenizer; then it is submitted again."""
+        self._hits[sequence.request.request_id] = sequence.num_cached_tokens
+        if len(self._hits) > MAX_REMEMBERED_HITS:
+            del self._hits[next(iter(self._hits))]
+
+    def hits_of_earlier_attempt(self, request: Request) -> int:
+        """How many tokens of its prompt an earlier attempt found in the prefix cache, which holds its own prompt since; -1: it
+        was not admitted, or there was none."""
+        num_cached_tokens = self._hits.pop(request.request_id, -1)
+        return num_cached_tokens if request.attempt else -1
 
     def landed(self, sequence: Sequence) -> None:
         """No step in flight has the sequence any more: what a leaving one holds is free."""

@@ -15,6 +15,7 @@ import msgspec
 from engine.errors import StartError
 from engine.installation import PACKAGES, python_environment
 from engine.process.device_arena import DeviceArena
+from shm.sizes import size_text
 
 _LONGEST_S = 120.0  # that a driver may take for its first call and the memory: seconds
 
@@ -60,7 +61,7 @@ def _received(rank: int, child: subprocess.Popen[str], way: socket.socket, num_b
         cause = "" if descriptors else child.communicate(timeout=_LONGEST_S)[1].strip() or f"exit code {child.returncode}"
     if not descriptors:
         raise StartError(
-            f"arena{rank}: the KV arena of {num_bytes / (1 << 20):.1f} MiB cannot be made on card {rank}: {cause}; make it "
+            f"arena{rank}: the KV arena of {size_text(num_bytes)} cannot be made on card {rank}: {cause}; make it "
             "smaller (--num-kv-blocks or --gpu-memory-utilization), or see that the driver works (nvidia-smi)"
         )
     for descriptor in descriptors:

@@ -27,6 +27,7 @@ from api import prometheus
 from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
+from api.health import problems
 from api.model import ServedModel
 from api.openapi import document
 from api.prometheus import Look, Renderings, information
@@ -35,7 +36,7 @@ from engine.installation import package_version
 from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
 from engine.process.context import ActorContext
-from shm.counters import State
+from shm.counters import ActorSnapshot, State
 from tests.api.edge import OPERATOR, Edge
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -148,8 +149,23 @@ def test_an_actor_that_is_stuck(well: Edge) -> None:
 
 
 @pytest.mark.parametrize(
+    ("role", "hang_timeout_s", "stale_s"),
+    [("worker", 60, 30), ("worker", 5, 2.5), ("scheduler", 60, 4), ("scheduler", 5, 2.5), ("scheduler", 2, 1)],
+)
+def test_stuck_actor_is_told_before_it_is_replaced(role: str, hang_timeout_s: float, stale_s: float) -> None:
+    now_ns = 10**12
+    for age_s, is_stuck in ((stale_s - 0.1, False), (stale_s + 0.1, True)):
+        actor = ActorSnapshot(f"{role}0", role, 0, 1, 1, 1, State.RUNNING, now_ns - int(age_s * 1e9), 1, 0)
+        assert bool(problems([actor], [], {}, now_ns, hang_timeout_s)) is is_stuck
+
+
+@pytest.mark.parametrize(
     ("state", "status", "reason"),
-    [(WeightsState.CLEARED, 503, "weights"), (WeightsState.PAUSED, 503, "paused"), (WeightsState.LOADING, 200, "")],
+    [
+        (WeightsState.CLEARED, 503, "is asleep, it has no weights: POST /admin/wake"),
+        (WeightsState.PAUSED, 503, "paused"),
+        (WeightsState.LOADING, 200, ""),
+    ],
 )
 def test_an_engine_that_does_not_serve(well: Edge, state: WeightsState, status: int, reason: str) -> None:
     cell = well.counters.counter("engine_state", "scheduler")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -51,6 +52,26 @@ def test_usage_after_a_crash(engine: EngineProcess, victim: str) -> None:
     epoch = engine.kill(victim)
     asking.join(WATCHDOG_S)
     engine.wait_for_restart(victim, epoch)
+    (usage,) = usages
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (NUM_PROMPT, NUM_ANSWER)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": NUM_CACHED}
+
+
+def test_usage_when_the_tokenizer_dies_with_the_answer(engine: EngineProcess) -> None:
+    """It sleeps until the answer has ended at the scheduler: what said so is lost with it."""
+    prompt = [1 + (index * 11 + index // 90) % 1000 for index in range(NUM_PROMPT)]
+    complete(engine, prompt[:NUM_CACHED])
+    engine.wait_until_idle()
+    num_ended = engine.metric("request_success_total")
+    usages: list[Any] = []
+    asking = threading.Thread(target=lambda: usages.append(complete(engine, prompt)))
+    asking.start()
+    wait_until(lambda: engine.metric("num_requests_running") == 1, what="admitted")
+    engine.kill("tokenizer0", signal.SIGSTOP)
+    wait_until(lambda: engine.metric("request_success_total") > num_ended, what="ended at the scheduler")
+    epoch = engine.kill("tokenizer0")
+    asking.join(WATCHDOG_S)
+    engine.wait_for_restart("tokenizer0", epoch)
     (usage,) = usages
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (NUM_PROMPT, NUM_ANSWER)
     assert usage["prompt_tokens_details"] == {"cached_tokens": NUM_CACHED}

@@ -147,7 +147,7 @@ def test_segment_of_another_build_is_refused(run_id: str, field: str, value: int
 
 def test_no_room_is_said_at_once_with_what_is_needed_and_what_is_free(run_id: str) -> None:
     too_much = shutil.disk_usage(DIRECTORY).total * 2
-    with pytest.raises(SharedMemoryError, match=rf"needs {too_much} bytes, /dev/shm has \d+ bytes free; .*--shm-size"):
+    with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ [GT]iB, /dev/shm has [\d.]+ [KMG]iB free; .*--shm-size"):
         Segment.create(segment_name(run_id, "mailbox", "api0"), too_much)
     assert segment_names(run_id) == []
 
@@ -236,7 +236,7 @@ def test_memory_file_of_another_size_is_refused() -> None:
 
 
 def test_memory_file_larger_than_memory_is_refused_before_it_is_made() -> None:
-    with pytest.raises(SharedMemoryError, match=r"needs \d+ bytes of memory, \d+ are available; .*--num-kv-blocks"):
+    with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ GiB of memory, [\d.]+ [MG]iB are available; .*--num-kv-blocks"):
         MemoryFile.create("arena", 1 << 50)
 
 

@@ -24,6 +24,7 @@ from threading import Thread
 from typing import Any
 
 from engine.checkpoint.files import make_directory, open_file
+from shm.sizes import size_text
 from workers.weights.packed_file import DamagedFileError, FileWriter, Layout, PackedFile
 
 _LOG = logging.getLogger(__name__)
@@ -135,8 +136,8 @@ class WeightCache:
             room = self._make_room(layout.num_bytes)
             if room < layout.num_bytes:
                 _LOG.warning(
-                    "packed weights of %d MiB are not kept in %s: its limit of %d MiB (--weight-cache-limit) leaves %d MiB",
-                    *(layout.num_bytes >> 20, self.directory, self.limit >> 20, max(room, 0) >> 20),
+                    "packed weights of %s are not kept in %s: its limit of %s (--weight-cache-limit) leaves %s",
+                    *(size_text(layout.num_bytes), self.directory, size_text(self.limit), size_text(max(room, 0))),
                 )
                 return None
             return FileWriter(descriptor, layout, description)

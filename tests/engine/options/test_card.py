@@ -37,8 +37,8 @@ def test_no_room_is_an_error_with_each_part() -> None:
     with pytest.raises(OptionError) as error:
         card_blocks(8 * GIB, 0.8, NEEDS, 1 << 20)
     assert str(error.value).startswith(
-        "--gpu-memory-utilization 0.8 of the card's 8192 MiB has no room for a KV cache: weights 3072 MiB, inputs 1024 MiB, "
-        "step 2048 MiB, graphs 1024 MiB, and 2097152 bytes for two blocks; give more, lower --max-num-batched-tokens"
+        "--gpu-memory-utilization 0.8 of the card's 8 GiB has no room for a KV cache: weights 3 GiB, inputs 1 GiB, "
+        "step 2 GiB, graphs 1 GiB, and 2 MiB for two blocks; give more, lower --max-num-batched-tokens"
     )
 
 

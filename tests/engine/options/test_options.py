@@ -141,6 +141,14 @@ def test_command_line_wins_over_environment_over_file(model: Path, tmp_path: Pat
     assert configure(model, environment={"TOKAMAK_CONFIG": str(path)}).port == 1111
 
 
+@pytest.mark.parametrize("name", ["/no/such/path", "./nosuch", "~nobody/x", "/etc/passwd", "/etc"])
+def test_wrong_model_path_is_named_once(name: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        resolve(read_options(["--model", name], {}, MODELS))
+    assert str(refused.value).startswith("--model ")
+    assert str(refused.value).count(name) == 1
+
+
 def test_configuration_holds_no_key(model: Path) -> None:
     keys = ("--api-key", "first-secret", "--api-key-priority", "first-secret=3", "--admin-key", "second-secret")
     assert b"-secret" not in msgspec.json.encode(configure(model, *keys))
