@@ -107,8 +107,37 @@ def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> in
 def source_of(request: HTTPConnection, config: EngineConfig) -> str:
     """Whose a request is: its key's, else that of where it came from. Empty: nobody can tell. It names neither to who reads
     messages."""
-    key, host = _key_of(request.headers, config.api_key), request.client.host if request.client else ""
-    return _source(f"key {key}") if key else _source_at(host)
+    key = _key_of(request.headers, config.api_key)
+    return _source(f"key {key}") if key else _source_at(_client_of(request, config.trusted_proxies))
+
+
+def _client_of(request: HTTPConnection, proxies: tuple[str, ...]) -> str:
+    """The address of a client, which may be behind trusted proxies: each adds to X-Forwarded-For the address that it sees."""
+    host = request.client.host if request.client else ""
+    if not is_within(host, proxies):
+        return host
+    forwarded = [part.strip() for text in request.headers.getlist("x-forwarded-for") for part in text.split(",")]
+    for address in reversed(forwarded):
+        if not _is_address(address):
+            break  # no proxy of ours wrote that
+        host = address
+        if not is_within(address, proxies):
+            break
+    return host
+
+
+@lru_cache(_NUM_REMEMBERED)
+def is_within(host: str, networks: tuple[str, ...]) -> bool:
+    """Whether an address is in one of some networks."""
+    if not networks:
+        return False
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:  # a socket of both kinds
+        address = address.ipv4_mapped
+    return any(address in ipaddress.ip_network(network) for network in networks)
 
 
 def _source(whose: str) -> str:
@@ -117,10 +146,10 @@ def _source(whose: str) -> str:
 
 @lru_cache(_NUM_REMEMBERED)
 def _source_at(host: str) -> str:
-    return _source(_neighbourhood(host))
+    return _source(neighbourhood(host))
 
 
-def _neighbourhood(host: str) -> str:
+def neighbourhood(host: str) -> str:
     """What one user has of addresses: one of IPv4, all 2^64 of a network of IPv6. All of IPv4 is one such network behind a
     translator (RFC 6052), and each of its addresses another user."""
     try:

@@ -15,13 +15,13 @@ from importlib import import_module
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from api import admin, health
-from api.access import LOCAL_ORIGIN, Access
+from api.access import LOCAL_ORIGIN, Access, source_of
 from api.anthropic import errors as anthropic_errors
 from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
@@ -157,7 +157,8 @@ class Gate:
             scope["app"] = self  # the router then reports unknown places as exceptions
             headers = Headers(scope=scope)
             given_id = headers.get("x-request-id")
-            scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id)
+            source = source_of(HTTPConnection(scope), self._services.context.config)
+            scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id, source)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
             if given_id is not None and given_id != passage.exchange.request_id:
@@ -198,11 +199,11 @@ class Gate:
     def count_disconnect(self) -> None:
         self._disconnects.add(1)
 
-    def _exchange(self, given: str | None) -> Exchange:
+    def _exchange(self, given: str | None, source: str) -> Exchange:
         if given is not None and _REQUEST_ID.fullmatch(given):
-            return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}")  # two clients may choose the same
+            return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}", source)  # two clients may choose the same
         made = uuid.uuid4().hex
-        return Exchange(self._services, made, made)
+        return Exchange(self._services, made, made, source)
 
 
 class _Passage:

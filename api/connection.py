@@ -2,7 +2,7 @@
 
 One instance per connection of the api process. What is bounded, and by what:
 
-    open connections        `max_connections`; one more is cut
+    open connections        `admission.py`: of all, and of one address; beyond that /health alone is answered
     a request's head        `head_timeout_s` from its first byte (whatever that is), 64 KiB, 100 fields; else 431
     between two requests    uvicorn's keep-alive time
     requests sent ahead     few and short; else the connection ends with the answer under way
@@ -24,6 +24,7 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from api.admission import Admission
 from api.errors import error_body
 from api.exchange import ABORT_KEY
 from engine.errors import RequestError
@@ -38,8 +39,9 @@ _TCP_INFO_BYTES_ACKED = slice(120, 128)  # of struct tcp_info, Linux
 
 
 class Connection(HttpToolsProtocol):
-    max_connections = 1024  # set by the server before it listens
+    admission = Admission(1024)  # set by the server before it listens
     head_timeout_s = 30.0
+    surplus_head_timeout_s = 5.0  # of a connection that is not admitted
     stall_timeout_s = 60.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -58,12 +60,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.abort()
-        else:
-            self._expect_head()
+        self.admission.enter(self, self.client[0] if self.client else "")
+        self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.admission.leave(self)
         self._head_arrived()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -115,8 +116,15 @@ class Connection(HttpToolsProtocol):
         self._head_arrived()
         self._is_in_head = False
         self._num_fields = self._num_head_bytes = self._num_idle_bytes = 0
+        try:
+            self.admission.check(self, self.url)
+        except RequestError as error:
+            self._refusal = error
+            raise  # the parser stops, and uvicorn calls `send_400_response`
         self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]
         super().on_headers_complete()
+        if self.admission.is_surplus(self):
+            self.cycle.keep_alive = False
         if self.pipeline:  # uvicorn stops to read, and would not see the client of the answer under way leave
             self.flow.resume_reading()
 
@@ -132,6 +140,11 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or RequestError(msg, code="invalid_http"))
+
+    def cut(self) -> None:
+        """End it at once: another connection needs its place."""
+        self.admission.leave(self)
+        self.transport.abort()
 
     # ------------------------------------------------------------------------------------------------ called by uvicorn
 
@@ -182,7 +195,8 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+            timeout_s = self.surplus_head_timeout_s if self.admission.is_surplus(self) else self.head_timeout_s
+            self._head_timer = self.loop.call_later(timeout_s, self.transport.abort)
 
     def _head_arrived(self) -> None:
         if self._head_timer is not None:
@@ -224,7 +238,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         body = error_body(error)
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += b"retry-after: %d\r\n\r\n" % error.retry_after_s if error.retry_after_s else b"\r\n"
         self.transport.write(STATUS_LINE[error.status] + head + body)
         self._is_deaf = True
         if self.transport.can_write_eof():  # not over TLS

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
-from api.body_budget import BodyBudget, BodyShare
+from api.body_budget import GRACE_NS, LEAST_BODY_BYTES_PER_S, BodyBudget, BodyShare
 from api.client.client import EdgeClient
 from api.client.generation import ClientGone, Generation
 from api.json_body import BodyDecoder
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from api.span import SpanContext
     from api.spans import Spans
 
-BODY_GRACE_S = 30.0
-LEAST_BODY_BYTES_PER_S = 64 << 10
 SCOPE_KEY = "tokamak.exchange"
 ABORT_KEY = "tokamak.abort_connection"
 
@@ -58,10 +56,11 @@ class Services(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    def __init__(self, services: Services, request_id: str, key: str) -> None:
+    def __init__(self, services: Services, request_id: str, key: str, source: str = "") -> None:
         self.services = services
         self.request_id = request_id  # as the client sees it
         self.key = key  # unique in the run
+        self.source = source  # as `api.access.source_of` tells
         self.arrival_ns = time.monotonic_ns()
         self.generation: Generation | None = None  # what it asked the engine for
         self.span: SpanContext | None = None  # of its span, where it gets one
@@ -79,7 +78,7 @@ class Exchange:
 
     async def fields(self, request: Request, default: bytes = b"") -> dict[str, Any]:
         """The body as a JSON object; `default` where it is empty."""
-        with self.services.bodies.share() as share:
+        with self.services.bodies.share(self.source, self.arrival_ns) as share:
             return await self.services.decoder.decode(await self._body(request, share) or default)
 
     async def parse(self, request: Request, type_: type[T], default: bytes = b"") -> T:
@@ -103,8 +102,7 @@ class Exchange:
         body = bytearray()
         is_last = False
         while not is_last:
-            deadline_ns = self.arrival_ns + int((BODY_GRACE_S + len(body) / LEAST_BODY_BYTES_PER_S) * 1e9)
-            part, is_last = await next_part(request.receive, (deadline_ns - time.monotonic_ns()) / 1e9)
+            part, is_last = await next_part(request.receive, (share.deadline_ns - time.monotonic_ns()) / 1e9, share)
             body += part
             if len(body) > limit:
                 raise _too_large(limit)
@@ -112,15 +110,20 @@ class Exchange:
         return body
 
 
-async def next_part(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:
+async def next_part(receive: Receive, timeout_s: float, share: BodyShare | None = None) -> tuple[bytes, bool]:
+    """More of a body, and whether it is the last. RequestError (408): it comes too slowly. ClientGone."""
+    arriving = asyncio.ensure_future(receive())
+    if share is not None:
+        share.arriving = arriving
     try:
-        message = await asyncio.wait_for(receive(), timeout_s)
-    except asyncio.TimeoutError:
-        raise RequestError(
-            f"the body did not arrive within {BODY_GRACE_S:.0f} s and {LEAST_BODY_BYTES_PER_S} bytes/s",
-            status=408,
-            code="timeout",
-        ) from None
+        await asyncio.wait((arriving,), timeout=max(0.0, timeout_s))
+        if not arriving.done() or arriving.cancelled():
+            raise _too_slow(share is not None and share.is_displaced)
+        message = arriving.result()
+    finally:
+        arriving.cancel()
+        if share is not None:
+            share.arriving = None
     if message["type"] == "http.disconnect":
         raise ClientGone("the client left before its body was here")
     return message.get("body", b""), not message.get("more_body", False)
@@ -141,6 +144,13 @@ async def until_finished(generation: Generation, receive: Receive) -> None:
     finally:
         watch.cancel()
         generation.close()
+
+
+def _too_slow(is_displaced: bool) -> RequestError:
+    why = "; the server needed its memory for others" if is_displaced else f" and is more than {GRACE_NS // 10**9} s behind"
+    return RequestError(
+        f"the body came more slowly than {LEAST_BODY_BYTES_PER_S} bytes/s{why}; send it again", status=408, code="timeout"
+    )
 
 
 def _too_large(limit: int) -> RequestError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 import threading
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from api.admission import MAX_SURPLUS, Admission
 from api.app import Gate
 from api.body_budget import BodyBudget
 from api.client.client import EdgeClient
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 30
 BACKLOG = 2048
 MAX_GRACE_S = 3.0  # for open streams after SIGTERM; then they end with an error
-SPARE_DESCRIPTORS = 256
+SPARE_DESCRIPTORS = 384  # for links that are fetched, files and sockets of the engine
 MAIL_TIMEOUT_S = 1.0  # the waiter never waits for ever, not even for a busy event loop
 
 
@@ -70,6 +72,14 @@ class ApiActor(Actor):
 
             self._spans = Spans(self.context, self.client.adapters)
         model = ServedModel.of(config, record, self.client.adapters)
+        num_connections, num_spare = connections_that_fit(config.max_connections)
+        if num_connections < config.max_connections:
+            self.context.log.warning(
+                "%d connections at a time instead of --max-connections %d: this process may open %d files; raise `ulimit -n`",
+                num_connections,
+                config.max_connections,
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            )
         services = Services(
             self.context,
             self.client,
@@ -77,18 +87,19 @@ class ApiActor(Actor):
             ControlClient(self.context.run),
             BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
             BodyBudget(config.max_body_bytes),
-            MediaRequests(self.context, self._desk, model.media_kinds),
+            MediaRequests(self.context, self._desk, model.media_kinds, 2 * num_spare // 3),
             Watch(self.context),
             Renderings(self.context, model),
             ResponseStore(self.context.run.responses_path),
             self._request_log(),
             self._spans,
         )
-        allow_descriptors(config.max_connections + SPARE_DESCRIPTORS)
         inherited = self.context.listener_fd
         listener = socket.socket(fileno=inherited) if inherited >= 0 else listening_socket(config.host, config.port)
         self._sockets = [listener]
-        Connection.max_connections = config.max_connections
+        Connection.admission = Admission(
+            num_connections, config.max_connections_per_address, config.trusted_proxies, config.root_path
+        )
         self._server = _Server(
             uvicorn.Config(
                 Gate(services),
@@ -260,6 +271,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
     return bound
+
+
+def connections_that_fit(max_connections: int) -> tuple[int, int]:
+    """How many connections this process can have open, at most `max_connections`, and how many descriptors are left then for
+    all else. Raises the soft limit of open files as far as that is needed and allowed."""
+    num_open = len(os.listdir("/proc/self/fd"))
+    allow_descriptors(num_open + max_connections + MAX_SURPLUS + SPARE_DESCRIPTORS)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_free = max(soft - num_open - MAX_SURPLUS, 2) if soft != resource.RLIM_INFINITY else max_connections + SPARE_DESCRIPTORS
+    num_spare = min(SPARE_DESCRIPTORS, max(1, num_free // 3))
+    return max(1, min(max_connections, num_free - num_spare)), num_spare
 
 
 def allow_descriptors(wanted: int) -> None:

@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
         options = behind = requests.convert(fields, CompletionMedia)
         parts = completion_parts(behind)
     exchange.services.model.resolve(body.model)
-    media = await exchange.services.media.gather(parts, request.receive, options, exchange.key)
+    media = await exchange.services.media.gather(parts, request, options, exchange.key)
     try:
         tokenized = await exchange.services.client.tokenize(prompt, request, bool(body.return_token_strs), media.items)
     finally:

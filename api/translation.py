@@ -101,7 +101,7 @@ async def count_translated(request: Request, translation: Translation) -> int:
         prompt, parts, options = chat_prompt(
             translation.fields, services.client.max_record_bytes, services.context.config.default_chat_template_kwargs
         )
-        media = await services.media.gather(parts, request.receive, options, exchange.key)
+        media = await services.media.gather(parts, request, options, exchange.key)
         try:
             tokenized = await services.client.tokenize(prompt, request, media=media.items)
         finally:

@@ -207,6 +207,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     object_store_access_key: str = ""  # that signs them; empty: there are no such links
     object_store_secret_key: str = ""
     object_store_session_token: str = ""
+    allowed_object_buckets: tuple[str, ...] = ()  # that such links may name, with the beginning of a key; "*": all
     encoder_depth: int = 0  # layers of the vision encoder
     encoder_passes: int = 0  # over the rows of its units
     encoder_whole_layers: tuple[int, ...] = ()  # of these, those whose patches see all of their picture
@@ -225,6 +226,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...]
     max_body_bytes: int
     max_connections: int
+    max_connections_per_address: int = 0  # 0: no address takes more than it leaves free
+    trusted_proxies: tuple[str, ...] = ()  # networks of proxies that say who their client is
     uds: str  # path of the UNIX socket that is listened on instead of host and port; empty: none
     root_path: str  # below which a proxy shows this server, such as "/llm"; empty: at the top
     ssl_keyfile: str

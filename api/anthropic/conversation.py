@@ -75,7 +75,7 @@ def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
     fields |= _choice(body) | _thinking(body, model) | _format(body)
     if isinstance(body, MessagesRequest):
         fields |= {name: value for name in _PASSED if (value := getattr(body, name)) is not None}
-        fields |= {"max_tokens": body.max_tokens, "fit_max_tokens": True}
+        fields["max_tokens"] = body.max_tokens
         if body.stop_sequences:
             fields["stop"] = body.stop_sequences
     elif body.model is not None:

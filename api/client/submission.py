@@ -87,8 +87,12 @@ def _logprobs_param(request: GenerationRequest, most: int) -> str:
 
 def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, model: ServedModel) -> None:
     """`max_tokens`, which came as the parameter `param`, against the model and `min_tokens`."""
-    if max_tokens > model.max_model_len and not request.fit_max_tokens:
-        raise invalid(param, f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens")
+    if max_tokens > model.max_model_len and request.fit_max_tokens is False:
+        raise invalid(
+            param,
+            f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens; ask for fewer, or leave out "
+            "fit_max_tokens",
+        )
     if (request.min_tokens or 0) > max_tokens:
         raise invalid("min_tokens", f"{request.min_tokens} is more than {param}, {max_tokens}")
 
@@ -104,7 +108,7 @@ def text_options(request: GenerationRequest, parsing: Parsing | None = None) -> 
         prediction=request.prediction.text if isinstance(request, ChatRequest) and request.prediction else "",
         truncate_prompt_tokens=truncation_of(request),
         repetition=_repetition(request.repetition_detection),
-        is_max_tokens_cut=bool(request.fit_max_tokens),
+        is_max_tokens_cut=request.fit_max_tokens is not False,
         parsing=parsing,
         format=format_of(request),
         dry_breakers=_breakers(request) if request.dry_multiplier else [],

@@ -90,15 +90,17 @@ class _Link(msgspec.Struct, frozen=True):
 class Fetcher:
     """One api process's way out."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, num_links: int | None = None) -> None:
+        """`num_links`: at a time, where there are descriptors for so many."""
+        num_links = MAX_LINKS if num_links is None else max(1, min(MAX_LINKS, num_links))
         self._addresses = Addresses(config.allowed_media_networks)
         self._domains = frozenset(domain.lower().rstrip(".") for domain in config.allowed_media_domains)
         self._local_path = config.allowed_local_media_path
         self._store = ObjectStore.of(config)
         self._timeout_s = config.media_fetch_timeout_s
         self._transport: httpx2.AsyncHTTPTransport | None = None
-        self._links = Turns("media-link", MAX_LINKS)
-        self._files = Turns("media-file", MAX_FILE_READS)
+        self._links = Turns("media-link", num_links)
+        self._files = Turns("media-file", min(MAX_FILE_READS, num_links))
 
     async def fetch(
         self,
@@ -107,9 +109,9 @@ class Fetcher:
         *,
         is_video: bool = False,
         came: Callable[[int], None] = lambda num_bytes: None,
-        request: object = None,
+        source: object = None,
     ) -> bytearray:
-        """What a link leads to; links of one `request` share its turns. RequestError, without `param`, where that is nothing or
+        """What a link leads to; links of one `source` share its turns. RequestError, without `param`, where that is nothing or
         too much, 429 where others' links left it no turn; or `came`'s, which is told of bytes before they are kept, and of less
         than none when they are not kept any more."""
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
@@ -122,7 +124,7 @@ class Fetcher:
             turns = self._links
             parsed = self._signed(link, scheme) if scheme in SCHEMES else _parsed(link)
             fetched = lambda turn: self._follow(parsed, max_bytes, came, turn)  # noqa: E731
-        turn = await turns.take(object() if request is None else request, timeout_s)
+        turn = await turns.take(object() if source is None else source, timeout_s)
         try:
             return await asyncio.wait_for(fetched(turn), timeout_s)
         except asyncio.TimeoutError:
@@ -219,7 +221,12 @@ class Fetcher:
             raise invalid_link(f"should be {scheme}://BUCKET/KEY")
         if not (self._store.access_key and self._store.secret_key):
             raise invalid_link(f"needs keys for {scheme}:, which this server was started without")
-        signed = _parsed(presigned(self._store, scheme, bucket, unquote(key), datetime.now(timezone.utc)), most=1 << 15)
+        key = unquote(key)
+        if not {".", ".."}.isdisjoint((bucket, *key.split("/"))):  # a proxy could take them for steps between directories
+            raise invalid_link('has "." or ".." between its slashes, which no link to an object may have')
+        if not self._store.is_allowed(bucket, key):
+            raise invalid_link(f"names an object of the bucket {bucket[:63]!r} that --allowed-object-buckets does not allow")
+        signed = _parsed(presigned(self._store, scheme, bucket, key, datetime.now(timezone.utc)), most=1 << 15)
         return _Link(signed.scheme, signed.host, signed.port, signed.target, is_trusted=bool(self._store.endpoint))
 
     def _read_file(self, link: str, max_bytes: int) -> bytearray:

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 
 SCHEMES = ("s3", "bos")
 EXPIRES_S = 300
+ANY_BUCKET = "*"
 _ENDPOINTS = {"s3": "https://s3.{region}.amazonaws.com", "bos": "https://s3.{region}.bcebos.com"}
 _REGIONS = {"s3": "us-east-1", "bos": "bj"}
 
@@ -27,6 +28,7 @@ class ObjectStore(msgspec.Struct, frozen=True):
     access_key: str
     secret_key: str
     session_token: str
+    allowed_buckets: tuple[str, ...] = ()  # BUCKET or BUCKET/PREFIX
 
     @staticmethod
     def of(config: EngineConfig) -> ObjectStore:
@@ -36,7 +38,16 @@ class ObjectStore(msgspec.Struct, frozen=True):
             config.object_store_access_key,
             config.object_store_secret_key,
             config.object_store_session_token,
+            config.allowed_object_buckets,
         )
+
+    def is_allowed(self, bucket: str, key: str) -> bool:
+        """Whether clients may read an object."""
+        for allowed in self.allowed_buckets:
+            name, _, prefix = allowed.partition("/")
+            if name in (bucket, ANY_BUCKET) and key.startswith(prefix):
+                return True
+        return False
 
 
 def presigned(store: ObjectStore, scheme: str, bucket: str, key: str, now: datetime) -> str:

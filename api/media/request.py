@@ -11,11 +11,12 @@ import binascii
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from starlette.types import Receive
+from starlette.requests import Request
 
+from api.access import source_of
 from api.client.generation import unless_gone
 from api.media.desk import HeldMedia, MediaDesk
-from api.media.download import Fetcher, download, too_large
+from api.media.download import MAX_LINKS, Fetcher, download, too_large
 from api.media.parts import MediaPart, check_parts
 from api.schemas.requests import MediaOptions, dump
 from engine.config import EngineConfig
@@ -35,22 +36,24 @@ class MediaRequests:
     """What the handlers of one api process share. `desk` is None where the model takes text alone; `kinds`: what else it
     takes."""
 
-    def __init__(self, context: ActorContext, desk: MediaDesk | None, kinds: Collection[str]) -> None:
+    def __init__(
+        self, context: ActorContext, desk: MediaDesk | None, kinds: Collection[str], num_links: int = MAX_LINKS
+    ) -> None:
         self._kinds = kinds
         self._config = context.config
         self._name = context.name
         self._desk = desk
-        self._fetcher = Fetcher(context.config)
+        self._fetcher = Fetcher(context.config, num_links)
         self._num_fetches = context.counter("media_fetches_total")
         self._num_failed = context.counter("media_fetches_failed_total")
         self._fetch_seconds = context.histogram("media_fetch_seconds")
 
     async def gather(
-        self, parts: list[MediaPart], receive: Receive, options: MediaOptions, request: str, deadline_ns: int = 0
+        self, parts: list[MediaPart], request: Request, options: MediaOptions, key: str, deadline_ns: int = 0
     ) -> HeldMedia:
-        """The items of a request's parts, in their order, held until somebody calls `release`. `receive`: of a client that may
-        leave meanwhile; `deadline_ns` (CLOCK_MONOTONIC, 0: none): when it waits no longer. RequestError, its `param` the part's
-        path; ClientGone. Nothing is held then."""
+        """Return the items of a request's parts, in their order, held until somebody calls `release`. `request`: of a client
+        that may leave meanwhile; `key`: its name in the run; `deadline_ns` (CLOCK_MONOTONIC, 0: none): when it waits no longer.
+        RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
         config = self._config
         check_parts(parts, self._kinds, config.enable_mm_embeds, config.limit_mm_per_prompt)
         if self._desk is None or not parts:
@@ -58,15 +61,16 @@ class MediaRequests:
         given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}
         settings = {name: value for name, value in given.items() if value}
         encoded = dump(settings, "mm_processor_kwargs") if settings else b""
-        work = _Gathering(config, self._name, self._desk.hold(request, deadline_ns), self._fetch, encoded)
+        source = source_of(request, config)
+        work = _Gathering(config, self._name, self._desk.hold(key, deadline_ns), self._fetch, encoded, source)
         try:
-            await unless_gone(work.gather(parts), receive)
+            await unless_gone(work.gather(parts), request.receive)
         except BaseException:
             work.held.release()
             raise
         return work.held
 
-    async def _fetch(self, part: MediaPart, max_bytes: int, request: object) -> bytearray:
+    async def _fetch(self, part: MediaPart, max_bytes: int, source: object) -> bytearray:
         desk = self._desk
         assert desk is not None
         begun_ns = time.monotonic_ns()
@@ -80,7 +84,7 @@ class MediaRequests:
 
         try:
             is_video = part.kind == "video"
-            return await self._fetcher.fetch(part.content, max_bytes, is_video=is_video, came=came, request=request)
+            return await self._fetcher.fetch(part.content, max_bytes, is_video=is_video, came=came, source=source)
         except RequestError:
             self._num_failed.add(1)
             raise
@@ -95,12 +99,13 @@ Fetch = Callable[[MediaPart, int, object], Awaitable[bytearray]]
 class _Gathering:
     """Of one request."""
 
-    def __init__(self, config: EngineConfig, name: str, held: HeldMedia, fetch: Fetch, settings: bytes) -> None:
+    def __init__(self, config: EngineConfig, name: str, held: HeldMedia, fetch: Fetch, settings: bytes, source: str) -> None:
         self.held = held
         self._config = config
         self._name = name
         self._fetch = fetch
         self._settings = settings
+        self._source: object = source or self  # where nobody can tell, each request is one
         self._overload = asyncio.get_running_loop().create_future()
 
     async def gather(self, parts: list[MediaPart]) -> None:
@@ -128,7 +133,9 @@ class _Gathering:
 
     async def _gather(self, parts: list[MediaPart]) -> None:
         """Parts that are the same are one item: a link is fetched once."""
-        distinct = {part.identity: part for part in reversed(parts)}
+        distinct: dict[object, MediaPart] = {}
+        for part in parts:
+            distinct.setdefault(part.identity, part)
         found: list[MediaItem] = []
         results = download(list(distinct.values()), self._item, self._config.media_download_parallel)
         try:
@@ -175,7 +182,7 @@ class _Gathering:
             return (await self._decoded(payload, max_bytes),)
         if part.is_features and not content[:6].lower().startswith(_SCHEMES):
             return (await self._decoded(content, max_bytes),)
-        fetched = await self._fetch(part, max_bytes, self)
+        fetched = await self._fetch(part, max_bytes, self._source)
         handle, memory = self.held.allocate(len(fetched))
         memory[:] = fetched
         return (handle,)

@@ -1,7 +1,8 @@
-"""Whose link is next: so many at a time in one api process, shared out among the requests that have links.
+"""Which link is next: a limited number at a time in one api process, shared out among the sources that have links.
 
-Used by `download.py` in the event loop. Whoever has the fewest under way comes first, and the last quarter of all is for
-requests that have none: one client's slow links leave room for another's first. What takes a turn may still be busy in a thread
+Used by `download.py` in the event loop. A source is a key or an address (`source_of` of `api/access.py`). The source with the
+fewest links under way comes first, and the last quarter of all turns is for sources that have none: one client's slow links
+leave room for another's first, however many requests they belong to. What takes a turn may still be busy in a thread
 when nobody waits for it any more (a name service that does not answer cannot be interrupted); the turn ends with both.
 """
 
@@ -15,17 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from engine.errors import RequestError
+from engine.process.shares import has_room
 
 RETRY_AFTER_S = 1
-WAITING_FACTOR = 4  # so many times as many may wait as have a turn
+WAITING_FACTOR = 4  # links that one source may have waiting, for each turn there is
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def busy(num_under_way: int) -> RequestError:
+def busy(num_turns: int) -> RequestError:
     return RequestError(
-        f"{num_under_way} links are being fetched, as many as at once; try again later",
+        f"too many links are waiting to be fetched: the server fetches {num_turns} at a time; try again later",
         status=429,
         code="media_downloads_full",
         retry_after_s=RETRY_AFTER_S,
@@ -38,24 +40,24 @@ class Turns:
     def __init__(self, name: str, num_turns: int) -> None:
         self.num_turns = num_turns
         self._num_free = num_turns
-        self._num_kept = num_turns // 4  # for requests that have none
-        self._held = Counter[object]()  # by request
-        self._waiting: dict[object, deque[asyncio.Future[None]]] = {}  # the longest waiting request first
+        self._num_kept = num_turns // 4  # for sources that have none
+        self._held = Counter[object]()  # by source
+        self._waiting: dict[object, deque[asyncio.Future[None]]] = {}  # the longest waiting source first
         self._threads = ThreadPoolExecutor(num_turns, thread_name_prefix=name)
 
-    async def take(self, request: object, timeout_s: float) -> Turn:
-        """The next turn of a request. RequestError (429): too many wait, or none came within so long."""
-        if not self._may_take(request):
-            await self._wait(request, timeout_s)
+    async def take(self, source: object, timeout_s: float) -> Turn:
+        """The next turn of a source. RequestError (429): too many wait, or none came within so long."""
+        if not self._may_take(source):
+            await self._wait(source, timeout_s)
         else:
-            self._grant(request)
-        return Turn(self, request)
+            self._grant(source)
+        return Turn(self, source)
 
-    def give_back(self, request: object) -> None:
+    def give_back(self, source: object) -> None:
         self._num_free += 1
-        self._held[request] -= 1
-        if not self._held[request]:
-            del self._held[request]
+        self._held[source] -= 1
+        if not self._held[source]:
+            del self._held[source]
         self._serve()
 
     def close(self) -> None:
@@ -73,52 +75,53 @@ class Turns:
         future.add_done_callback(ended)
         return asyncio.wrap_future(future)
 
-    def _may_take(self, request: object) -> bool:
-        return self._num_free > (self._num_kept if self._held[request] else 0)
+    def _may_take(self, source: object) -> bool:
+        return self._num_free > (self._num_kept if self._held[source] else 0)
 
-    def _grant(self, request: object) -> None:
+    def _grant(self, source: object) -> None:
         self._num_free -= 1
-        self._held[request] += 1
+        self._held[source] += 1
 
-    async def _wait(self, request: object, timeout_s: float) -> None:
-        if sum(map(len, self._waiting.values())) >= WAITING_FACTOR * self.num_turns:
+    async def _wait(self, source: object, timeout_s: float) -> None:
+        num_own, num_all = len(self._waiting.get(source, ())), sum(map(len, self._waiting.values()))
+        if not has_room(num_own, num_all, WAITING_FACTOR * self.num_turns):
             raise busy(self.num_turns)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(request, deque()).append(granted)
+        self._waiting.setdefault(source, deque()).append(granted)
         try:
             await asyncio.wait((granted,), timeout=timeout_s)
         except asyncio.CancelledError:
             if granted.done():
-                self.give_back(request)
+                self.give_back(source)
             else:
-                self._forget(request, granted)
+                self._forget(source, granted)
             raise
         if not granted.done():
-            self._forget(request, granted)
+            self._forget(source, granted)
             raise busy(self.num_turns)
 
-    def _forget(self, request: object, granted: asyncio.Future[None]) -> None:
-        self._waiting[request].remove(granted)
-        if not self._waiting[request]:
-            del self._waiting[request]
+    def _forget(self, source: object, granted: asyncio.Future[None]) -> None:
+        self._waiting[source].remove(granted)
+        if not self._waiting[source]:
+            del self._waiting[source]
 
     def _serve(self) -> None:
-        while able := [request for request in self._waiting if self._may_take(request)]:
-            request = min(able, key=lambda request: self._held[request])
-            waiting = self._waiting.pop(request)
+        while able := [source for source in self._waiting if self._may_take(source)]:
+            source = min(able, key=lambda source: self._held[source])
+            waiting = self._waiting.pop(source)
             granted = waiting.popleft()
             if waiting:
-                self._waiting[request] = waiting  # behind the others
-            self._grant(request)
+                self._waiting[source] = waiting  # behind the others
+            self._grant(source)
             granted.set_result(None)
 
 
 class Turn:
     """Of one link. Ends with the last of those who hold it."""
 
-    def __init__(self, turns: Turns, request: object) -> None:
+    def __init__(self, turns: Turns, source: object) -> None:
         self._turns = turns
-        self._request = request
+        self._source = source
         self._num_holders = 1
 
     def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -131,4 +134,4 @@ class Turn:
     def release(self) -> None:
         self._num_holders -= 1
         if not self._num_holders:
-            self._turns.give_back(self._request)
+            self._turns.give_back(self._source)

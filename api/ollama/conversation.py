@@ -113,7 +113,7 @@ def _sampling(options: OllamaOptions) -> Fields:
     if last_n == 0:
         fields["repetition_penalty"] = 1.0  # the model's own default is off as well
     if (options.num_predict or 0) > 0:
-        fields |= {"max_tokens": options.num_predict, "fit_max_tokens": True}
+        fields["max_tokens"] = options.num_predict
     return fields
 
 

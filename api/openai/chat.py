@@ -113,7 +113,7 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
         num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
     )
     deadline_ns = deadline_of(exchange, body)
-    media = await exchange.services.media.gather(parts, request.receive, options, exchange.key, deadline_ns)
+    media = await exchange.services.media.gather(parts, request, options, exchange.key, deadline_ns)
     return open_generation(request, body, [prompt], sampling, best_of=best_of, media=media, parsing=parsing), n
 
 
@@ -128,7 +128,7 @@ async def render_chat_completion(request: Request) -> Response:
     num_kept, max_tokens = truncation_of(body), _max_tokens(body, exchange.services.model)
     default_kwargs = exchange.services.context.config.default_chat_template_kwargs
     prompt, parts, options = chat_prompt(fields, client.max_record_bytes, default_kwargs)
-    media = await exchange.services.media.gather(parts, request.receive, options, exchange.key)
+    media = await exchange.services.media.gather(parts, request, options, exchange.key)
     try:
         tokenized = await client.tokenize(
             prompt, request, False, media.items, num_kept, -1 if max_tokens is None else max_tokens

@@ -89,7 +89,7 @@ async def open_completion(
         raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
     deadline_ns = deadline_of(exchange, body)
-    media = await exchange.services.media.gather(parts, request.receive, behind, exchange.key, deadline_ns)
+    media = await exchange.services.media.gather(parts, request, behind, exchange.key, deadline_ns)
     return open_generation(request, body, prompts, sampling, best_of=best_of, media=media, mask_bounds=mask_bounds), n
 
 

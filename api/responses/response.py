@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Any, cast
 
@@ -64,7 +63,7 @@ class ResponseWriter(EventWriter):
         self._num_events = 0
         reasoning = body.reasoning
         self.response = OpenAIResponse(
-            id=f"resp_{secrets.token_hex(16)}",  # who knows it may read it: made of nothing that logs tell
+            id=self._store.new_id(exchange.source),  # who knows it may read it: made of nothing that logs tell
             created_at=int(time.time()),
             status="in_progress",
             instructions=body.instructions,

@@ -108,7 +108,10 @@ class GenerationRequest(DrawingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: NumTokens | None = None
-    fit_max_tokens: Annotated[bool, Meta(description="max_tokens is cut to what the model has room for.")] | None = None
+    fit_max_tokens: (
+        Annotated[bool, Meta(description="Cut max_tokens to the room that the prompt leaves; false: refuse it. Default: true.")]
+        | None
+    ) = None
     n: NumSamples | None = None
     best_of: (
         Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Draw so many, return the n likeliest.")] | None

@@ -15,6 +15,7 @@ _OF_MEDIA = (
         "media_io_kwargs",
     ),
     *("allowed_media_domains", "allowed_media_networks", "allowed_local_media_path", "media_download_parallel"),
+    "allowed_object_buckets",
     *("media_fetch_timeout", "max_image_pixels", "max_media_bytes", "media_memory", "mm_processor_cache_gb"),
     *("mm_processor_kwargs", "enable_mm_embeds"),
 )

@@ -92,6 +92,8 @@ _SAME = (
     "allowed_origins",
     "max_body_bytes",
     "max_connections",
+    "max_connections_per_address",
+    "trusted_proxies",
     "kv_events_endpoint",
     "print_client",
     "log_level",

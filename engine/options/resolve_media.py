@@ -16,6 +16,7 @@ _SAME = (
     "allowed_media_domains",
     "allowed_media_networks",
     "allowed_local_media_path",
+    "allowed_object_buckets",
     "max_image_pixels",
     "max_media_bytes",
     "media_memory",

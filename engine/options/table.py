@@ -413,6 +413,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("object-store-access-key", text("KEY"), "", "that signs such links. AWS_ACCESS_KEY_ID will do"),
         Option("object-store-secret-key", text("KEY"), "", "AWS_SECRET_ACCESS_KEY will do, and shows in no list of processes"),
         Option("object-store-session-token", text("TOKEN"), "", "of keys for a while. AWS_SESSION_TOKEN will do"),
+        Option(
+            "allowed-object-buckets",
+            texts("BUCKET"),
+            (),
+            "bucket(s) that s3: and bos: links may name, BUCKET/PREFIX for a part of one, *: all; default: none",
+        ),
         Option("max-image-pixels", whole(1, 1 << 31), 89_000_000, "largest picture or frame, before it is made smaller"),
         Option("max-media-bytes", num_bytes(1024), 32 << 20, "largest file of a picture; of a video twice as much"),
         Option("media-processes", whole(1, 64), 1, "processes that decode pictures and video"),
@@ -460,6 +466,19 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option("max-body-bytes", num_bytes(1024), 32 << 20, "largest request body"),
         Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),
+        Option(
+            "max-connections-per-address",
+            whole(0),
+            0,
+            "open connections of one client address; 0: no more than it leaves free for others, so one alone has half of all",
+        ),
+        Option(
+            "trusted-proxies",
+            networks(),
+            (),
+            "network(s) of proxies, such as 10.0.0.0/8: their X-Forwarded-For names the client, and their connections are not "
+            "limited by address; default: none",
+        ),
         Option(
             "sse-keep-alive-interval",
             seconds(0, 86400),

@@ -44,7 +44,10 @@ class SamplingRules:
     def first_token(self, num_kept: int, max_tokens: int, num_tokens: int) -> int:
         """Where a prompt of `num_tokens` begins whose last `num_kept` count; 0: all, -1: as many as there is room for."""
         if num_kept < 0:
-            num_kept = max(1, self._max_positions - (max(1, max_tokens) if max_tokens else 0))
+            num_answer_tokens = max(1, max_tokens) if max_tokens else 0
+            if num_answer_tokens >= self._max_positions:  # it will be cut: half of the room is the prompt's
+                num_answer_tokens = self._max_positions // 2
+            num_kept = self._max_positions - num_answer_tokens
         return max(0, num_tokens - num_kept) if num_kept else 0
 
     def resolve(self, sampling: SamplingParams, text: TextOptions) -> SamplingParams:

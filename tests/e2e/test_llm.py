@@ -64,7 +64,7 @@ def test_texts_are_those_over_http(llm: LLM) -> None:
     for params in (GREEDY, SamplingParams(seed=5, top_p=0.9, top_k=40, n=3, max_tokens=None, min_tokens=4, stop=["e"])):
         found = llm.generate(prompts, params, use_tqdm=False)
         for prompt, output in zip(["The sun", [10, 20, 30], [40, 50], "a fox"], found, strict=True):
-            fields = params.fields() | {"fit_max_tokens": True}
+            fields = params.fields()
             choices = over_http(llm, "/v1/completions", prompt=prompt, return_token_ids=True, **fields)["choices"]
             assert [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in output.outputs] == [
                 (choice["text"], choice["token_ids"], choice["finish_reason"], choice["stop_reason"]) for choice in choices

@@ -333,14 +333,12 @@ def test_slow_links_of_some_leave_room_for_anothers(files: FileServer, monkeypat
 
     async def scenario() -> None:
         fetcher = Fetcher(config(media_fetch_timeout_s=WATCHDOG_S))
-        slow = [
-            asyncio.ensure_future(fetcher.fetch(f"{files.url}/gate/{index}", 1 << 20, request="slow")) for index in range(9)
-        ]
+        slow = [asyncio.ensure_future(fetcher.fetch(f"{files.url}/gate/{index}", 1 << 20, source="slow")) for index in range(9)]
         await until(lambda: sum(files.num_heard(f"/gate/{index}") for index in range(9)) == 3)
-        assert await asyncio.wait_for(fetcher.fetch(f"{files.url}/file/x", 1 << 20, request="quick"), WATCHDOG_S) == CONTENT
+        assert await asyncio.wait_for(fetcher.fetch(f"{files.url}/file/x", 1 << 20, source="quick"), WATCHDOG_S) == CONTENT
         fetcher._timeout_s = 0.1
         with pytest.raises(RequestError) as caught:
-            await fetcher.fetch(f"{files.url}/file/y", 1 << 20, request="slow")
+            await fetcher.fetch(f"{files.url}/file/y", 1 << 20, source="slow")
         assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
         assert files.num_heard("/file/y") == 0
         files.gate.set()
@@ -393,7 +391,7 @@ def test_slow_names_and_files_hold_up_nothing_else(files: FileServer, tmp_path: 
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         fetcher = Fetcher(config(allowed_local_media_path=str(tmp_path), media_fetch_timeout_s=WATCHDOG_S))
         links = [f"http://slow{index}.example:{files.port}/file/x" for index in range(40)]
-        slow = [asyncio.ensure_future(fetcher.fetch(link, 1 << 20, request="slow")) for link in links]
+        slow = [asyncio.ensure_future(fetcher.fetch(link, 1 << 20, source="slow")) for link in links]
         await until(lambda: len(asked) == 40)
         quick = [
             fetcher.fetch(f"http://localhost:{files.port}/file/x", 1 << 20),
@@ -515,7 +513,7 @@ def test_e6_only_the_operators_own_store_may_be_within(files: FileServer, monkey
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", files.port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    keys = {"object_store_access_key": "key", "object_store_secret_key": "secret"}
+    keys = {"object_store_access_key": "key", "object_store_secret_key": "secret", "allowed_object_buckets": ("bucket",)}
     code, message = refused("s3://bucket/key", allowed_media_networks=(), **keys)
     assert (code, "no public host" in message) == ("invalid_image_url", True)
     assert len(asked) == 1
@@ -541,6 +539,7 @@ def test_objects_are_fetched_from_the_operators_store(files: FileServer, scheme:
         "object_store_access_key": "key",
         "object_store_secret_key": "secret",
         "object_store_session_token": "token/1",
+        "allowed_object_buckets": ("other", "buck.et"),
     }
     assert fetched(f"{scheme}://buck.et/a/b c%2B.png".replace(" ", "%20"), allowed_media_networks=(), **options) == CONTENT
     path, headers = files.heard[-1]
@@ -548,6 +547,41 @@ def test_objects_are_fetched_from_the_operators_store(files: FileServer, scheme:
     assert "X-Amz-Security-Token=token%2F1" in path
     assert "secret" not in path
     assert headers["host"] == f"127.0.0.1:{files.port}"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "bos"])
+@pytest.mark.parametrize(
+    ("link", "allowed", "is_allowed"),
+    [
+        ("bucket/key", (), False),
+        ("bucket/key", ("bucket",), True),
+        ("bucket/key", ("*",), True),
+        ("bucket2/key", ("bucket",), False),
+        ("bucket/public/key", ("other", "bucket/public/"), True),
+        ("bucket/private/key", ("bucket/public/",), False),
+        ("bucket/public%2Fkey", ("bucket/public/",), True),
+        ("bucket/public/../private/key", ("bucket/public/",), False),
+        ("bucket/public/%2e%2e/private/key", ("*",), False),
+        ("../bucket/key", ("*",), False),
+    ],
+)
+def test_only_allowed_buckets_are_read(
+    files: FileServer, scheme: str, link: str, allowed: tuple[str, ...], is_allowed: bool
+) -> None:
+    options = {
+        "object_store_endpoint": f"{files.url}/file",
+        "object_store_access_key": "key",
+        "object_store_secret_key": "secret",
+        "allowed_object_buckets": allowed,
+    }
+    num_before = len(files.heard)
+    if is_allowed:
+        assert fetched(f"{scheme}://{link}", **options) == CONTENT
+    else:
+        code, message = refused(f"{scheme}://{link}", **options)
+        assert code == "invalid_image_url"
+        assert "--allowed-object-buckets" in message or '"."' in message
+        assert len(files.heard) == num_before
 
 
 def test_thousands_of_pieces_that_came_at_once_leave_the_loop_turns() -> None:

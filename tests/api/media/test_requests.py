@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,23 +25,25 @@ LIMIT = 64 << 10
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
+SEEING: dict[str, Any] = {
+    "model": str(GOLDEN / "qwen2_5_vl"),
+    "max_model_len": 1024,
+    "num_kv_blocks": 64,
+    "media_processes": 1,
+    "encoder_cache_size": 64,
+    "encoder_row_width": 64,
+    "max_media_bytes": LIMIT,
+    "media_memory": 8 * LIMIT,
+    "mm_processor_cache_gb": 0.01,
+    "limit_mm_per_prompt": {"image": 5, "video": 1},
+    "allowed_media_networks": ("127.0.0.0/8",),
+    "media_fetch_timeout_s": 5.0,
+}
+
+
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    options: dict[str, Any] = {
-        "model": str(GOLDEN / "qwen2_5_vl"),
-        "max_model_len": 1024,
-        "num_kv_blocks": 64,
-        "media_processes": 1,
-        "encoder_cache_size": 64,
-        "encoder_row_width": 64,
-        "max_media_bytes": LIMIT,
-        "media_memory": 8 * LIMIT,
-        "mm_processor_cache_gb": 0.01,
-        "limit_mm_per_prompt": {"image": 5, "video": 1},
-        "allowed_media_networks": ("127.0.0.0/8",),
-        "media_fetch_timeout_s": 5.0,
-    }
-    with Edge(tmp_path_factory.mktemp("seeing"), **options) as running:
+    with Edge(tmp_path_factory.mktemp("seeing"), **SEEING) as running:
         yield running
 
 
@@ -218,6 +221,32 @@ def test_a_mistake_names_its_part(seeing: Edge, files: FileServer, link: str) ->
     assert len(error["message"]) < 400
     error = refusal(seeing, COMPLETION, {"prompt": "x", "multi_modal_data": {"image": [link.format(files=files.url)]}})
     assert (error["code"], error["param"]) == (code, "multi_modal_data.image[0]")
+
+
+def test_links_are_fetched_in_order_eight_at_a_time(tmp_path: Path, files: FileServer) -> None:
+    """By default. Of several that fail, the first in order is reported, and what has not begun never begins."""
+    assert "media_download_parallel" not in SEEING
+    with Edge(tmp_path, **(SEEING | {"limit_mm_per_prompt": {"image": 99}})) as edge:
+        files.gate.clear()
+        files.max_at_once = 0
+        answers: list[httpx.Response] = []
+        links = [f"{files.url}/gate/order{index:02}" for index in range(20)]
+        asking_them = threading.Thread(target=lambda: answers.append(edge.post(CHAT, asking(*map(image, links)))))
+        asking_them.start()
+        wait_until(lambda: files.num_heard("/gate/order") == 8, what="eight links under way")
+        heard = [path for path, _ in files.heard if path.startswith("/gate/order")]
+        assert sorted(heard) == [f"/gate/order{index:02}" for index in range(8)]
+        files.gate.set()
+        asking_them.join()
+        assert len(media_of(edge, answers[0])) == 20
+        assert files.max_at_once == 8
+
+        links = [f"{files.url}/file/first", *(f"{files.url}/status/{status}" for status in (404, 410, 500))]
+        late = [f"{files.url}/file/late{index}" for index in range(20)]
+        error = refusal(edge, CHAT, asking(*map(image, links + late)))
+        assert "404" in error["message"]
+        assert error["param"] == "messages[0].content[1]"
+        assert files.num_heard("/file/late") < len(late)
 
 
 def test_too_many_items_are_refused_before_anything_is_fetched(seeing: Edge, files: FileServer) -> None:

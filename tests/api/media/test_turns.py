@@ -39,11 +39,28 @@ def test_a_request_that_has_none_finds_a_turn_where_others_hold_many() -> None:
     asyncio.run(scenario())
 
 
+def test_source_leaves_others_room_to_wait() -> None:
+    async def scenario() -> None:
+        turns = Turns("test", 4)
+        own = [asyncio.ensure_future(turns.take("greedy", WATCHDOG_S)) for _ in range(10 * WAITING_FACTOR)]
+        await settled()
+        refused = [task for task in own if task.done() and task.exception() is not None]
+        assert len(refused) > len(own) // 3
+        others = [asyncio.ensure_future(turns.take("modest", WATCHDOG_S)) for _ in range(3)]
+        await settled()
+        assert [task.done() for task in others] == [True, False, False]
+        for task in (*own, *others):
+            task.cancel()
+        await asyncio.gather(*own, *others, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_a_queue_is_bounded_and_forgets_who_leaves() -> None:
     async def scenario() -> None:
         turns = Turns("test", 1)
         turn = await turns.take("a", WATCHDOG_S)
-        waiting = [asyncio.ensure_future(turns.take(f"b{index}", WATCHDOG_S)) for index in range(WAITING_FACTOR)]
+        waiting = [asyncio.ensure_future(turns.take(f"b{index}", WATCHDOG_S)) for index in range(2 * WAITING_FACTOR)]
         await settled()
         with pytest.raises(RequestError) as caught:
             await turns.take("c", WATCHDOG_S)

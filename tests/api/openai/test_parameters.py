@@ -146,3 +146,26 @@ def test_what_is_refused(edge: Edge, path: str, fields: dict[str, Any], param: s
     answer = edge.post(path, {**prompt, "max_tokens": 2, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == (param or "repetition_detection")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 32_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 32_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 32_000}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 32_000}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 32_000}),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "stream": False, "options": {"num_predict": 32_000}}),
+    ],
+)
+def test_max_tokens_is_cut_to_the_room(edge: Edge, path: str, body: dict[str, Any]) -> None:
+    """Unless a client of OpenAI's API asks for a refusal."""
+    answer = edge.post(path, body)
+    assert answer.status_code == 200, answer.text
+    (submit,) = edge.peer.submits(answer.headers["x-request-id"])
+    assert (submit.sampling.max_tokens, submit.text.is_max_tokens_cut) == (32_000, True)
+    if path in ("/v1/completions", "/v1/chat/completions"):
+        refused = edge.post(path, {**body, "fit_max_tokens": False})
+        assert refused.status_code == 400
+        assert "256 tokens" in refused.json()["error"]["message"]

@@ -299,7 +299,6 @@ def test_input_tokens(responder: openai.OpenAI) -> None:
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"max_output_tokens": 257}, "max_output_tokens"),
         ({"include": ["nothing"]}, "include[0]"),
         ({"temperature": 3}, "temperature"),
     ],

@@ -45,6 +45,32 @@ def test_the_oldest_go(tmp_path: Path) -> None:
     assert names(tmp_path) == IDS[4:]
 
 
+def test_full_store_evicts_from_its_largest_source(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path, max_responses=4)
+    theirs = store.new_id("theirs")
+    assert store.save(theirs, b"text")
+    ours = [store.new_id("ours") for _ in range(6)]
+    for number, response_id in enumerate(ours, 10):
+        assert store.save(response_id, b"text")
+        os.utime(tmp_path / response_id, ns=(number, number))
+    assert names(tmp_path) == sorted([theirs, *ours[-3:]])
+    store = ResponseStore(tmp_path, max_bytes=40)
+    large = store.new_id("large")
+    assert store.save(large, b"x" * 30)
+    assert store.load(theirs) is not None
+    assert store.save(store.new_id("large"), b"x" * 10)
+    assert store.load(large) is None
+    assert store.load(theirs) is not None
+
+
+def test_id_begins_with_digest_of_source_and_run(tmp_path: Path) -> None:
+    one, other = ResponseStore(tmp_path / "1"), ResponseStore(tmp_path / "2")
+    owners = [store.new_id(source)[:13] for store in (one, other) for source in ("a", "b")]
+    assert len(set(owners)) == 4
+    assert one.new_id("a")[:13] == owners[0]
+    assert one.new_id("a") != one.new_id("a")
+
+
 def test_no_name_leads_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     store = ResponseStore(tmp_path / "kept")

@@ -218,7 +218,7 @@ class LLM:
     def _fields(self, params: SamplingParams | None) -> dict[str, Any]:
         """Of a request that generates. Without parameters the model's own count, as far as it has some."""
         fields = {"max_tokens": SamplingParams().max_tokens} if params is None else params.fields()
-        fields |= {"return_token_ids": True, "fit_max_tokens": True, "timings": True}
+        fields |= {"return_token_ids": True, "timings": True}
         if "logprobs" in fields:
             fields["logprobs_by_id"] = True
         if self._seed is not None and "seed" not in fields:

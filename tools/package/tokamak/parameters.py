@@ -155,7 +155,7 @@ _REFUSED = {  # field -> the remedy
     "trace_decode_token_ids": "give them as a prompt, with prompt_logprobs",
     "logits_processors": "no code enters the engine; logit_bias, allowed_token_ids, bad_words and structured_outputs do",
 }
-_AS_MANY = 2**31 - 1  # tokens: what there is room for, as `fit_max_tokens` cuts it
+_AS_MANY = 2**31 - 1  # tokens: cut to the room that the prompt leaves
 _LOCAL = (  # handled by `fields`, or on this side
     *_REFUSED,
     "logit_bias",

@@ -1,0 +1,89 @@
+"""Which open connections of one api process may send requests, so that no client address takes them all.
+
+Used by `connection.Connection`, in the event loop. An address is a network of one user (`access.neighbourhood`). It has
+`max_per_address` connections at most; 0: no more than it leaves free for others (`engine/process/shares.py`). Connections of
+trusted proxies and of a UNIX socket, which may carry requests of anyone, count towards the limit of all alone.
+
+A connection beyond the limits is accepted for a short while: `/health` is answered on it, so that an operator's probe always
+sees how the engine is, and any other request is refused with the reason. Where there are too many of these, the oldest is cut.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from api.access import is_within, neighbourhood
+from engine.errors import RequestError
+
+MAX_SURPLUS = 32
+HEALTH_PATHS = (b"/health", b"/health/live")
+
+
+class Member(Protocol):
+    """A connection."""
+
+    def cut(self) -> None: ...
+
+
+class Admission:
+    def __init__(
+        self, max_connections: int, max_per_address: int = 0, proxies: tuple[str, ...] = (), root_path: str = ""
+    ) -> None:
+        self._max_connections = max_connections
+        self._max_per_address = max_per_address
+        self._proxies = proxies
+        self._open_paths = {prefix + path for prefix in (b"", root_path.encode()) for path in HEALTH_PATHS}
+        self._admitted: dict[Member, str] = {}  # and their addresses; empty: not limited by address
+        self._num_admitted = Counter[str]()  # by address
+        self._surplus: dict[Member, str] = {}  # the oldest first
+
+    def enter(self, member: Member, host: str) -> bool:
+        """A connection of `host` (empty: of a UNIX socket) was made. Whether it is admitted."""
+        address = "" if not host or is_within(host, self._proxies) else neighbourhood(host)
+        if self._refusal(address) is None:
+            self._admit(member, address)
+            return True
+        if len(self._surplus) >= MAX_SURPLUS:
+            next(iter(self._surplus)).cut()
+        self._surplus[member] = address
+        return False
+
+    def leave(self, member: Member) -> None:
+        self._surplus.pop(member, None)
+        address = self._admitted.pop(member, None)
+        if address is not None:
+            self._num_admitted[address] -= 1
+            if not self._num_admitted[address]:
+                del self._num_admitted[address]
+
+    def check(self, member: Member, path: bytes) -> None:
+        """A request has come. RequestError (429, 503) where its connection is not admitted even now."""
+        address = self._surplus.get(member)
+        if address is None or path.partition(b"?")[0] in self._open_paths:
+            return
+        refusal = self._refusal(address)
+        if refusal is not None:
+            raise refusal
+        del self._surplus[member]
+        self._admit(member, address)
+
+    def is_surplus(self, member: Member) -> bool:
+        return member in self._surplus
+
+    def _admit(self, member: Member, address: str) -> None:
+        self._admitted[member] = address
+        self._num_admitted[address] += 1
+
+    def _refusal(self, address: str) -> RequestError | None:
+        """Why one more connection of an address is not admitted."""
+        num_all, num_own = len(self._admitted), self._num_admitted[address] if address else 0
+        if num_all >= self._max_connections:
+            text = f"too many connections: {num_all} are open, limit {self._max_connections} (--max-connections)"
+            return RequestError(f"{text}; try again later", status=503, code="too_many_connections", retry_after_s=1)
+        limit = max(1, self._max_per_address or self._max_connections - num_all)
+        if address and num_own >= limit:
+            text = f"too many connections of one address: {num_own} are open, limit {limit} (--max-connections-per-address)"
+            text += "; close some, or use them for several requests"
+            return RequestError(text, status=429, code="too_many_connections", retry_after_s=1)
+        return None
