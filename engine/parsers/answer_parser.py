@@ -30,9 +30,11 @@ class AnswerParser:
         begins_thinking: bool = False,
         request_id: str = "",
         is_parallel: bool = True,
+        has_thinking_budget: bool = False,
     ) -> None:
         """`tools` are asked for with the first call; `names`: functions that may be called, none: any; `token_markers`: those
-        that come as tokens. `is_parallel`: there may be more than one call."""
+        that come as tokens. `is_parallel`: there may be more than one call. `has_thinking_budget`: the end of thinking may have
+        been written for the model."""
         self.parts: list[Part] = []  # that nobody has taken yet
         self.is_reasoning = begins_thinking
         self.is_over = False  # nothing that follows counts
@@ -57,6 +59,8 @@ class AnswerParser:
         self._reading: Reading[None] | None = None
         self._last_marker = ""  # that the reader has read as text, and nothing behind it
         self._is_end_due = False  # of thinking that a call has ended
+        self._has_thinking_budget = has_thinking_budget
+        self._may_drop_end = not begins_thinking or has_thinking_budget  # an end marker outside of thinking that is no text
 
     @property
     def is_holding(self) -> bool:
@@ -79,7 +83,8 @@ class AnswerParser:
                 self._end_reading(reader.raw_before)
                 is_hidden = False
             elif unread != marker:
-                self._last_marker = marker
+                if self._reader is reader:  # a complete call took the marker as its own
+                    self._last_marker = marker
                 self.feed(unread)
                 return
         if self.is_over:
@@ -124,14 +129,20 @@ class AnswerParser:
         if thinking and marker == thinking.begin and not self._has_begun:
             self._end_section()
             self.is_reasoning = self._has_begun = True
+            self._may_drop_end = self._has_thinking_budget
         elif thinking and marker == thinking.end and (self.is_reasoning or self._is_end_due):
             self._is_end_due = False
             self._end_section()
+        elif (
+            thinking and marker == thinking.end and self._may_drop_end
+        ):  # the model's own, after the budget's or without thinking
+            self._may_drop_end = False
         elif thinking and marker in thinking.wrappers:
             self._end_section()
         elif marker in self._triggers:
             self._begin_call(marker, marker)
         elif not is_hidden:
+            self._may_drop_end = self._may_drop_end and not (thinking and marker == thinking.begin)
             self._release(marker)
 
     def _end_section(self) -> None:
@@ -169,6 +180,7 @@ class AnswerParser:
 
     def _begin_call(self, trigger: str, opening: str) -> None:
         assert self._family is not None
+        self._last_marker = ""
         self._reader = Reader(opening, self._names)
         self._reading = self._family.read(self._reader, trigger, self._tools())
         next(self._reading)  # to where it wants the first character

@@ -94,4 +94,5 @@ class Parsers:
             begins_thinking=is_thinking and thinking is not None,
             request_id=submit.request_id,
             is_parallel=parsing.is_parallel,
+            has_thinking_budget=parsing.thinking_token_budget >= 0,
         )

@@ -59,7 +59,9 @@ def test_everything_in_one_answer(vocabulary: Vocabulary) -> None:
     ("text", "prompt_end", "expected"),
     [
         ("a\n</think>\n\nb", "<|im_start|>assistant\n<think>\n", ("a", "b")),
-        ("a\n</think>\n\nb", "<think>\n\n</think>\n\n", ("", "a\n</think>\n\nb")),
+        ("a\n</think>\n\nb", "<think>\n\n</think>\n\n", ("", "a\n\n\nb")),
+        ("a </think>b</think>", "", ("", "a b</think>")),
+        ("<think>a</think>b</think>", "", ("a", "b</think>")),
         ("\n<think>a", "", ("a", "")),
         ("b <think>a</think>", "", ("", "b <think>a</think>")),
         ("<think>a\n\n", "", ("a", "")),
@@ -70,6 +72,21 @@ def test_everything_in_one_answer(vocabulary: Vocabulary) -> None:
 def test_thinking(vocabulary: Vocabulary, text: str, prompt_end: str, expected: tuple[str, str]) -> None:
     parts = parts_of(text, vocabulary, prompt_end)
     assert (reasoning(parts), content(parts)) == expected
+
+
+def test_models_own_end_after_the_budgets_is_dropped(vocabulary: Vocabulary) -> None:
+    for text, prompt_end in (("a</think>\n\nb</think>c", "<think>"), ("<think>a</think>b</think>c", "")):
+        parts = parts_of(text, vocabulary, prompt_end, thinking_token_budget=3)
+        assert (reasoning(parts), content(parts)) == ("a", "bc")
+
+
+def test_a_cut_call_after_a_whole_one_stays_as_written(vocabulary: Vocabulary) -> None:
+    text = f"{CALL}\n{CALL}"
+    token_ids = tokens_of(text, vocabulary)
+    parsers = Parsers("hermes", "qwen3", vocabulary.pieces)
+    for num_tokens in range(len(token_ids)):
+        parts = parse(stream_of(parsers, vocabulary, submit_of(TOOLS)), [token_ids[:num_tokens]])
+        assert content(parts) in text, num_tokens
 
 
 def test_a_call_within_thinking_ends_it(vocabulary: Vocabulary) -> None:
