@@ -95,8 +95,9 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
         has_strict=any(tool.function.strict for tool in options.tools or ()),
         thinking_token_budget=body.thinking_token_budget,
     )
-    if parsing is not None and not parsing.binds and format_of(body) is not None:
-        parsing = msgspec.structs.replace(parsing, finds_calls=False)  # whatever the form's text looks like
+    format_ = format_of(body)
+    if parsing is not None and format_ is not None and format_.kind != "structural_tag":  # which says itself where calls are
+        parsing = msgspec.structs.replace(parsing, has_form=True)
     if (leaves_reasoning := _leaves_reasoning(body)) and body.include_reasoning is False:
         raise invalid("include_reasoning", "thinking cannot be left out of a content that it is left in; send one of the two")
     if parsing is not None and (leaves_reasoning or body.parse_tool_calls is False):

@@ -25,10 +25,10 @@ _WHITESPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON, once: a model t
 
 
 def lark_of(format_: AnswerFormat, marks: dict[str, int]) -> str:
-    """`marks`: tokens that no text has, by their names. ValueError: it is none."""
+    """Lark without `HEAD`. `marks`: tokens that no text has, by their names. ValueError: it is none."""
     if not format_.text.strip():
         raise ValueError("it is empty")
-    return HEAD + _WRITERS[format_.kind](format_, marks)
+    return _WRITERS[format_.kind](format_, marks)
 
 
 def _json(format_: AnswerFormat, marks: dict[str, int]) -> str:

@@ -31,10 +31,11 @@ class AnswerParser:
         request_id: str = "",
         is_parallel: bool = True,
         has_thinking_budget: bool = False,
+        must_begin: bool = False,
     ) -> None:
         """`tools` are asked for with the first call; `names`: functions that may be called, none: any; `token_markers`: those
         that come as tokens. `is_parallel`: there may be more than one call. `has_thinking_budget`: the end of thinking may have
-        been written for the model."""
+        been written for the model. `must_begin`: calls come before any content, or not at all."""
         self.parts: list[Part] = []  # that nobody has taken yet
         self.is_reasoning = begins_thinking
         self.is_over = False  # nothing that follows counts
@@ -55,11 +56,13 @@ class AnswerParser:
         self._num_newlines = 0  # of the thinking, that may belong to a marker that follows
         self._is_stripping = begins_thinking  # newlines that come next belong to what was before
         self._has_begun = begins_thinking  # something that is no space was written
+        self._has_content = False  # likewise, outside of thinking
         self._reader: Reader | None = None
         self._reading: Reading[None] | None = None
         self._last_marker = ""  # that the reader has read as text, and nothing behind it
         self._is_end_due = False  # of thinking that a call has ended
         self._has_thinking_budget = has_thinking_budget
+        self._must_begin = must_begin
         self._may_drop_end = not begins_thinking or has_thinking_budget  # an end marker outside of thinking that is no text
 
     @property
@@ -139,7 +142,7 @@ class AnswerParser:
             self._may_drop_end = False
         elif thinking and marker in thinking.wrappers:
             self._end_section()
-        elif marker in self._triggers:
+        elif marker in self._triggers and not (self._must_begin and self._has_content):
             self._begin_call(marker, marker)
         elif not is_hidden:
             self._may_drop_end = self._may_drop_end and not (thinking and marker == thinking.begin)
@@ -168,6 +171,7 @@ class AnswerParser:
         self._is_stripping = False
         self._has_begun = self._has_begun or not text.isspace()
         if not self.is_reasoning:
+            self._has_content = self._has_content or not text.isspace()
             self.parts.append(Part("content", text))
             return
         body = text.rstrip("\n")

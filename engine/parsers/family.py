@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import Parsing
-from engine.parsers.grammar import ANY_TEXT, Lark, MarkerIds, json_rule, literal, marker, object_schema
+from engine.parsers.grammar import ANY_TEXT, Lark, MarkerIds, json_rule, literal, marker, nested, object_schema
 from engine.parsers.reader import Malformed, Reader, Reading
 from shm.blake2 import blake2b
 
@@ -79,36 +79,44 @@ class CallFamily(ABC):
     def call_rule(self, lark: Lark, rule: str, name: str, parameters: Mapping[str, Any], id_of: MarkerIds, strict: bool) -> str:
         """The body of a rule of the name `rule`: a call of the function `name`."""
 
+    def call_beside(self, form: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
+        """As `call_rule`, where the answer may be of `form` instead and begin as a call does; empty: it makes no difference."""
+        return ""
+
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:
         """Before the first call, between two, behind the last."""
         return "", literal("\n"), ""
 
-    def grammar(self, tools: Tools, parsing: Parsing, id_of: MarkerIds, free: Sequence[str] = ()) -> str:
+    def grammar(self, tools: Tools, parsing: Parsing, id_of: MarkerIds, free: Sequence[str] = (), form: str = "") -> str:
         """Lark, in llguidance's dialect, of calls as the family writes them, as `parsing.choice` asks for them. "auto": any
         text, `free` markers in it, and from a call's beginning on a call, which has the parameters of a strict function as they
-        are."""
+        are. With a `form`, the Lark of a structured answer, "auto" is calls or that answer, and no other text."""
         lark = Lark()
         is_forced = parsing.choice != "auto"
         rules = []
         for index, name in enumerate(parsing.names or tools.functions):
             is_strict = name in tools.strict
-            parameters = tools.functions.get(name, {}) if is_forced or is_strict else {}
-            rules.append(lark.add(f"call{index}", self.call_rule(lark, f"call{index}", name, parameters, id_of, is_strict)))
+            parameters = tools.functions.get(name, {}) if is_forced or is_strict or form else {}
+            rule = self.call_beside(form, name, parameters, is_strict) if form else ""
+            rule = rule or self.call_rule(lark, f"call{index}", name, parameters, id_of, is_strict)
+            rules.append(lark.add(f"call{index}", rule))
         call = lark.one_of("call", rules)
         before, between, after = self.frame(id_of)
         more = f" ({between} {call})*" if parsing.is_parallel and parsing.choice != "named" else ""
         calls = lark.add("calls", f"{before} {call}{more} {after}")
         if is_forced:
             return lark.with_start(calls)
+        if form:
+            lark.add("SPACE", r"/\n{1,2}/")  # few: a model that may write space for ever does
+            marked = self._marked(calls, id_of) if self.openings else []
+            return lark.with_start(f"SPACE? {lark.one_of('any_calls', [calls, *marked])} | {nested(form)}")
         if self.openings:
             lark.add("SPACE", f"/[{_SPACE}]+/")
             lark.add("TEXT", f"/(?s:[{_SPACE}]*[^{_SPACE}{re.escape(self.openings)}].*)/")
             lark.add("REST", ANY_TEXT)
             thought = [marker(text, id_of) for text in free if id_of(text) is not None]
             before = f"({thought[0]} REST {thought[1]})? " if len(thought) == 2 else ""
-            own = [text for text in self.triggers if id_of(text) is not None]
-            ends = [marker(self.ends[text], id_of) if text in self.ends else "" for text in own]
-            marked = [f"{marker(text, id_of)} SPACE? {calls} {end} REST" for text, end in zip(own, ends, strict=True)]
+            marked = [f"{each} REST" for each in self._marked(calls, id_of)]
             after = f" ({lark.one_of('marked', marked)})*" if marked else ""
             return lark.with_start(f"{before}SPACE? ({calls} | TEXT)?{after}")
         lark.add("TEXT", ANY_TEXT)
@@ -119,6 +127,12 @@ class CallFamily(ABC):
         marks = [marker(text, id_of) for text in free if id_of(text) is not None]
         lark.one_of("text", ["TEXT", *(f"text {mark} text" for mark in marks)])
         return lark.with_start(f"text ({calls} text)*")
+
+    def _marked(self, calls: str, id_of: MarkerIds) -> list[str]:
+        """Calls between the markers that the vocabulary has, of families that need none."""
+        own = [text for text in self.triggers if id_of(text) is not None]
+        ends = [marker(self.ends[text], id_of) if text in self.ends else "" for text in own]
+        return [f"{marker(text, id_of)} SPACE? {calls} {end}" for text, end in zip(own, ends, strict=True)]
 
     def call_id(self, request_id: str, index: int) -> str:
         """The same after every crash."""

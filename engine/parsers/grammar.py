@@ -21,6 +21,11 @@ def marker(text: str, id_of: MarkerIds) -> str:
     return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
+def nested(lark: str) -> str:
+    """A whole grammar as part of a rule."""
+    return f"%lark {{\n{lark}\n}}"
+
+
 def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
     """A value of `schema`, spaced as templates write JSON. What llguidance does not know of the schema is an error only where
     it must hold to the letter."""
@@ -33,7 +38,7 @@ def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
 
 def _carried(schema: Mapping[str, Any]) -> str | None:
     """A text that has a grammar, or an object of one such text alone, in JSON."""
-    from engine.parsers.text_grammar import carried_text, escaped, nested  # of use where calls are forced
+    from engine.parsers.text_grammar import carried_text, escaped  # of use where calls are forced
 
     text = carried_text(schema)
     if text is not None:

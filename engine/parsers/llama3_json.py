@@ -7,15 +7,18 @@ Without the marker only what calls a tool of the request is a call.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.parsers.family import CallFamily, Tools, json_call, named_call
-from engine.parsers.grammar import Lark, MarkerIds, literal
+from engine.parsers.grammar import Lark, MarkerIds, literal, object_schema
 from engine.parsers.reader import Malformed, Reader, Reading
 
 _KEY = re.compile(r"[a-z]*")
+_JSON_FORM = "start: %json "  # as `engine/grammars/formats.py` writes it
+_DEFINITIONS = ("$defs", "definitions")
 _KEYS = ("name", "parameters", "arguments", "type", "function")
 
 
@@ -48,6 +51,38 @@ class Llama3Json(CallFamily):
 
     def call_rule(self, lark: Lark, rule: str, name: str, parameters: Mapping[str, Any], id_of: MarkerIds, strict: bool) -> str:
         return json_call(name, "parameters", parameters, strict)
+
+    def call_beside(self, form: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
+        """Beside a JSON answer a call is JSON with the same white space. llguidance's lexer takes the longest piece and never
+        goes back, so that pieces of the two must be the same up to where they differ."""
+        if not form.startswith(_JSON_FORM):
+            return ""
+        options = json.loads(form.removeprefix(_JSON_FORM))["x-guidance"]
+        inner = {key: value for key, value in object_schema(parameters).items() if key not in _DEFINITIONS}
+        if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(inner)):
+            inner = {"type": "object"}  # refers to a root that is elsewhere now
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": inner},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+            **{key: parameters[key] for key in _DEFINITIONS if key in parameters},
+            "x-guidance": {**options, "lenient": not strict},
+        }
+        return "%json " + json.dumps(call, ensure_ascii=False)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """All `$ref` in a schema."""
+    rest = [schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("$ref"), str):
+                yield node["$ref"]
+            rest.extend(node.values())
+        elif isinstance(node, list):
+            rest.extend(node)
 
 
 FAMILY = Llama3Json()

@@ -26,12 +26,13 @@ from engine.parsers.grammar import (
     json_rule,
     literal,
     marker,
+    nested,
     properties_of,
     required_of,
     with_definitions,
 )
 from engine.parsers.reader import MAX_NAME_CHARACTERS, Malformed, Reader, Reading
-from engine.parsers.text_grammar import carried_text, nested
+from engine.parsers.text_grammar import carried_text
 
 _NAME = re.compile(r"[^<>\s]*")
 _KEY = re.compile(r"[^<>\n]*")

@@ -64,14 +64,14 @@ class Parsers:
         said = msgspec.json.decode(prompt.messages, type=list[_Said])[-1].content
         return isinstance(said, str) and said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
 
-    def grammar(self, parsing: Parsing, tools: bytes) -> str:
-        """Lark of the calls that are demanded; empty: any answer will do."""
-        if not parsing.binds or self.call_family is None:
+    def grammar(self, parsing: Parsing, tools: bytes, form: str = "") -> str:
+        """Lark of the calls that are demanded, or may come in place of an answer of `form`; empty: calls bind nothing."""
+        if self.call_family is None or not (parsing.binds or (form and parsing.finds_calls and tools)):
             return ""
         from engine.parsers.family import Tools
 
         marks = (self.thinking.begin, self.thinking.end) if self.thinking else ()
-        return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks)
+        return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks, form)
 
     def parser_for(self, submit: Submit, is_thinking: bool) -> AnswerParser | None:
         """What a sample's answer is parsed with; None: it is content alone. `is_thinking`: it begins inside thinking."""
@@ -95,4 +95,5 @@ class Parsers:
             request_id=submit.request_id,
             is_parallel=parsing.is_parallel,
             has_thinking_budget=parsing.thinking_token_budget >= 0,
+            must_begin=parsing.has_form,
         )

@@ -40,11 +40,6 @@ def carried_text(schema: Any) -> str | None:
     return lark if isinstance(lark, str) else None
 
 
-def nested(lark: str) -> str:
-    """A grammar of its own within a rule."""
-    return f"%lark {{\n{lark}\n}}"
-
-
 def escaped(lark: str) -> str:
     """The grammar of the JSON string (without its quotes) of what `lark` takes. RequestError: that cannot be said.
 

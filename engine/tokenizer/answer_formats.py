@@ -37,9 +37,9 @@ class AnswerFormats:
         self._matching: Matching | None = None
         self._marks: dict[str, int] = {}  # of the vocabulary: to look for them among all tokens takes as long as to compile
 
-    def grammar(self, format_: AnswerFormat) -> Grammar:
-        """RequestError says why it cannot be one. That is a matter of counts alone, so that each machine says the same, also
-        after a crash; a helper's bound of time is for what hangs."""
+    def form(self, format_: AnswerFormat) -> str:
+        """The format as Lark. RequestError says why there is none. That is a matter of counts alone, so that each machine says
+        the same, also after a crash; a helper's bound of time is for what hangs."""
         num_bytes = len(format_.text.encode(errors="surrogatepass"))
         if num_bytes > self._max_bytes:
             raise _refused(
@@ -51,14 +51,15 @@ class AnswerFormats:
 
         self._ready()
         try:
-            lark = lark_of(format_, self._marks)
+            return lark_of(format_, self._marks)
         except ValueError as error:
             raise _refused(format_.param, str(error)) from None
-        return self.of_lark(lark, format_.param)
 
-    def of_lark(self, lark: str, param: str) -> Grammar:
-        """Of a grammar as llguidance reads it."""
-        from engine.grammars.formats import cause_of
+    def grammar(self, lark: str, param: str) -> Grammar:
+        """The grammar of Lark that `param` of a request asks for, compiled once. RequestError says why it cannot be one."""
+        from engine.grammars.formats import HEAD, cause_of
+
+        lark = HEAD + lark
         from engine.grammars.work import check_work
 
         if "\0" in lark or not _is_unicode(lark):
@@ -72,17 +73,16 @@ class AnswerFormats:
             raise _refused(param, cause_of(refusal))
         return Grammar(lark, self._end_of_thinking)
 
-    def of_calls(self, lark: str) -> Grammar:
-        """As `of_lark`, of the calls that a request demands."""
-        if len(lark) > self._max_bytes:
+    def of_calls(self, lark: str, form: str = "") -> Grammar:
+        """The grammar of calls, or of calls or an answer of `form`, which is part of `lark`."""
+        num_characters = len(lark) - len(form)
+        if num_characters > self._max_bytes:
             raise _refused(
                 "tools",
-                f"what may be called has a grammar of {len(lark)} characters, the limit is {self._max_bytes}; send fewer "
+                f"what may be called has a grammar of {num_characters} characters, the limit is {self._max_bytes}; send fewer "
                 "tools, or start with a larger --max-grammar-bytes",
             )
-        from engine.grammars.formats import HEAD
-
-        return self.of_lark(HEAD + lark, "tools")
+        return self.grammar(lark, "tools")
 
     def check_tokens(self, grammar: Grammar, sampling: SamplingParams) -> None:
         """RequestError where what is asked for besides leaves nothing to begin an answer of this form with: the form alone

@@ -119,26 +119,23 @@ class Preparation:
             return refusal_of(error)
 
     def _with_grammar(self, sampling: SamplingParams, work: Submission) -> SamplingParams:
-        """What binds the answer: a form that it is to have, calls that are demanded, a bound of its thinking."""
+        """Sampling parameters with the grammar of a structured answer, of calls, or of calls or an answer, and the thinking
+        budget."""
         format_, parsing = work.text.format, work.text.parsing
         if format_ is None and (parsing is None or not parsing.has_grammar):
             return sampling
         (tools,) = {prompt.tools for prompt in work.prompts if isinstance(prompt, ChatPrompt)} or {b""}
-        lark = self.parsers.grammar(parsing, tools) if parsing is not None else ""
-        if lark and format_ is not None:
-            raise RequestError(
-                f"tool_choice: a call is demanded, or a tool is strict, and {format_.param} is given; an answer has one form, "
-                "send one",
-                code="invalid_value",
-                param="tool_choice",
-            )
-        if (lark or format_ is not None) and not sampling.stop_token_ids:
+        form = self._formats.form(format_) if format_ is not None else ""
+        lark = ""
+        if parsing is not None and (format_ is None or parsing.has_form or parsing.choice != "auto"):
+            lark = self.parsers.grammar(parsing, tools, form)
+        if (lark or form) and not sampling.stop_token_ids:
             raise RequestError("the model has no end token; send stop_token_ids", param="stop_token_ids")
         grammar = None
+        if format_ is not None:
+            grammar = self._formats.grammar(form, format_.param)  # by itself first, since messages name what was sent
         if lark:
-            grammar = self._formats.of_calls(lark)
-        elif format_ is not None:
-            grammar = self._formats.grammar(format_)
+            grammar = self._formats.of_calls(lark, form)
         if grammar is not None:
             self._formats.check_tokens(grammar, sampling)
         if parsing is not None and parsing.thinking_token_budget >= 0:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import jsonschema
 import openai
 import orjson
@@ -520,6 +521,87 @@ def test_forms_bind_in_every_protocol(claude: anthropic.Anthropic, client: opena
     )
     for text in (message.content[0].text, response.output_text):
         assert list(orjson.loads(text)) == ["sum"]
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ASKED = {"call": "What is the weather in Oslo?", "answer": 'Give a JSON object with name "bob" and age 7'}
+
+
+def ask_in_chat(question: str, client: openai.OpenAI, strict: bool) -> tuple[list[Any], str]:
+    function = {"name": "get_weather", "description": "The weather in a city", "parameters": WEATHER, "strict": strict}
+    answer = client.chat.completions.create(
+        model="demo",
+        temperature=0,
+        max_tokens=60,
+        messages=[{"role": "user", "content": question}],
+        tools=[{"type": "function", "function": function}],  # type: ignore[list-item]
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": PERSON, "strict": True}},
+    )
+    message = answer.choices[0].message
+    calls = [json.loads(call.function.arguments) for call in message.tool_calls or [] if call.type == "function"]
+    return calls, message.content or ""
+
+
+def ask_in_messages(question: str, claude: anthropic.Anthropic) -> tuple[list[Any], str]:
+    message = claude.messages.create(
+        model="demo",
+        max_tokens=60,
+        extra_body=GREEDY,
+        messages=[{"role": "user", "content": question}],
+        tools=[{"name": "get_weather", "description": "The weather in a city", "input_schema": WEATHER}],
+        output_config={"format": {"type": "json_schema", "schema": PERSON}},
+    )
+    text = "".join(block.text for block in message.content if block.type == "text")
+    return [block.input for block in message.content if block.type == "tool_use"], text
+
+
+def ask_in_responses(question: str, client: openai.OpenAI) -> tuple[list[Any], str]:
+    response = client.responses.create(
+        model="demo",
+        max_output_tokens=60,
+        temperature=0,
+        input=question,
+        tools=[{"type": "function", "name": "get_weather", "description": "The weather in a city", "parameters": WEATHER,
+                "strict": True}],
+        text={"format": {"type": "json_schema", "name": "answer", "schema": PERSON, "strict": True}},
+    )  # fmt: skip
+    return [json.loads(item.arguments) for item in response.output if item.type == "function_call"], response.output_text
+
+
+def ask_in_ollama(question: str, engine: EngineProcess) -> tuple[list[Any], str]:
+    function = {"name": "get_weather", "description": "The weather in a city", "parameters": WEATHER}
+    body = {
+        "model": "demo", "stream": False, "options": {"temperature": 0, "num_predict": 60}, "format": PERSON,
+        "messages": [{"role": "user", "content": question}], "tools": [{"type": "function", "function": function}],
+    }  # fmt: skip
+    answer = httpx.post(f"{engine.url}/api/chat", json=body, headers={"Authorization": "Bearer secret"}, timeout=60)
+    message = answer.raise_for_status().json()["message"]
+    return [call["function"]["arguments"] for call in message.get("tool_calls", [])], message["content"]
+
+
+def test_an_answer_with_tools_and_a_format_is_either(
+    engine: EngineProcess, client: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    ask = (
+        lambda question: ask_in_chat(question, client, strict=False),
+        lambda question: ask_in_chat(question, client, strict=True),
+        lambda question: ask_in_messages(question, claude),
+        lambda question: ask_in_responses(question, client),
+        lambda question: ask_in_ollama(question, engine),
+    )
+    assert [each(ASKED["call"]) for each in ask] == [([{"city": "Oslo"}], "")] * 5
+    assert [each(ASKED["answer"]) for each in ask] == [([], '{"name": "bob", "age": 7}')] * 5
 
 
 def test_answers_follow_their_schemas_and_the_others_keep_their_bytes(engine: EngineProcess) -> None:

@@ -222,19 +222,19 @@ def test_what_is_left_in_the_content(thinker: Edge, fields: dict[str, Any], expe
 
 
 @pytest.mark.parametrize(
-    ("form", "finds_calls"),
+    ("form", "has_form"),
     [
-        ({}, True),
-        ({"response_format": {"type": "json_object"}}, False),
-        ({"structured_outputs": {"regex": "a"}}, False),
-        ({"response_format": {"type": "text"}}, True),
+        ({}, False),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"structured_outputs": {"regex": "a"}}, True),
+        ({"response_format": {"type": "text"}}, False),
+        ({"response_format": {"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<a"]}}, False),
     ],
 )
-def test_a_forms_text_is_no_call(thinker: Edge, form: dict[str, Any], finds_calls: bool) -> None:
-    """JSON that a request asks for may look like one."""
+def test_an_answer_with_tools_and_a_format_is_either(thinker: Edge, form: dict[str, Any], has_form: bool) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     body = {"messages": MESSAGES, "max_tokens": 1, "tools": [tool], **form}
     assert thinker.post("/v1/chat/completions", body).status_code == 200
     parsing = thinker.peer.submits()[-1].text.parsing
     assert parsing is not None
-    assert (parsing.finds_calls, parsing.finds_reasoning) == (finds_calls, True)
+    assert (parsing.finds_calls, parsing.has_form) == (True, has_form)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestError
-from engine.grammars.formats import lark_of
+from engine.grammars.formats import HEAD, lark_of
 from engine.grammars.matcher import Matcher, MatcherLimits, MatcherVocabulary
 from engine.grammars.matching import MAX_KEPT, Matching
 from engine.grammars.tokens import GrammarTokens
-from engine.messages import AnswerFormat
+from engine.messages import AnswerFormat, Grammar
 from engine.tokenizer.answer_formats import AnswerFormats
 
 END, CALL = 256, 257
@@ -40,8 +40,12 @@ def matching() -> Matching:
     return Matching(TOKENS)
 
 
+def compiled(formats: AnswerFormats, format_: AnswerFormat) -> Grammar:
+    return formats.grammar(formats.form(format_), format_.param)
+
+
 def is_taken(matching: Matching, format_: AnswerFormat, text: str) -> bool:
-    matcher = matching.matcher(lark_of(format_, TOKENS.marks()))
+    matcher = matching.matcher(HEAD + lark_of(format_, TOKENS.marks()))
     assert not matcher.is_error(), matcher.error()
     pieces = text.split("<call>")
     token_ids = list(pieces[0].encode())
@@ -141,7 +145,7 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
 def test_what_cannot_be_a_form_is_refused_with_its_cause(tmp_path: Path, kind: Any, text: str, cause: str) -> None:
     formats = AnswerFormats(lambda: TOKENS, tmp_path / "vocabulary", 65536)
     with pytest.raises(RequestError, match="field cannot be used: ") as caught:
-        formats.grammar(AnswerFormat(kind, text, "field"))
+        compiled(formats, AnswerFormat(kind, text, "field"))
     assert caught.value.status == 400
     assert caught.value.param == "field"
     assert cause in caught.value.message
@@ -152,7 +156,7 @@ def test_the_vocabulary_is_written_for_the_ranks(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary"
     formats = AnswerFormats(lambda: TOKENS, path, 65536, b"end")
     assert not path.exists()
-    grammar = formats.grammar(AnswerFormat("regex", "a", "x"))
+    grammar = compiled(formats, AnswerFormat("regex", "a", "x"))
     assert GrammarTokens.read(path) == TOKENS
     assert grammar.end_of_thinking == b"end"
     assert sorted(path.parent.iterdir()) == [path]
@@ -163,7 +167,7 @@ def test_the_vocabulary_is_written_for_the_ranks(tmp_path: Path) -> None:
 def test_a_model_without_text_has_no_forms(tmp_path: Path) -> None:
     formats = AnswerFormats(lambda: GrammarTokens.of([b""] * 9, [], [], [3], 9), tmp_path / "vocabulary", 65536)
     with pytest.raises(RequestError, match="no tokenizer"):
-        formats.grammar(AnswerFormat("regex", "a", "x"))
+        compiled(formats, AnswerFormat("regex", "a", "x"))
 
 
 def test_what_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

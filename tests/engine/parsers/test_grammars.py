@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from engine.grammars.formats import HEAD
+from engine.grammars.formats import HEAD, lark_of
 from engine.grammars.matching import Matching
 from engine.grammars.tokens import GrammarTokens
-from engine.messages import Parsing
+from engine.messages import AnswerFormat, Parsing
 from engine.parsers.registry import Parsers
 from engine.tokenizer.vocabulary import Vocabulary
-from tests.engine.parsers.answers import CALL_FAMILIES, calls, parse, stream_of, submit_of, tokens_of, vocabulary_of
+from tests.engine.parsers.answers import CALL_FAMILIES, calls, content, parse, stream_of, submit_of, tokens_of, vocabulary_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -71,8 +71,8 @@ class Forced:
         )
         self.matching = Matching(tokens)
 
-    def matcher(self, tools: Sequence[Any], **parsing: Any) -> Any:
-        lark = self.parsers.grammar(Parsing(finds_calls=True, binds=True, **parsing), json.dumps(tools).encode())
+    def matcher(self, tools: Sequence[Any], form: str = "", **parsing: Any) -> Any:
+        lark = self.parsers.grammar(Parsing(finds_calls=True, binds=not form, **parsing), json.dumps(tools).encode(), form)
         assert self.matching.error_of(HEAD + lark) == "", lark
         return self.matching.matcher(HEAD + lark)
 
@@ -162,3 +162,39 @@ def test_strict_tools_bind_from_the_beginning_of_a_call_on(forced: tuple[str, Fo
         assert family.allows(f"Well, {trigger}{answer}{end} so", STRICT)
         assert family.allows(f"{trigger} {answer}{end}", STRICT)
         assert not family.allows(f"Well, {trigger}{wrong}{end}", STRICT)
+
+
+FORMS = {  # of a structured answer: its Lark, an answer, what is none
+    "json": (lark_of(AnswerFormat("json", json.dumps({"type": "object", "properties": {"place": {"type": "string"}},
+             "required": ["place"], "additionalProperties": False}), "x"), {}), '{"place": "Rome } {"}', '{"place": 5}'),
+    "regex": (lark_of(AnswerFormat("regex", "[a-c]{2,3}\\}", "x"), {}), "abc}", "abc"),
+    "choice": (lark_of(AnswerFormat("choice", '["yes", "no }"]', "x"), {}), "no }", "maybe"),
+    "gbnf": (lark_of(AnswerFormat("grammar", 'root ::= "a" [0-9]+ "}"', "x"), {}), "a12}", "a"),
+    "lark": (lark_of(AnswerFormat("grammar", 'start: call0 call\ncall0: "{"\ncall: /[a-z]+/', "x"), {}), "{abc", "abc"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_is_calls_or_of_the_form(forced: tuple[str, Forced], form: str) -> None:
+    name, family = forced
+    lark, right, wrong = FORMS[form]
+    answer = written(name, family)
+    for tools in (TOOLS, STRICT):
+        assert family.allows(right, tools, form=lark)
+        assert not family.allows(wrong, tools, form=lark)
+        assert family.allows(answer, tools, form=lark)
+        assert not family.allows(answer[:-1], tools, form=lark)
+        assert not family.allows("It rains.", tools, form=lark)
+        assert not family.allows(answer + right, tools, form=lark)
+        assert not family.allows(answer.replace("days", "dais"), tools, form=lark)
+
+
+def test_a_form_with_a_call_in_it_is_no_call(forced: tuple[str, Forced]) -> None:
+    name, family = forced
+    call = ANSWERS["hermes" if name in ("llama3_json", "pythonic") else name]
+    text = json.dumps({"place": call}, ensure_ascii=False)
+    submit = submit_of(TOOLS, has_form=True)
+    parts = parse(stream_of(family.parsers, family.vocabulary, submit), [list(text.encode())])
+    assert (calls(parts), content(parts)) == ([], text)
+    parts = parse(stream_of(family.parsers, family.vocabulary, submit), [tokens_of(written(name, family), family.vocabulary)])
+    assert (calls(parts), content(parts)) == (MADE, "")
