@@ -29,6 +29,7 @@ _NAMESPACE = "test"  # of shared memory, with the pid: sessions side by side lea
 _MANY_CASES = 5  # more cases of one test are variants of the kernels by shapes by precisions by numbers of rows
 _STRIDE = 7  # `--fast` takes every seventh of those: with lists of two to six entries, in the end every entry of each
 REFERENCE = "reference"  # whole models through Paddle's ops take seconds; the ops alone stay
+LIMIT_S, ENGINE_LIMIT_S = 120, 300  # of a test that would hang: far beyond what any takes on a busy machine
 ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test file that uses one of them starts engines
 
 
@@ -38,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.timeout(ENGINE_LIMIT_S if is_slow(item) else LIMIT_S))
     if not config.getoption("--fast"):
         return
     chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}

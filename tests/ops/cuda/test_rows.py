@@ -256,6 +256,31 @@ def test_operands_are_declared_once() -> None:
         operands("Begin", describe, block_tables=None, **given)
 
 
+@pytest.mark.parametrize("can_make", [True, False])
+def test_one_operand_too_many_is_refused(can_make: bool) -> None:
+    """Of every row: beside all of its operands, and where results are left to be made."""
+
+    def make(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return np.zeros(shape, {"bfloat16": "uint16"}.get(dtype, dtype))
+
+    for case in cases(is_large=False):
+        left_out = {name for name, member in MEMBERS[case.row].items() if member.is_result and can_make}
+        values = {name: value for name, value in case.values.items() if name not in left_out}
+        bound(case.row, describe, make if can_make else None, values)
+        with pytest.raises(AssertionError, match=rf"{case.row} takes \[.*\], given are \[.*'one_more'"):
+            bound(case.row, describe, make if can_make else None, values | {"one_more": np.zeros(1, np.int32)})
+        with pytest.raises(AssertionError, match=rf"{case.row} takes \[.*\], given are \[.*'one_more'"):
+            operands(case.row, describe, **case.values, one_more=1)
+
+
+def test_memory_of_no_whole_numbers_is_refused() -> None:
+    given = {"num_rows": 3, "blocks_per_slot": 2, "block_size": 16, "block_tables": np.zeros(4, np.int32)}
+    rows = {name: np.zeros(3, np.int32) for name in ("positions", "row_slots", "slot_mapping")}
+    operands("Begin", describe, **given, **rows)
+    with pytest.raises(AssertionError, match="13 bytes are no whole numbers of 4"):
+        operands("Begin", describe, **given, **(rows | {"positions": np.zeros(13, np.uint8)}))
+
+
 def test_d4_results_have_the_shapes_that_the_header_says() -> None:
     """Those of each row's cases, of rows that decode alone and of several of a sequence (drafts, prompts), whose results are
     written down in numpy: the same are made where they are not given. What else is given is as large as it is declared."""
