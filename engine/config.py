@@ -149,6 +149,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_priority: bool  # requests may have a `priority`
     max_priority_wait_s: float  # a request that arrives this much later never goes first, whatever its priority
 
+    max_step_time_ms: float = 100.0  # of a step that prompts share with running streams; 0: bounded by tokens alone
+    long_prefill_token_threshold: int = 0  # prompts with more left to compute are long; 0: those that no step takes whole
+    max_num_partial_prefills: int = 0  # prompts computed in part at a time; 0: no limit
+    max_long_partial_prefills: int = 1  # long ones among them, of each source
+
     # processes
     device: str
     threads: int  # per rank

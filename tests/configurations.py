@@ -36,6 +36,9 @@ _RESOLVED = {
 
 def engine_config(**fields: Any) -> EngineConfig:
     """What is not given is as in an engine that was started without options; texts will do for numbers."""
-    options = {name: OPTIONS.get(name.removesuffix("_s")) for name in EngineConfig.__struct_fields__}
+    options = {
+        name: OPTIONS.get(name) or OPTIONS.get(name.removesuffix("_s").removesuffix("_ms"))
+        for name in EngineConfig.__struct_fields__
+    }
     defaults = {name: option.default for name, option in options.items() if option is not None}
     return msgspec.convert(defaults | _RESOLVED | fields, EngineConfig, strict=False)

@@ -81,17 +81,25 @@ def whole_numbers(least: int, most: int) -> Kind:
 
 def seconds(least: float, most: float = 1e7) -> Kind:
     """Seconds in [least, most], whole or not."""
+    return _time("seconds", least, most)
 
+
+def milliseconds(least: float, most: float = 1e9) -> Kind:
+    """Milliseconds in [least, most], whole or not."""
+    return _time("milliseconds", least, most)
+
+
+def _time(unit: str, least: float, most: float) -> Kind:
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            raise ValueError("expected a number of seconds") from None
+            raise ValueError(f"expected a number of {unit}") from None
         if math.isnan(value):
-            raise ValueError("expected a number of seconds")
+            raise ValueError(f"expected a number of {unit}")
         return _bounded(value, least, most)
 
-    return Kind("SECONDS", parse, show=lambda value: f"{value:g}")
+    return Kind(unit.upper(), parse, show=lambda value: f"{value:g}")
 
 
 def gibibytes(least: float, most: float) -> Kind:

@@ -68,6 +68,9 @@ _SAME = (
     "max_num_batched_tokens",
     "block_size",
     "enable_prefix_caching",
+    "long_prefill_token_threshold",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
     "max_waiting",
     "max_logprobs",
     "max_grammar_bytes",
@@ -221,6 +224,7 @@ def resolve(
         admin_key=key_digest(values["admin_key"]),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
+        max_step_time_ms=values["max_step_time"],
     )
     return config, record
 

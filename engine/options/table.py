@@ -31,6 +31,7 @@ from engine.options.kinds import (
     host,
     identifier,
     key_priorities,
+    milliseconds,
     networks,
     num_bytes,
     path,
@@ -247,6 +248,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("max-grammar-bytes", whole(1, 1 << 20), 64 << 10, "of a schema, regex or grammar; a longer one is refused"),
         Option("request-timeout", seconds(0), 0.0, "longest time for a request; 0: no limit"),
         Option("request-priority", flag(), True, "requests may have a priority; without, one that has is refused"),
+        Option(
+            "max-step-time",
+            milliseconds(0),
+            100.0,
+            "milliseconds: longest step while streams run and prompts are computed beside them; 0: bounded by tokens alone",
+        ),
+        Option(
+            "long-prefill-token-threshold",
+            whole(0, 1 << 31),
+            0,
+            "prompts with more tokens left to compute are long, and get no more of a step; 0: long is what no step takes whole",
+        ),
+        Option("max-num-partial-prefills", whole(0, 1 << 16), 0, "prompts that are computed in part at a time; 0: no limit"),
+        Option("max-long-partial-prefills", whole(1, 1 << 16), 1, "long prompts of a user that are computed side by side"),
         Option(
             "max-priority-wait",
             seconds(0),

@@ -6,6 +6,7 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
     admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
     sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
     intake.py        newcomers that are held (experts)      results.py         what came of a step
+    step_cost.py     how long a step takes                  prefill_shares.py  between the prompts of a step
     queues.py        sequences in their order               turns.py           between those whose they are
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
@@ -58,8 +59,9 @@ from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of, rejection
-from engine.scheduler.sequence import LOGPROB_BYTES, start_bytes
+from engine.scheduler.sequence import LOGPROB_BYTES, Sequence, start_bytes
 from engine.scheduler.stats import SchedulerStats
+from engine.scheduler.step_cost import StepCost
 from engine.scheduler.step_trace import trace_dispatch, trace_result
 from engine.scheduler.weight_state import WeightState
 from engine.scheduler.weight_updates import WeightUpdates
@@ -108,6 +110,9 @@ class SchedulerActor(Actor):
             mm_chunk_tokens=config.mm_chunk_tokens,
             max_drafts=max_drafts,
             num_overlap=config.speculative_config.num_overlap,
+            long_prefill_tokens=config.long_prefill_token_threshold,
+            max_partial_prefills=config.max_num_partial_prefills,
+            max_long_prefills=config.max_long_partial_prefills,
         )
         pool = BlockPool(config.num_kv_blocks)
         self.block_events = BlockEvents(context.outbox(context.cache), pool, config.block_size)
@@ -138,6 +143,8 @@ class SchedulerActor(Actor):
         self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
         self._adapters = AdapterRegistry(context) if config.max_loras else None
         self._held_until_ns = 0  # by the last plan; 0: nobody
+        self._passed_over: Sequence | None = None  # by the last plan
+        self._cost = StepCost(int(config.max_step_time_ms * 1e6))
         self._kind = StepKind.DECODE if config.enable_expert_parallel and not config.ep_mixed_steps else StepKind.MIXED
         others = [name for name in context.schedulers if name != context.name and config.enable_expert_parallel]
         self._others_running = [context.counters.counter("num_requests_running", name) for name in others]
@@ -239,7 +246,10 @@ class SchedulerActor(Actor):
             self._is_readable,
             (self._kind,) if self._kind is StepKind.MIXED else (self._kind.next, self._kind),
             self._intake(begin_ns),
+            self._cost,
+            self._passed_over,
         )
+        self._passed_over = output.passed_over
         self._held_until_ns = output.held_until_ns
         if self.encoder is not None:
             self.encoder.needs.looked_for_rows(bool(output.rows), parts is not None or self.dispatcher.num_in_flight > 0)
@@ -258,6 +268,7 @@ class SchedulerActor(Actor):
             self._kind = output.kind
         if output.rows or parts is not None:
             flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch, parts)
+            self._cost.dispatched(flight.load)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
             if self.context.tracer.is_on:
                 trace_dispatch(self.context.tracer, flight, output, begin_ns)
@@ -285,6 +296,8 @@ class SchedulerActor(Actor):
         if self.encoder is not None:
             self.encoder.completed(step.step_id, result.encoded)
         now_ns = time.monotonic_ns()
+        if not step.has_encoder_parts:
+            self._cost.measured(step.load, result.run_ns + result.sample_ns)
         num_taken = self.results.apply(step, result, now_ns)
         self.stats.returned(result, num_taken, time.monotonic_ns())
         if self.context.tracer.is_on:

@@ -13,7 +13,7 @@ from engine.block_keys import ROOT, hash_blocks
 from engine.messages import Request
 from engine.scheduler.block_pool import BlockPool, CachedBlock
 from engine.scheduler.policy import Admission, Limits, find_prefix, num_blocks_kept
-from engine.scheduler.queues import SequenceQueue, WaitingQueue
+from engine.scheduler.queues import RunningQueue, WaitingQueue
 from engine.scheduler.sequence import Sequence, SequenceState
 
 MAX_REMEMBERED_HITS = 8192
@@ -30,7 +30,7 @@ class BatchState:
         self.limits = limits
         self.pool = pool
         self.sequences: dict[str, Sequence] = {}
-        self.running = SequenceQueue()
+        self.running = RunningQueue()
         self.waiting = WaitingQueue()
         self.leaders: dict[str, Sequence] = {}
         self.num_with_media = 0  # of the sequences

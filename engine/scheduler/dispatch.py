@@ -20,6 +20,7 @@ from engine.scheduler.encoder_work import EncoderWork
 from engine.scheduler.policy import Row
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import NOT_SENT
+from engine.scheduler.step_cost import StepLoad
 from shm.broadcast import BroadcastWriter
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -32,6 +33,8 @@ class StepInFlight(msgspec.Struct):
     step_id: int
     rows: list[Row]
     num_tokens: int
+    load: StepLoad
+    has_encoder_parts: bool = False
 
 
 class Dispatcher:
@@ -65,7 +68,8 @@ class Dispatcher:
         """Grow the block tables, advance the sequences, and send the rows, behind these parts of the encoder, as a step of
         this epoch of the ranks' gang."""
         rows.sort(key=_slot)
-        flight = StepInFlight(self._next_step_id, rows, sum(row.num_tokens for row in rows))
+        num_tokens = sum(row.num_tokens for row in rows)
+        flight = StepInFlight(self._next_step_id, rows, num_tokens, _load_of(rows), parts is not None)
         step = build_step(flight.step_id, rows, batch, now_ns, gang_epoch)
         read = add_units(step, rows, self._find) if batch.num_with_media else []
         if self._encoder is not None:
@@ -206,6 +210,17 @@ def _slot_start(sequence: Sequence) -> SlotStart:
         second_start=sequence.request.second_start,
         adapter_slot=-1 if adapter is None else adapter.slot,
     )
+
+
+def _load_of(rows: list[Row]) -> StepLoad:
+    """To be asked before they are dispatched."""
+    load = StepLoad()
+    for row in rows:
+        if row.num_tokens > 1 or row.is_prefill:
+            load.add_prompt(row.start, row.num_tokens)
+        else:
+            load.num_decodes += 1
+    return load
 
 
 def _slot(row: Row) -> int:

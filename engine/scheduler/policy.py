@@ -4,13 +4,16 @@ here.
 Called by the scheduler once a step. The rule is one: `num_computed` chases `num_tokens`, in the sequences' order, under a
 budget of tokens and blocks.
 
-- Running sequences go first. Where one lacks a block, the last in order is preempted (which may be that one itself), what is
-  free is kept for the one that lacks it, and later steps find the blocks that came free. One victim a step, and none while
-  blocks are on their way back anyway: nobody is thrown out in vain.
-- Waiting sequences are admitted by turns between those whose they are (`turns.py`), while tokens, slots and blocks last; the
-  first that does not fit ends the admission, so that nothing small overtakes it for ever. An admitted sequence gets the blocks
-  of all its tokens at once, and each running sequence is left one block to grow into: what was let in is not thrown out by the
-  next step.
+- Sequences that decode go first: each gets its token before any prompt. Where one lacks a block, the youngest running
+  sequence is preempted (which may be that one itself), what is free is kept for the one that lacks it, and later steps find
+  the blocks that came free. One victim a step, and none while blocks are on their way back anyway.
+- Prompts share the tokens that are left (`prefill_shares.py`), and as much time as they may take (`step_cost.py`): short ones
+  get in beside a long one, which always makes progress. A source has a few long prompts under way at a time; its others wait
+  in their place, and hold up no other sequence.
+- Waiting sequences are admitted by turns between sources (`turns.py`), while tokens, slots and blocks last; the first that
+  lacks a slot or blocks ends the admission, so that nothing small overtakes it for ever. An admitted sequence gets the blocks
+  of all its tokens at once, and each running sequence is left one block to grow into: what was let in is not thrown out by
+  the next step.
 - Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Samples whose reader is slow get nothing until it has caught up.
 - Drafts get what is left after all that: tokens of the budget in the sequences' order, and blocks only where each running
@@ -29,9 +32,13 @@ import msgspec
 from engine.block_keys import hash_blocks
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.intake import Intake, StepKind
+from engine.scheduler.prefill_shares import Prefill, share
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
+from engine.scheduler.step_cost import StepCost
+
+MAX_LOOK = 64  # waiting sequences that are looked at for one step, where its tokens are already spoken for
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -47,10 +54,22 @@ class Limits(msgspec.Struct, frozen=True):
     num_overlap: int = 0  # positions that are computed once more where a sequence goes on with what is in the cache
     are_prompts_whole: bool = False  # each is computed in one step
     mm_chunk_tokens: int = 0  # that a chunk of a prompt with media is meant to have; 0: max_tokens
+    long_prefill_tokens: int = 0  # prompts with more left to compute are long, and get no more in a step; 0: see `is_long`
+    max_partial_prefills: int = 0  # prompts that are computed in part; 0: no limit
+    max_long_prefills: int = 1  # of a source, long prompts that are computed side by side
 
     def first_position(self, num_tokens: int) -> int:
         """Where a sequence goes on whose first `num_tokens` are in the cache."""
         return max(0, num_tokens - self.num_overlap)
+
+    def is_decoding(self, sequence: Sequence) -> bool:
+        """Whether its answer has begun, and no more is to be computed than its newest token."""
+        num_tokens = sequence.num_tokens
+        return num_tokens > sequence.num_prompt_tokens and num_tokens - sequence.num_computed <= 1 + self.num_overlap
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether a prompt with so many tokens left to compute counts as long: by default, if no step takes it whole."""
+        return num_tokens > (self.long_prefill_tokens or self.max_tokens)
 
 
 class Row(msgspec.Struct):
@@ -91,6 +110,7 @@ class SchedulerOutput(msgspec.Struct):
     rows: list[Row] = []
     kind: StepKind = StepKind.MIXED
     held_until_ns: int = 0  # newcomers that have room are held until then; 0: there are none
+    passed_over: Sequence | None = None  # what comes next of its prompt is not to be cut, and was more than the step had left
 
 
 def schedule(
@@ -103,18 +123,20 @@ def schedule(
     is_readable: Callable[[bytes], bool] = bool,
     kinds: Iterable[StepKind] = (StepKind.MIXED,),
     intake: Intake | None = None,
+    cost: StepCost | None = None,
+    passed_over: Sequence | None = None,
 ) -> SchedulerOutput:
     """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
     sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable` says whether the
     step finds the features of the unit with a hash. `kinds`: the first of them for which there is something to do; `intake`:
-    None where nobody is held."""
+    None where nobody is held; `cost`: None where time does not matter; `passed_over`: by the last step."""
     held_until_ns = 0
     for kind in kinds:
-        scheduling = _Scheduling(pool, limits, is_readable, kind)
-        has_blocks = scheduling.run(running, can_preempt=not num_leaving)
-        if has_blocks and scheduling.num_tokens and kind.takes(is_prefill=True):
-            num_slots = limits.max_running - len(running) - num_leaving
-            scheduling.admit(waiting, leaders, running, num_slots, intake)
+        scheduling = _Scheduling(pool, limits, is_readable, kind, cost or StepCost(0), passed_over)
+        has_blocks = scheduling.decode(running, can_preempt=not num_leaving)
+        if kind.takes(is_prefill=True):
+            num_slots = limits.max_running - len(running) - num_leaving if has_blocks else 0
+            scheduling.prefill(running, waiting, leaders, num_slots, intake)
         if has_blocks:
             scheduling.draft(len(running) + len(scheduling.output.admitted))
         output = scheduling.output
@@ -155,44 +177,212 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
     return block_ids if media is None else block_ids[: media.num_hit_blocks(len(block_ids), block_size)]
 
 
+class _Candidate(msgspec.Struct, eq=False):
+    """A sequence with prompt tokens to compute. A waiting one has `admission`, and takes so many of the free blocks."""
+
+    sequence: Sequence
+    prefill: Prefill
+    admission: Admission | None = None
+    num_blocks: int = 0
+
+
+class _Room(msgspec.Struct):
+    """What is left of a step."""
+
+    num_tokens: int
+    num_blocks: int
+    num_start_bytes: int
+    num_result_bytes: int
+
+
 class _Scheduling:
     """A `SchedulerOutput` in the making, and what is left for it."""
 
-    def __init__(self, pool: BlockPool, limits: Limits, is_readable: Callable[[bytes], bool], kind: StepKind) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        is_readable: Callable[[bytes], bool],
+        kind: StepKind,
+        cost: StepCost,
+        passed_over: Sequence | None,
+    ) -> None:
         self.output = SchedulerOutput(kind=kind)
-        self.num_tokens = limits.max_tokens
-        self._num_blocks = pool.num_free
-        self._num_start_bytes = limits.max_start_bytes
-        self._num_result_bytes = limits.max_result_bytes
+        self._left = _Room(limits.max_tokens, pool.num_free, limits.max_start_bytes, limits.max_result_bytes)
         self._num_drafts = limits.max_drafts
         self._lacks_blocks = False
         self._pool = pool
         self._limits = limits
         self._is_readable = is_readable
+        self._cost = cost
+        self._passed_over = passed_over
 
-    def run(self, running: SequenceQueue, can_preempt: bool) -> bool:
-        """Rows for what runs. False where blocks ran short."""
+    def decode(self, running: SequenceQueue, can_preempt: bool) -> bool:
+        """Rows of sequences that decode, and the victim where one lacks a block. False where blocks ran short."""
         has_blocks = True
-        block_size = self._limits.block_size
+        num_kept = 0  # tokens for what the last step had no room for
+        if self._passed_over is not None and self._passed_over.media is not None:
+            first, end = self._passed_over.media.longest_whole
+            num_kept = end - first
         for sequence in running:
-            if self.num_tokens <= 0 or sequence is self.output.preempted:
+            if self._left.num_tokens <= num_kept or sequence is self.output.preempted:
                 break
-            if sequence.reader.is_slow or not (sequence.is_started or self._can_start(sequence)):
+            if (
+                sequence.reader.is_slow
+                or not self._limits.is_decoding(sequence)
+                or not (sequence.is_started or self._can_start(sequence))
+            ):
                 continue
-            row = next_row(sequence, sequence.num_computed, self._budget(sequence, sequence.num_computed))
+            row = next_row(sequence, sequence.num_computed, self._left.num_tokens)
             if row is None or not self.output.kind.takes(is_prefill=row.is_prefill):
                 continue
-            num_new_blocks = num_blocks_for(row.end, block_size) - len(sequence.block_ids)
-            if num_new_blocks > 0:
-                if num_new_blocks > self._num_blocks:
-                    if has_blocks and can_preempt and not self._trim(running):
-                        self.output.preempted = running[-1]
-                    has_blocks = False
-                    self._num_blocks = 0
-                    continue
-                self._num_blocks -= num_new_blocks
+            num_new_blocks = num_blocks_for(row.end, self._limits.block_size) - len(sequence.block_ids)
+            if num_new_blocks > self._left.num_blocks:
+                if has_blocks and can_preempt and not self._trim(running):
+                    self.output.preempted = running[-1]
+                has_blocks = False
+                self._left.num_blocks = 0
+                continue
+            self._left.num_blocks -= max(0, num_new_blocks)
             self._take(row)
         return has_blocks
+
+    def prefill(
+        self,
+        running: SequenceQueue,
+        waiting: Iterable[Sequence],
+        leaders: Mapping[str, Sequence],
+        num_slots: int,
+        intake: Intake | None,
+    ) -> None:
+        """Rows of prompts: of running sequences, and of waiting ones where there is a slot. None of the latter where there is
+        room for more and `intake` holds them."""
+        has_streams = any(self._limits.is_decoding(sequence) for sequence in running)
+        time_ns = self._cost.prompt_budget_ns(has_streams=has_streams)
+        if self._left.num_tokens <= 0 or time_ns <= 0:
+            return
+        candidates = [found for sequence in running if (found := self._running_candidate(sequence)) is not None]
+        num_running, left = len(candidates), msgspec.structs.replace(self._left)
+        is_full = True
+        if num_slots > 0:
+            is_full = self._look(candidates, waiting, leaders, len(running), num_slots)
+            if self._lacks_blocks:
+                self._trim(running)
+        self._left.num_blocks, self._left.num_start_bytes = left.num_blocks, left.num_start_bytes
+        rows, num_rows = self.output.rows, len(self.output.rows)
+        self._share(candidates, time_ns)
+        is_full = is_full or self._left.num_tokens <= 0
+        if intake is None or is_full or num_running or not self.output.admitted:
+            return
+        self.output.held_until_ns = intake.held_until_ns([each.sequence for each in self.output.admitted], leaders)
+        if self.output.held_until_ns:  # they take nothing of this step
+            del rows[num_rows:]
+            self.output.admitted.clear()
+            self._left, self._lacks_blocks = left, False
+
+    def _running_candidate(self, sequence: Sequence) -> _Candidate | None:
+        """None where it computes no prompt, or cannot now."""
+        num_due = sequence.num_tokens - sequence.num_computed
+        is_out = sequence is self.output.preempted or sequence.reader.is_slow
+        if is_out or self._limits.is_decoding(sequence) or num_due <= 0:
+            return None
+        return _Candidate(sequence, self._prefill_of(sequence, sequence.num_computed))
+
+    def _prefill_of(self, sequence: Sequence, start: int) -> Prefill:
+        num_due = sequence.num_tokens - start
+        most = self._limits.long_prefill_tokens if self._limits.is_long(num_due) else 0
+        request = sequence.request
+        return Prefill(request.source or request.key or request.request_id, start, num_due, most or num_due)
+
+    def _look(
+        self,
+        candidates: list[_Candidate],
+        waiting: Iterable[Sequence],
+        leaders: Mapping[str, Sequence],
+        num_running: int,
+        num_slots: int,
+    ) -> bool:
+        """Waiting sequences that there is room for, but for tokens. Whether there is no room for more."""
+        limits, new_groups = self._limits, set[str]()
+        num_due = sum(each.prefill.num_due for each in candidates)
+        num_long: dict[str, int] = {}
+        for each in candidates:
+            num_long[each.prefill.source] = num_long.get(each.prefill.source, 0) + limits.is_long(each.prefill.num_due)
+        num_looks = 0
+        for sequence in waiting:
+            num_looks += num_due >= self._left.num_tokens
+            self._lacks_blocks = self._left.num_blocks <= num_running
+            if num_slots <= 0 or num_looks > MAX_LOOK or self._lacks_blocks or len(candidates) >= self._left.num_tokens:
+                return True
+            group_id = sequence.request.group_id
+            if sequence.awaits_grammar:
+                continue
+            if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
+                continue
+            block_ids = find_prefix(sequence, self._pool, limits)
+            num_taken = num_blocks_for(sequence.num_tokens, limits.block_size) - len(block_ids)
+            num_taken += self._pool.num_unused(block_ids)
+            start = limits.first_position(len(block_ids) * limits.block_size)
+            if sequence.media is not None and self._lacks_features(sequence.media, start):
+                continue
+            prefill = self._prefill_of(sequence, start)
+            is_long = limits.is_long(prefill.num_due)
+            if is_long and num_long.get(prefill.source, 0) >= limits.max_long_prefills:
+                continue
+            self._lacks_blocks = num_taken + num_running > self._left.num_blocks
+            if self._lacks_blocks or not self._can_start(sequence):
+                return True
+            if limits.are_prompts_whole and num_due + prefill.num_due > self._left.num_tokens:
+                return True
+            candidates.append(_Candidate(sequence, prefill, Admission(sequence, block_ids), num_taken))
+            self._left.num_blocks -= num_taken
+            self._left.num_start_bytes -= sequence.num_start_bytes
+            num_long[prefill.source] = num_long.get(prefill.source, 0) + is_long
+            num_due += prefill.num_due
+            num_slots -= 1
+            num_running += 1
+            new_groups.add(group_id)
+        return num_slots <= 0 or self._left.num_blocks <= num_running
+
+    def _share(self, candidates: list[_Candidate], time_ns: float) -> None:
+        """Rows of the candidates, as far as tokens and time last."""
+        if self._limits.are_prompts_whole:
+            for each in candidates:
+                each.prefill.num_tokens = each.prefill.num_due
+        else:
+            share([each.prefill for each in candidates], self._left.num_tokens, time_ns, self._cost)
+        candidates.sort(key=lambda each: each.sequence is not self._passed_over)
+        num_partial = 0
+        for each in candidates:
+            sequence, start, num_due = each.sequence, each.prefill.start, each.prefill.num_due
+            if sequence is self._passed_over:
+                each.prefill.num_tokens = self._left.num_tokens
+            if not (sequence.is_started or self._can_start(sequence)):
+                continue
+            budget = self._budget(sequence, start, min(each.prefill.num_tokens, self._left.num_tokens))
+            is_partial = budget < num_due
+            if is_partial and each.admission is not None and num_partial >= (self._limits.max_partial_prefills or num_due):
+                continue
+            row = next_row(sequence, start, budget)
+            if row is None:
+                continue
+            num_partial += is_partial
+            if each.admission is not None:
+                self.output.admitted.append(each.admission)
+                self._left.num_blocks -= each.num_blocks
+            self._take(row)
+        if not any(row.is_prefill for row in self.output.rows) or self._passed_over is None:
+            self.output.passed_over = next((each.sequence for each in candidates if self._is_passed_over(each)), None)
+
+    def _is_passed_over(self, candidate: _Candidate) -> bool:
+        """It got nothing, since what comes next of its prompt is not to be cut."""
+        media = candidate.sequence.media
+        return (
+            media is not None
+            and candidate.prefill.num_tokens > 0
+            and not any(row.sequence is candidate.sequence for row in self.output.rows)
+            and not self._lacks_features(media, candidate.prefill.start)
+        )
 
     def _trim(self, running: SequenceQueue) -> bool:
         """Whether drafts hold blocks: those of dispatched ones come free with their results, others at once."""
@@ -206,87 +396,33 @@ class _Scheduling:
         block_size = self._limits.block_size
         for row in self.output.rows:
             sequence = row.sequence
-            num_drafts = min(sequence.num_wanted, self.num_tokens, self._num_drafts)
+            num_drafts = min(sequence.num_wanted, self._left.num_tokens, self._num_drafts)
             num_drafts = min(num_drafts, sequence.max_total_tokens - sequence.num_tokens - 1)
             if num_drafts <= 0 or row.is_prefill or not row.is_sampling:
                 continue
             end = row.end
             num_blocks = max(len(sequence.block_ids), num_blocks_for(end, block_size))
             num_new_blocks = num_blocks_for(end + num_drafts, block_size) - num_blocks
-            if num_new_blocks > (0 if self._lacks_blocks else max(0, self._num_blocks - num_running)):
+            if num_new_blocks > (0 if self._lacks_blocks else max(0, self._left.num_blocks - num_running)):
                 num_drafts, num_new_blocks = num_blocks * block_size - end, 0
             row.num_drafts = num_drafts
-            self.num_tokens -= num_drafts
+            self._left.num_tokens -= num_drafts
             self._num_drafts -= num_drafts
-            self._num_blocks -= max(0, num_new_blocks)
-
-    def admit(
-        self,
-        waiting: Iterable[Sequence],
-        leaders: Mapping[str, Sequence],
-        running: SequenceQueue,
-        num_slots: int,
-        intake: Intake | None,
-    ) -> None:
-        """Admissions and their first rows; none of them where there is room for more and `intake` holds them."""
-        rows, admitted = self.output.rows, self.output.admitted
-        num_rows, prefills = len(rows), any(row.is_prefill for row in rows)
-        is_full = self._fill(waiting, leaders, len(running), num_slots)
-        if self._lacks_blocks:
-            self._trim(running)
-        if intake is None or is_full or prefills or not admitted:
-            return
-        self.output.held_until_ns = intake.held_until_ns([admission.sequence for admission in admitted], leaders)
-        if self.output.held_until_ns:
-            del rows[num_rows:]
-            admitted.clear()
-
-    def _fill(self, waiting: Iterable[Sequence], leaders: Mapping[str, Sequence], num_running: int, num_slots: int) -> bool:
-        """Admit as many as there is room for. Whether there is none for more."""
-        new_groups: set[str] = set()
-        for sequence in waiting:
-            self._lacks_blocks = self._num_blocks <= num_running
-            if num_slots <= 0 or self.num_tokens <= 0 or self._lacks_blocks:
-                return True
-            group_id = sequence.request.group_id
-            if sequence.awaits_grammar:
-                continue
-            if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
-                continue
-            block_ids = find_prefix(sequence, self._pool, self._limits)
-            num_new_blocks = num_blocks_for(sequence.num_tokens, self._limits.block_size) - len(block_ids)
-            num_taken = num_new_blocks + self._pool.num_unused(block_ids)
-            num_computed = self._limits.first_position(len(block_ids) * self._limits.block_size)
-            if sequence.media is not None and self._lacks_features(sequence.media, num_computed):
-                continue
-            budget = self._budget(sequence, num_computed)
-            self._lacks_blocks = num_taken + num_running > self._num_blocks
-            if self._lacks_blocks or not budget or not self._can_start(sequence):
-                return True
-            row = next_row(sequence, num_computed, budget)
-            assert row is not None, "a waiting sequence always has something to compute"
-            self._take(row)
-            self._num_blocks -= num_taken
-            num_slots -= 1
-            num_running += 1
-            new_groups.add(group_id)
-            self.output.admitted.append(Admission(sequence, block_ids))
-        return num_slots <= 0 or self.num_tokens <= 0 or self._num_blocks <= num_running
+            self._left.num_blocks -= max(0, num_new_blocks)
 
     def _take(self, row: Row) -> None:
-        self.num_tokens -= row.num_tokens
+        self._left.num_tokens -= row.num_tokens
         if not row.sequence.is_started:
-            self._num_start_bytes -= row.sequence.num_start_bytes
+            self._left.num_start_bytes -= row.sequence.num_start_bytes
         if row.sequence.num_pooled_bytes or row.sequence.wants_prompt_logprobs:
-            self._num_result_bytes -= row.sequence.num_result_bytes(row.start, row.num_tokens)
+            self._left.num_result_bytes -= row.sequence.num_result_bytes(row.start, row.num_tokens)
         self.output.rows.append(row)
 
-    def _budget(self, sequence: Sequence, start: int) -> int:
-        """How many of the tokens left the sequence may have from `start` on: what the result carries of its prompt must fit,
+    def _budget(self, sequence: Sequence, start: int, budget: int) -> int:
+        """How many of `budget` tokens the sequence may have from `start` on: what the result carries of its prompt must fit,
         and a prompt with media is cut where it may be, before the first features that are missing."""
-        budget = self.num_tokens
         if sequence.num_pooled_bytes or sequence.wants_prompt_logprobs:
-            budget = sequence.num_tokens_within(self._num_result_bytes, start, budget)
+            budget = sequence.num_tokens_within(self._left.num_result_bytes, start, budget)
         if self._limits.are_prompts_whole and budget < sequence.num_tokens - start:
             return 0
         media = sequence.media
@@ -303,7 +439,7 @@ class _Scheduling:
 
     def _can_start(self, sequence: Sequence) -> bool:
         """Its SlotStart still fits the step's record; the intake has seen to it that it fits one alone."""
-        return sequence.num_start_bytes <= self._num_start_bytes
+        return sequence.num_start_bytes <= self._left.num_start_bytes
 
     def _should_follow(self, sequence: Sequence, leader: Sequence | None, new_groups: set[str]) -> bool:
         """Better wait until another of the group has computed the prompt that they share."""

@@ -1,20 +1,21 @@
-"""Sequences in their order: by their place in line, which is when they arrived, moved by their priority.
+"""Sequences in their order. What waits: by place in line, which is the time of arrival moved by priority. What runs: by
+arrival alone, so that a priority takes nothing from a sequence that runs.
 
-Used by the scheduler process for what waits and for what runs. The order is total and never changes while a sequence lives, so
-a preempted one comes back before everything behind it, and the first of all is never preempted: something always progresses.
-Since a priority moves a request by less than `max_priority_wait`, only so many can ever go before it: none starves.
+Used by the scheduler process. Both orders are total and never change while a sequence lives. The oldest running sequence is
+never preempted: something always progresses. Since a priority moves a request by less than `max_priority_wait`, only so many
+can ever go before it: none starves.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.turns import Turns
 
-_rank = attrgetter("rank")
+_rank, _seniority = attrgetter("rank"), attrgetter("seniority")
 _HALF_LEVEL = 14  # of --max-priority-wait 30: priority 1 is worth 1 s, 14 half of the most that there is
 
 
@@ -27,9 +28,10 @@ def place_in_line(priority: int, arrival_ns: int, max_wait_ns: int) -> int:
 
 
 class SequenceQueue:
-    """Sequences sorted by `rank`."""
+    """Sequences sorted by `key`."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[Sequence], tuple[int, ...]] = _rank) -> None:
+        self._key = key
         self._sequences: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -42,12 +44,19 @@ class SequenceQueue:
         return self._sequences[index]
 
     def push(self, sequence: Sequence) -> None:
-        insort(self._sequences, sequence, key=_rank)
+        insort(self._sequences, sequence, key=self._key)
 
     def remove(self, sequence: Sequence) -> None:
-        index = bisect_left(self._sequences, sequence.rank, key=_rank)
+        index = bisect_left(self._sequences, self._key(sequence), key=self._key)
         assert self._sequences[index : index + 1] == [sequence], f"{sequence.request.request_id} is not queued"
         del self._sequences[index]
+
+
+class RunningQueue(SequenceQueue):
+    """What runs, oldest first; the last one is preempted first."""
+
+    def __init__(self) -> None:
+        super().__init__(_seniority)
 
 
 class WaitingQueue(SequenceQueue):
@@ -65,7 +74,7 @@ class WaitingQueue(SequenceQueue):
         self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
 
     def __iter__(self) -> Iterator[Sequence]:
-        return self._turns.along(self._sequences)
+        return iter(self._turns)
 
     @property
     def num_waiting(self) -> int:

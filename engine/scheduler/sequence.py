@@ -31,7 +31,7 @@ NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
 START_BYTES_PER_TOKEN = 8  # the token and, at worst, a block id
 Rank = tuple[int, int, int]
-"""Place in line, priority, order of intake: lower runs first, the highest is preempted first."""
+"""Place in line, priority, order of intake: of what waits, the lower goes first."""
 POOLED_BYTES = 16  # of what is pooled besides its numbers, float32, in a StepResult
 LOGPROB_BYTES = 8  # a log-probability in a StepResult: a float32, and the token id or rank that belongs to it
 
@@ -103,6 +103,11 @@ class Sequence(msgspec.Struct, eq=False):
     is_reporting: bool = False  # how much of its prompt is computed
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Arrival, then order of intake: of what runs, the highest is preempted first."""
+        return self.request.arrival_ns, self.rank[2]
 
     @property
     def num_tokens(self) -> int:

@@ -1,12 +1,13 @@
-"""Whose turn it is among those who wait: who brings much delays himself, not the others. Decisions only.
+"""Whose turn it is among the sequences that wait: fairness between sources, then priority, then arrival. Decisions only.
 
-Used by the scheduler process for what waits (`queues.py`). First come, first served decides **when** a priority is served: a
-walk goes along the places in line. **Who** takes a place is then decided by turns, among all of that priority and better ones:
-whose source has the fewest samples running (those that this walk let go before count), and of a source the request that has the
-fewest; where these are equal, who has waited for the longest, be that since it came or since its last turn.
+Used by the scheduler process for what waits (`queues.py`). A **source** is a user: an API key or an address. The next turn
+goes to the source with the fewest running sequences (those that this walk let go before count); where these are equal, to the
+source that has waited longest, since it came or since its last turn. Within a source the places in line, which priority
+moves, decide **when** a priority is served; **which** sequence takes the place is decided by turns among the requests of that
+priority and better ones: the request with the fewest running sequences goes first.
 
-So nobody waits for more than what runs and a sample of each other source, and nobody starves: of all that wait, only those that
-were there at a source's last turn go before its next one.
+So a sequence waits for what runs and for one sequence of each other source, whatever their priorities, and no source starves:
+of all that wait, only those that were there at a source's last turn go before its next one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _rank = attrgetter("rank")
 _FIRST: Rank = (-(1 << 63), 0, 0)  # before all others
 
 _Turn = tuple[int, Rank, bool, Rank]  # running, waits since, that was a turn, place in line: the least goes first
-_Begun = tuple[_Turn, str, int, Sequence, Iterator[tuple[_Turn, Sequence]]]  # whose next, behind so many others of his
+_Name = str | int  # of a source or a request; a level
+_Begun = tuple[_Turn, _Name, int, Sequence, Iterator[tuple[_Turn, Sequence]]]  # an owner's next, behind so many others of it
 
 
 def level_of(priority: int) -> int:
@@ -33,14 +35,14 @@ def level_of(priority: int) -> int:
 
 
 class _Owner(msgspec.Struct, eq=False):
-    """A request, whose samples wait in `sequences`; or who has several of those, or the whole level."""
+    """A request, with its `sequences`; or what owns several others: a level of a source, a source, or all."""
 
     num_running: int = 0
     last_turn: Rank = _FIRST
     turn: _Turn | None = None  # as those above know it; None: nothing of it waits
     sequences: list[Sequence] = []
-    owned: dict[str, _Owner] = {}
-    turns: list[tuple[_Turn, str]] = []  # of `owned`, in order
+    owned: dict[_Name, _Owner] = {}
+    turns: list[tuple[_Turn, _Name]] = []  # of `owned`, in order
 
     @property
     def is_empty(self) -> bool:
@@ -77,23 +79,47 @@ class _Owner(msgspec.Struct, eq=False):
         return turn, sequence
 
 
+class _Source(_Owner, eq=False):
+    """A source owns levels; `places` are its sequences in line."""
+
+    places: list[Sequence] = []
+
+    def first_rank(self) -> Rank | None:
+        return self.places[0].rank if self.places else None
+
+    def walk(self) -> Iterator[tuple[_Turn, Sequence]]:
+        walks = {int(level): owner.walk() for level, owner in sorted(self.owned.items())}
+        ahead = {level: found for level, walk in walks.items() if (found := next(walk, None)) is not None}
+        for place in self.places:
+            allowed = [level for level in ahead if level <= level_of(place.rank[1])] or [min(ahead)]
+            level = min(allowed, key=lambda each: ahead[each][0])
+            yield ahead[level]
+            following = next(walks[level], None)
+            if following is None:
+                del ahead[level]
+            else:
+                ahead[level] = following
+
+
 class Turns:
     """What waits, and how many run of each source and request."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Owner] = {}
+        self._all = _Owner()
         self._last_rank = _FIRST  # of all that ever waited
 
     def push(self, sequence: Sequence) -> None:
         owners = self._owners(sequence)
-        insort(owners[-1].sequences, sequence, key=_rank)
+        for line in _lines(owners):
+            insort(line, sequence, key=_rank)
         self._last_rank = max(self._last_rank, sequence.rank)
-        self._changed(sequence, owners)
+        _changed(sequence, owners)
 
     def remove(self, sequence: Sequence) -> None:
         owners = self._owners(sequence)
-        del owners[-1].sequences[bisect_left(owners[-1].sequences, sequence.rank, key=_rank)]
-        self._changed(sequence, owners)
+        for line in _lines(owners):
+            del line[bisect_left(line, sequence.rank, key=_rank)]
+        _changed(sequence, owners)
 
     def began(self, sequence: Sequence) -> None:
         """It runs: its owners have had their turn."""
@@ -101,55 +127,50 @@ class Turns:
         for owner in owners:
             owner.num_running += 1
             owner.last_turn = self._last_rank
-        self._changed(sequence, owners)
+        _changed(sequence, owners)
 
     def ended(self, sequence: Sequence) -> None:
         """It runs no more."""
         owners = self._owners(sequence)
         for owner in owners:
             owner.num_running -= 1
-        self._changed(sequence, owners)
+        _changed(sequence, owners)
 
-    def along(self, places: list[Sequence]) -> Iterator[Sequence]:
-        """All that wait, in their turns; `places` are the same in line."""
-        walks = {level: owner.walk() for level, owner in sorted(self._levels.items())}
-        if len(walks) == 1:
-            yield from (sequence for walk in walks.values() for _, sequence in walk)
-            return
-        ahead = {level: found for level, walk in walks.items() if (found := next(walk, None)) is not None}
-        for place in places:
-            allowed = [level for level in ahead if level <= level_of(place.rank[1])] or [min(ahead)]
-            level = min(allowed, key=lambda each: ahead[each][0])
-            yield ahead[level][1]
-            following = next(walks[level], None)
-            if following is None:
-                del ahead[level]
-            else:
-                ahead[level] = following
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, in their turns. Nothing may change meanwhile."""
+        return (sequence for _, sequence in self._all.walk())
 
     def _owners(self, sequence: Sequence) -> list[_Owner]:
-        """Of its level, its source and its request."""
-        owners = [self._levels.setdefault(level_of(sequence.rank[1]), _Owner())]
-        for name in _names(sequence):
-            owners.append(owners[-1].owned.setdefault(name, _Owner()))
-        return owners
-
-    def _changed(self, sequence: Sequence, owners: list[_Owner]) -> None:
-        """Put its owners into their order again, and forget those of which nothing is here."""
-        for above, owner, name in zip(owners[-2::-1], owners[:0:-1], _names(sequence)[::-1], strict=True):
-            if owner.turn is not None:
-                del above.turns[bisect_left(above.turns, (owner.turn, name))]
-            rank = owner.first_rank()
-            owner.turn = None if rank is None else owner.turn_of(rank)
-            if owner.turn is not None:
-                insort(above.turns, (owner.turn, name))
-            if owner.is_empty:
-                del above.owned[name]
-        if not owners[0].owned:
-            del self._levels[level_of(sequence.rank[1])]
+        """All, then the source, the level and the request of a sequence."""
+        source, level, request = _names(sequence)
+        found = [self._all, self._all.owned.setdefault(source, _Source())]
+        for name in (level, request):
+            found.append(found[-1].owned.setdefault(name, _Owner()))
+        return found
 
 
-def _names(sequence: Sequence) -> tuple[str, str]:
+def _lines(owners: list[_Owner]) -> tuple[list[Sequence], list[Sequence]]:
+    """Where a sequence waits: in its source's line and in its request's."""
+    source = owners[1]
+    assert isinstance(source, _Source)
+    return source.places, owners[-1].sequences
+
+
+def _changed(sequence: Sequence, owners: list[_Owner]) -> None:
+    """Put its owners into their order again, and forget the empty ones."""
+    names: tuple[_Name, ...] = _names(sequence)
+    for above, owner, name in zip(owners[-2::-1], owners[:0:-1], names[::-1], strict=True):
+        if owner.turn is not None:
+            del above.turns[bisect_left(above.turns, (owner.turn, name))]
+        rank = owner.first_rank()
+        owner.turn = None if rank is None else owner.turn_of(rank)
+        if owner.turn is not None:
+            insort(above.turns, (owner.turn, name))
+        if owner.is_empty:
+            del above.owned[name]
+
+
+def _names(sequence: Sequence) -> tuple[str, int, str]:
     request = sequence.request
     key = request.key or request.request_id
-    return request.source or key, key
+    return request.source or key, level_of(sequence.rank[1]), key

@@ -86,7 +86,7 @@ def test_ends_inside_what_stood(directory: Path) -> None:
 def test_c8_drafts_are_counted_by_position(directory: Path) -> None:
     """What was verified, what stood, and what of that became part of an answer."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
-        simulation.num_wanted_drafts = K
+        simulation.num_wanted_drafts = simulation.scheduler.batch.num_wanted_by_newcomers = K
         streams = submit_all(simulation, 30, stop_token_ids=[9, 27, 40], max_tokens=60)
         simulation.finish()
         simulation.check()

@@ -42,7 +42,15 @@ class GangWorld(World):
         intake = Intake(TIMEOUT_NS, self.now_ns, self.is_rest_idle and not len(batch.running))
         kinds = (self.kind,) if self.kind is StepKind.MIXED else (self.kind.next, self.kind)
         plan = schedule(
-            batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving, kinds=kinds, intake=intake
+            batch.running,
+            batch.waiting,
+            batch.leaders,
+            batch.pool,
+            self.limits,
+            batch.num_leaving,
+            kinds=kinds,
+            intake=intake,
+            passed_over=self.passed_over,
         )
         self.held_until_ns = plan.held_until_ns
         return plan

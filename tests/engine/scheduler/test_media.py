@@ -220,8 +220,8 @@ def test_the_same_tokens_in_every_condition(directory: Path, options: dict[str, 
             for seed in range(12):
                 conversation(simulation, seed)
             finish(simulation)
-        has_room = simulation.config.enable_prefix_caching and simulation.config.num_kv_blocks > 35
-        assert (simulation.metric("prefix_cache_hits_total") > 0) == has_room
+        if simulation.config.num_kv_blocks > 35:  # else what is cached may be evicted before it is found
+            assert (simulation.metric("prefix_cache_hits_total") > 0) == simulation.config.enable_prefix_caching
         assert simulation.metric("encoder_evictions_total") > 0
 
 

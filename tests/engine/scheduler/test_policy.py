@@ -16,6 +16,7 @@ from engine.scheduler.dispatch import build_step
 from engine.scheduler.policy import Limits, Row, SchedulerOutput, next_row, schedule
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, SequenceState, start_bytes
+from engine.scheduler.step_cost import StepCost, StepLoad
 from tests.engine.scheduler.sequences import ListReader, make_limits, make_sample
 
 
@@ -32,6 +33,8 @@ class World:
         self.batch = BatchState(self.limits, BlockPool(self.num_blocks), lambda entries: None)
         self.batch.num_wanted_by_newcomers = self.num_wanted
         self.num_preemptions = 0
+        self.passed_over: Sequence | None = None
+        self.cost = StepCost(0)
 
     def add(self, *sequences: Sequence) -> None:
         for sequence in sequences:
@@ -39,11 +42,21 @@ class World:
 
     def plan(self) -> SchedulerOutput:
         batch = self.batch
-        return schedule(batch.running, batch.waiting, batch.leaders, batch.pool, self.limits, batch.num_leaving)
+        return schedule(
+            batch.running,
+            batch.waiting,
+            batch.leaders,
+            batch.pool,
+            self.limits,
+            batch.num_leaving,
+            cost=self.cost,
+            passed_over=self.passed_over,
+        )
 
     def dispatch(self) -> SchedulerOutput:
         """SchedulerOutput a step and put it in flight."""
         plan = self.plan()
+        self.passed_over = plan.passed_over
         if plan.preempted is not None:
             self.num_preemptions += 1
             self.batch.preempt(plan.preempted)
@@ -135,8 +148,144 @@ def test_decode_and_prefill_share_a_step_in_order() -> None:
     world.add(second, third)
     plan = world.dispatch()
     assert row_of(plan, first) == (12, 1, True)
-    assert row_of(plan, second) == (0, 9, False)
-    assert row_of(plan, third) is None
+    assert row_of(plan, second) == (0, 5, False)  # of another user each: they share alike
+    assert row_of(plan, third) == (0, 4, False)
+
+
+def world_with_stream(num_tokens: int = 16) -> tuple[World, Sequence]:
+    """A stream that decodes, of a user of its own."""
+    world = World(make_limits(max_tokens=num_tokens, max_running=8), 256)
+    stream = make_sample("stream", [1, 2, 3], max_tokens=100)
+    world.add(stream)
+    world.dispatch()
+    world.land()
+    return world, stream
+
+
+@pytest.mark.parametrize("priority", [-(2**31), 0, 2**31])
+def test_prompt_takes_no_token_from_a_running_stream(priority: int) -> None:
+    world, stream = world_with_stream()
+    long = make_sample("long", [*range(400)], 1, priority, arrival_ns=1, order=1)
+    world.add(long)
+    num_tokens = 0
+    while not row_of(world.plan(), long) or row_of(world.plan(), long)[2] is False:  # type: ignore[index]
+        plan = world.dispatch()
+        assert row_of(plan, stream) == (3 + num_tokens, 1, True)
+        assert sum(row.num_tokens for row in plan.rows) == 16, "the prompt gets all that is left"
+        num_tokens += 1
+        world.land()
+
+
+def test_priority_preempts_no_older_sequence() -> None:
+    world = World(make_limits(max_tokens=64, max_running=3, has_prefix_cache=False), 6)
+    old = make_sample("old", [1] * 7, 9, arrival_ns=0)
+    urgent = make_sample("urgent", [1] * 7, 9, priority=-(2**31), arrival_ns=1, order=1)
+    world.add(old)
+    world.dispatch()
+    world.add(urgent)
+    while world.num_preemptions == 0:
+        plan = world.dispatch()
+        if plan.preempted is None:
+            world.land()
+    assert plan.preempted is urgent
+    world.run_to_the_end()
+
+
+def test_short_prompt_is_not_blocked_by_long_prefill() -> None:
+    world = World(make_limits(max_tokens=16, max_running=8), 256)
+    longs = [make_sample(f"long{index}", [index, *range(400)], order=index) for index in range(3)]
+    for long in longs:
+        long.request.source = "a user"
+    world.add(*longs)
+    world.dispatch()
+    short = make_sample("short", [5, 5, 5], order=9)
+    short.request.source = "a user"
+    world.add(short)
+    plan = world.dispatch()
+    assert row_of(plan, short) == (0, 3, True)
+    assert row_of(plan, longs[0]) == (16, 13, False)
+    assert row_of(plan, longs[1]) is row_of(plan, longs[2]) is None  # they wait in their place
+    world.run_to_the_end()
+
+
+def test_long_prompt_progresses_beside_endless_short_ones() -> None:
+    world = World(make_limits(max_tokens=16, max_running=8, has_prefix_cache=False), 256)
+    long = make_sample("long", [*range(160)], max_tokens=1)
+    long.request.source = "a user"
+    world.add(long)
+    for order in range(1, 400):
+        short = make_sample(f"short{order}", [order] * 5, 1, order=order)
+        short.request.source = "a user"
+        world.add(short)
+        before = long.num_computed
+        world.dispatch()
+        world.land()
+        if long.state is SequenceState.FINISHED:
+            break
+        assert long.num_computed >= min(160, before + 4), "a quarter of the step"
+    assert order <= 41
+
+
+def test_users_share_a_step_alike() -> None:
+    world = World(make_limits(max_tokens=32, max_running=8, has_prefix_cache=False), 512)
+    for order in range(6):
+        sample = make_sample(f"many{order}", [1] * 30, order=order)
+        sample.request.source = "many"
+        world.add(sample)
+    one = make_sample("one", [1] * 100, order=9)
+    world.add(one)
+    assert row_of(world.dispatch(), one) == (0, 16, False)
+
+
+def limited(max_running: int = 8, **fields: int) -> World:
+    limits = replace(make_limits(max_tokens=32, max_running=max_running, has_prefix_cache=False), **fields)
+    return World(limits, 512)
+
+
+def test_long_prefill_token_threshold_caps_a_prompt() -> None:
+    world = limited(long_prefill_tokens=6)
+    long, short = make_sample("long", [1] * 40), make_sample("short", [1] * 6, order=1)
+    world.add(long, short)
+    plan = world.dispatch()
+    assert (row_of(plan, long), row_of(plan, short)) == ((0, 6, False), (0, 6, True))
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_max_long_partial_prefills(most: int) -> None:
+    """Shorter prompts go before the long ones that wait."""
+    world = limited(long_prefill_tokens=8, max_long_prefills=most)
+    samples = [make_sample(f"s{order}", [1] * size, order=order) for order, size in enumerate([40, 40, 40, 5])]
+    for sample in samples:
+        sample.request.source = "a user"
+    world.add(*samples)
+    rows = {row.sequence.request.request_id for row in world.dispatch().rows}
+    assert rows == {*(f"s{order}" for order in range(most)), "s3"}
+
+
+def test_max_num_partial_prefills() -> None:
+    world = limited(max_partial_prefills=1)
+    long, other, short = (make_sample(f"s{order}", [1] * size, order=order) for order, size in enumerate([31, 31, 5]))
+    world.add(long, other, short)
+    rows = [row.sequence for row in world.dispatch().rows]
+    assert short in rows
+    assert sum(each in rows for each in (long, other)) == 1
+
+
+def test_steps_beside_a_stream_are_bounded_by_time() -> None:
+    world, stream = world_with_stream(num_tokens=4096)
+    world.cost = StepCost(100_000_000)
+    decode, prompt = StepLoad(num_decodes=1), StepLoad()
+    prompt.add_prompt(0, 100)
+    world.cost.measured(decode, 1_000_000)
+    world.cost.measured(prompt, 10_000_000)  # 0.1 ms a token
+    world.cost.dispatched(decode)
+    long = make_sample("long", [*range(900)], order=1)
+    world.add(long)
+    plan = world.dispatch()
+    assert row_of(plan, stream) is not None
+    row = row_of(plan, long)
+    assert row is not None
+    assert 8 <= row[1] <= 20
 
 
 def test_priority_then_arrival() -> None:
@@ -214,14 +363,13 @@ def test_prompt_logprobs_fit_the_record_of_a_result() -> None:
     plain = make_sample("c", [1] * 20, order=2)
     world.add(greedy, other, plain)
     plans = [world.dispatch(), world.dispatch()]
-    assert [[(row.sequence, row.num_tokens) for row in plan.rows] for plan in plans] == [[(greedy, 10)], [(greedy, 10)]]
-    world.land()
-    world.land()
-    assert [(row.sequence, row.num_tokens) for row in world.dispatch().rows] == [
-        (greedy, 1),
-        (other, 9),
-        (plain, 20),
+    assert [[(row.sequence, row.num_tokens) for row in plan.rows] for plan in plans] == [
+        [(greedy, 10), (plain, 20)],
+        [(plain, 1), (greedy, 10)],
     ]
+    world.land()
+    world.land()
+    assert [(row.sequence, row.num_tokens) for row in world.dispatch().rows] == [(greedy, 1), (plain, 1), (other, 9)]
 
 
 def test_siblings_wait_for_the_prompt_they_share() -> None:
@@ -229,9 +377,9 @@ def test_siblings_wait_for_the_prompt_they_share() -> None:
     siblings = [make_sample(f"s{index}", list(range(20)), order=index, group_id="g") for index in range(3)]
     other = make_sample("other", [7], order=9)
     world.add(*siblings, other)
-    assert [row.sequence for row in world.dispatch().rows] == [siblings[0]]
+    assert [row.sequence for row in world.dispatch().rows] == [siblings[0], other]
     plan = world.dispatch()
-    assert [row.sequence for row in plan.rows] == [siblings[0], other]
+    assert {row.sequence.request.request_id for row in plan.rows} == {"s0", "other"}
     world.land()
     assert siblings[1] not in [row.sequence for row in world.dispatch().rows]
     world.land()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,8 +50,8 @@ def test_who_runs_much_comes_behind_who_runs_little() -> None:
     assert owners(queue) == "ABABA"  # all were there before B came
 
 
-def test_a_better_priority_keeps_its_places_and_a_worse_one_shares_its_own() -> None:
-    """Who gives his samples a worse one does not get before the others with that."""
+def test_sources_come_before_priority() -> None:
+    """The best priority gives a source no more turns than the others."""
     queue = WaitingQueue()
     for order in range(3):
         queue.push(sample("1", "A", order, priority=1, arrival_ns=0))
@@ -58,7 +59,27 @@ def test_a_better_priority_keeps_its_places_and_a_worse_one_shares_its_own() -> 
         queue.push(sample("2", "B", order, arrival_ns=2 * SECOND_NS))
     queue.push(sample("3", "C", 5, priority=-8, arrival_ns=3 * SECOND_NS))
     queue.push(sample("3", "C", 6, priority=-8, arrival_ns=3 * SECOND_NS))
-    assert owners(queue) == "CCABABA"
+    assert owners(queue) == "CABCABA"
+
+
+def test_priority_orders_the_requests_of_a_source() -> None:
+    queue = WaitingQueue()
+    for order, (key, priority) in enumerate([("A", 1), ("B", 0), ("C", -8), ("D", -8), ("E", 1)]):
+        queue.push(sample("1", key, order, priority=priority, arrival_ns=0))
+    assert owners(queue) == "CDBAE"
+
+
+@pytest.mark.parametrize("priority", [-(2**31), 0])
+def test_flood_with_best_priority_delays_no_other_source(priority: int) -> None:
+    world = World(make_limits(max_tokens=64, max_running=4, has_prefix_cache=False), 64)
+    world.add(*(sample("1", f"A{order}", order, priority=priority, num_tokens=12) for order in range(40)))
+    world.dispatch()
+    small = sample("2", "B", 50, priority=2**31)
+    world.add(small)
+    for _ in range(2):
+        world.land()
+        world.dispatch()
+    assert small not in list(world.batch.waiting)
 
 
 def test_a_small_request_waits_for_what_is_in_flight_alone() -> None:
