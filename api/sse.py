@@ -90,7 +90,7 @@ class EventStream(Response):
     async def _write(self, send: Send, body: bytes, is_last: bool) -> None:
         self._silence.since_ns = self._generation.writing_since_ns = time.monotonic_ns()
         await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-        self._generation.writing_since_ns = 0
+        self._generation.wrote()
         self._silence.is_due = False
 
 

@@ -156,6 +156,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("media_fetches_failed_total", "counter", "links", "Those that led to nothing."),
         _histogram("media_fetch_seconds", "Fetching a link."),
         *(_spans(outcome) for outcome in ("sent", "lost")),
+        Metric("stream_pauses_total", "counter", "samples", "Samples paused because the reader of their stream was too slow."),
         Metric("resubmissions_total", "counter", "samples", "Samples submitted again after a crash behind the edge."),
         *(_finished(reason) for reason in ("stop", "length", "repetition", "abort", "timeout")),
         Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of answered samples."),

@@ -93,6 +93,7 @@ class EdgeClient:
         self._adapter_gauge = AdapterGauge(context, "adapter_open_requests")
         self._open_requests = context.counter("open_requests")
         self._resubmissions = context.counter("resubmissions_total")
+        self._num_pauses = context.counter("stream_pauses_total")
         self._dropped = context.counter("messages_dropped_total")
         self._num_open_calls = context.counter("open_calls")
         self._num_cancelled_calls = context.counter("cancelled_calls_total")
@@ -130,6 +131,7 @@ class EdgeClient:
             is_streaming=is_streaming,
             abort_connection=abort_connection,
             close=self.close,
+            resume=self._resume,
             let_go=let_go,
         )
         self._generations[key] = generation
@@ -213,7 +215,9 @@ class EdgeClient:
         places = (index_of(name), -1)  # -1: it may have been there, nobody has said yet
         for generation in self._generations.values():
             for sample in generation.samples:
-                if not sample.is_finished and (sample.replica in places if is_scheduler else sample.tokenizer == name):
+                if not (sample.is_finished or sample.is_paused) and (
+                    sample.replica in places if is_scheduler else sample.tokenizer == name
+                ):
                     self._resubmissions.add(1)
                     self._backlogs[sample.tokenizer].push(generation.key, sample.next_attempt())
         if not is_scheduler:
@@ -306,6 +310,8 @@ class EdgeClient:
             sample.generation.wake()
         if delta.logprobs or delta.prompt_logprobs:
             sample.generation.check_held()
+        if sample.generation.is_overfull:
+            self._pause(sample.generation)
         if self._tracer.is_on and (sample.is_finished or (delta.token_ids and not num_before)):
             name = "last token" if sample.is_finished else "first token"
             self._tracer.span(name, now_ns, value=len(sample.delivered), label=delta.request_id)
@@ -342,6 +348,22 @@ class EdgeClient:
             sample.generation.wake()
         if samples:
             self._open_requests.set(len(self._samples))
+
+    def _pause(self, generation: Generation) -> None:
+        """Take the samples out of the engine until their reader has caught up. What it still sends for them is dropped."""
+        for sample in generation.samples:
+            if not (sample.is_finished or sample.is_paused):
+                self._num_pauses.add(1)
+                self._abort(sample, "abort")
+                sample.next_attempt()
+                sample.is_paused = True
+
+    def _resume(self, generation: Generation) -> None:
+        """Submit paused samples again, with the tokens that they have: they go on as after a crash."""
+        for sample in generation.samples:
+            if sample.is_paused and not sample.is_finished:
+                self._send(sample.tokenizer, generation.key, sample.submit)
+            sample.is_paused = False
 
     def _abort(self, sample: OpenSample, reason: str) -> None:
         abort = Abort(sample.submit.request_id, sample.submit.attempt, reason)

@@ -18,6 +18,8 @@ from engine.messages import DecodedLogprobs, Delta, Part, Submit
 
 STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
+MAX_PENDING = 1 << 16  # tokens and log-probabilities of a stream that wait for its reader; then its samples are paused
+MAX_PENDING_DELTAS = 256  # of a sample; then they become one
 
 
 T = TypeVar("T")
@@ -60,12 +62,14 @@ class OpenSample:
         "first_prompt_token",
         "first_token_ns",
         "generation",
+        "is_paused",
         "last_token_ns",
         "made_by",
         "num_accepted_prediction_tokens",
         "num_cached_tokens",
         "num_calls",
         "num_computed_tokens",
+        "num_pending",
         "num_prompt_tokens",
         "num_reasoning_tokens",
         "num_rejected_prediction_tokens",
@@ -86,6 +90,8 @@ class OpenSample:
         self.generation = generation
         self.delivered = array("i")
         self.pending: list[Delta] = []
+        self.num_pending = 0  # tokens and log-probabilities in there
+        self.is_paused = False  # not in the engine, which would make more than its reader takes
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[DecodedLogprobs] = []
         self.first_prompt_token = b""
@@ -146,12 +152,19 @@ class OpenSample:
         self.num_rejected_prediction_tokens = delta.num_rejected_prediction_tokens
         if delta.token_ids or delta.text or delta.finish_reason:  # otherwise it told the length of the prompt alone
             self.pending.append(delta)
+            self.num_pending += len(delta.token_ids) + sum(1 + len(entry.top_logprobs) for entry in delta.logprobs)
+            if len(self.pending) > MAX_PENDING_DELTAS:
+                self.pending = [self._joined()]
 
     def take(self) -> Delta:
         """Everything since the last `take` as one delta: a piece of a stream, or a whole answer."""
-        pending, self.pending = self.pending, []
-        if len(pending) == 1:
-            return pending[0]
+        joined = self.pending[0] if len(self.pending) == 1 else self._joined()
+        self.pending, self.num_pending = [], 0
+        return joined
+
+    def _joined(self) -> Delta:
+        """All pending deltas as one."""
+        pending = self.pending
         return Delta(
             self.submit.request_id,
             self.submit.attempt,
@@ -208,9 +221,11 @@ class Generation:
         is_streaming: bool,
         abort_connection: Callable[[], None],
         close: Callable[[Generation], None],
+        resume: Callable[[Generation], None] = lambda generation: None,
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
-        """`let_go`: of what its samples needed, once the last has ended; may be called again."""
+        """`resume`: its samples, which were paused. `let_go`: of what its samples needed, once the last has ended; may be
+        called again."""
         self.key = key  # unique in the run
         self.samples: list[OpenSample] = []
         self.samples_per_prompt = samples_per_prompt
@@ -218,8 +233,10 @@ class Generation:
         self.writing_since_ns = 0  # not 0 while a write to the client is under way
         self._num_held_logprobs = 0
         self._is_streaming = is_streaming
+        self.keeps_logprobs = not is_streaming  # until the end; else until they are written
         self._abort_connection = abort_connection
         self._close = close
+        self._resume = resume
         self.let_go = let_go
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None  # of the one who waits
@@ -254,9 +271,20 @@ class Generation:
         if self._error is not None:
             raise self._error
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether more waits for a slow reader than may."""
+        return self.writing_since_ns > 0 and sum(sample.num_pending for sample in self.samples) > MAX_PENDING
+
+    def wrote(self) -> None:
+        """The reader has taken what was written: the samples that waited for that go on."""
+        self.writing_since_ns = 0
+        if any(sample.is_paused for sample in self.samples):
+            self._resume(self)
+
     def hold(self, delta: Delta) -> None:
         """Count what stays here until the end."""
-        entries = delta.prompt_logprobs if self._is_streaming else [*delta.prompt_logprobs, *delta.logprobs]
+        entries = [*delta.prompt_logprobs, *delta.logprobs] if self.keeps_logprobs else delta.prompt_logprobs
         self._num_held_logprobs += sum(1 + len(entry.top_logprobs) for entry in entries)
 
     def check_held(self) -> None:

@@ -35,6 +35,7 @@ async def create_response(request: Request) -> Response:
     writer = ResponseWriter(exchange, name, fields, body, translation)
     generation = await open_translated(request, translation)
     if body.stream:
+        generation.keeps_logprobs = True  # for its last events
         return EventStream(generation, writer)
     with translation.restored():
         await until_finished(generation, request.receive)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from api.client.generation import MAX_HELD_LOGPROBS, STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
+from api.client.generation import MAX_HELD_LOGPROBS, MAX_PENDING_DELTAS, STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
 from engine.errors import RequestError
 from engine.messages import DecodedLogprobs, Delta, SamplingParams, Submit, TextOptions, TextPrompt
 
@@ -41,6 +41,18 @@ def test_what_came_since_the_last_piece() -> None:
     assert (sample.take().text, sample.take().token_ids) == ("d", [])
     assert (sample.num_prompt_tokens, sample.num_cached_tokens, sample.weight_version) == (5, 4, "3,4")
     assert (sample.delivered.tolist(), sample.cumulative_logprob) == ([97, 98, 99, 100], -2.0)
+
+
+def test_deltas_that_wait_become_few() -> None:
+    sample = generation([], []).samples[0]
+    for token_id in range(4 * MAX_PENDING_DELTAS):
+        sample.accept(delta(token_id % 128))
+    assert len(sample.pending) <= MAX_PENDING_DELTAS
+    assert sample.num_pending == 8 * MAX_PENDING_DELTAS
+    piece = sample.take()
+    assert piece.token_ids == [token_id % 128 for token_id in range(4 * MAX_PENDING_DELTAS)]
+    assert len(piece.logprobs) == len(piece.text) == 4 * MAX_PENDING_DELTAS
+    assert sample.num_pending == 0
 
 
 def test_prompt_logprobs_come_in_parts() -> None:

@@ -258,6 +258,36 @@ def test_a_slow_reader_misses_nothing(edge: Edge) -> None:
     assert received.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_stream_without_reader_is_paused_and_goes_on(edge: Edge, chat: bool) -> None:
+    """What waits for a reader is bounded; once it reads, everything comes, once and in order."""
+    num_samples, pauses = 64, edge.count("stream_pauses_total")
+    if chat:
+        fields: dict[str, Any] = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}
+    else:
+        fields = {"prompt": "x", "logprobs": 20}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body = orjson.dumps(fields | {"stream": True, "n": num_samples, "max_tokens": DEFAULT_NUM_TOKENS})
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.socket() as connection:
+        connection.settimeout(WATCHDOG_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", edge.port))
+        connection.sendall(head + body)
+        wait_until(lambda: edge.count("stream_pauses_total") > pauses, what="paused")
+        wait_until(lambda: not edge.peer.streams, what="nothing in the engine")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        received = bytearray()
+        while part := connection.recv(1 << 20):
+            received += part
+    texts = ["" for _ in range(num_samples)]
+    for line in received.split(b"data: ")[1:]:
+        if b'"choices"' in line:
+            for choice in orjson.loads(line[: line.rindex(b"}") + 1])["choices"]:
+                texts[choice["index"]] += choice["delta"].get("content", "") if chat else choice["text"]
+    assert texts == [said_text(DEFAULT_NUM_TOKENS, index) for index in range(num_samples)]
+
+
 # --------------------------------------------------------------------------------------------------------------- crashes
 
 
