@@ -43,8 +43,8 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
         """CheckpointError where not all of the file could be read: what was read of the rest is zeros."""
         if self.guard is not None and self.guard.is_lost:
             raise CheckpointError(
-                f"{self.path} cannot be read to its end: it was truncated while it was read, or its disk fails or is full; load it "
-                "again when it is complete"
+                f"{self.path} cannot be read to its end: it was truncated while it was read, or its disk fails or is full; "
+                "load it again when it is complete"
             )
 
 

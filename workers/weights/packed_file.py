@@ -203,7 +203,9 @@ class PackedFile:
         index = self._index()
         self.description: dict[str, Any] = index["description"]
         self._arrays: dict[str, list[Any]] = index["arrays"]
-        self._unchecked = dict(enumerate(index["checksums"])) if is_checked else {}
+        self._checksums: list[str] = index["checksums"]
+        self._used: set[int] = set()  # pieces
+        self._is_checked = is_checked
 
     def trouble(self) -> str:
         """Why the arrays may not hold what was written any more; nothing where they do."""
@@ -211,7 +213,9 @@ class PackedFile:
         if now.st_size < self._status.st_size:
             return f"{self._path} was truncated while it was in use"
         if now.st_mtime_ns != self._status.st_mtime_ns:
-            return f"{self._path} was written to while it was in use"
+            if not all(map(self._is_intact, self._used)):
+                return f"{self._path} was written to while it was in use"
+            self._status = now  # touched, or written to where nothing is used
         return f"{self._path} cannot be read, its disk fails" if self._guard.is_lost else ""
 
     def map_all(self) -> None:
@@ -243,9 +247,12 @@ class PackedFile:
     def _check(self, begin: int, end: int) -> None:
         """What was not checked before of these bytes from the first array on."""
         for piece in range(begin // _PIECE, -(-end // _PIECE)):
-            expected = self._unchecked.pop(piece, None)
-            if expected is not None and _piece_checksum(self._memory, self._begin, piece) != int(expected, 16):
+            if piece not in self._used and self._is_checked and not self._is_intact(piece):
                 raise DamagedFileError("its contents do not have the checksum they were written with")
+            self._used.add(piece)
+
+    def _is_intact(self, piece: int) -> bool:
+        return _piece_checksum(self._memory, self._begin, piece) == int(self._checksums[piece], 16)
 
 
 def _array(memory: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
