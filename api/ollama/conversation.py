@@ -96,7 +96,7 @@ def _common(body: OllamaRequest) -> Fields:
     if body.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif body.format not in (None, ""):
-        json_schema = {"name": "answer", "schema": body.format, "strict": True}
+        json_schema = {"name": "answer", "schema": body.format}
         fields["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     return fields
 

@@ -25,7 +25,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
-    strict: Annotated[bool, Meta(description="An answer always has the form.")] | None = None
+    strict: Annotated[bool, Meta(description="Refuse words of the schema that no grammar can hold.")] | None = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -81,7 +81,8 @@ def _of_response_format(given: ResponseFormat | None) -> list[AnswerFormat]:
     if schema is None:
         param = "response_format.json_schema" + ("" if given.json_schema is None else ".schema")
         raise RequestError(f"{param} is required", code="missing_required_parameter", param=param)
-    return [AnswerFormat("json", _text_of(schema, "response_format"), "response_format")]
+    is_strict = given.json_schema is not None and bool(given.json_schema.strict)
+    return [AnswerFormat("json", _text_of(schema, "response_format"), "response_format", is_strict=is_strict)]
 
 
 def _of_structured_outputs(given: StructuredOutputs | None) -> list[AnswerFormat]:

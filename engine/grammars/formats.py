@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from engine.grammars.matching import UNIQUE_KEYS
+from engine.grammars.schema import has_open_objects, prepared, rule_of
 from engine.messages import AnswerFormat
 
 HEAD = '%llguidance {"no_forcing": true}\n'  # the model chooses the tokens of what is certain, too
@@ -32,19 +34,21 @@ def lark_of(format_: AnswerFormat, marks: dict[str, int]) -> str:
 
 
 def _json(format_: AnswerFormat, marks: dict[str, int]) -> str:
-    return f"start: {_schema(_parsed(format_.text), format_.whitespace)}\n"
+    schema = _parsed(format_.text)
+    body = _schema(schema, format_.whitespace, format_.is_strict)
+    note = f"{UNIQUE_KEYS}\n" if has_open_objects(prepared(schema, format_.is_strict)) else ""
+    return f"{note}start: {body}\n"
 
 
-def _schema(schema: Any, whitespace: str | None = None) -> str:
+def _schema(schema: Any, whitespace: str | None = None, is_strict: bool = False) -> str:
     """As a rule's body. What llguidance's own option could loosen is not the request's to choose."""
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a schema is an object, true or false, not {type(schema).__name__}")
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ValueError('the keyword "x-guidance" is not supported')
     pattern = _WHITESPACE if whitespace is None else whitespace
-    options = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
-    schema = {**(schema if isinstance(schema, dict) else {"allOf": [schema]}), "x-guidance": options}
-    return "%json " + json.dumps(schema, ensure_ascii=False)
+    options: dict[str, Any] = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
+    return rule_of(prepared(schema, is_strict), options | {"coerce_one_of": not is_strict}, _quoted)
 
 
 def _regex(format_: AnswerFormat, marks: dict[str, int]) -> str:

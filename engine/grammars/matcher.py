@@ -170,7 +170,13 @@ class Matcher:
         self._library, self._vocabulary, self._address = _library(), vocabulary, address
 
     def __del__(self) -> None:
-        self._library.free_matcher(self._address)
+        if self._address:
+            self._library.free_matcher(self._address)
+
+    def _take_address(self) -> int:
+        """The library's matcher, which another object owns from now on."""
+        address, self._address = self._address, 0
+        return address
 
     def copy(self) -> Matcher:
         return Matcher(self._vocabulary, self._library.clone_matcher(self._address))

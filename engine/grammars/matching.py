@@ -6,10 +6,15 @@ Used by the tokenizer's helpers and by the ranks' helper threads. Nothing of the
 from __future__ import annotations
 
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from engine.grammars.matcher import Matcher, MatcherLimits, MatcherVocabulary
 from engine.grammars.tokens import GrammarTokens
 
+if TYPE_CHECKING:
+    from engine.grammars.unique_keys import QuotingTokens
+
+UNIQUE_KEYS = "// unique keys"  # in a grammar: no object may have a key twice (`unique_keys.py`)
 LIMITS = MatcherLimits(
     initial_lexer_fuel=1_000_000,  # of a grammar's lexer when it is made: some 20 ms
     step_lexer_fuel=50_000,  # of it for a token: some 4 ms
@@ -26,6 +31,7 @@ class Matching:
     def __init__(self, tokens: GrammarTokens) -> None:
         self.tokens = tokens
         self._vocabulary: MatcherVocabulary | None = None
+        self._quoting: QuotingTokens | None = None
         self._kept: dict[str, Matcher] = {}  # never moved on, so that a copy is as a new one
         self._making = Lock()  # of the vocabulary, and of what is not kept
         self._keeping = Lock()  # of the order of what is kept; never held while one is made
@@ -59,12 +65,21 @@ class Matching:
                 return kept
             if self._vocabulary is None:
                 self._vocabulary = MatcherVocabulary(self.tokens)
-            kept = self._vocabulary.matcher(grammar, LIMITS)
+            kept = self._made(self._vocabulary.matcher(grammar, LIMITS), grammar)
             with self._keeping:
                 self._kept[grammar] = kept
                 while len(self._kept) > MAX_KEPT:
                     del self._kept[next(iter(self._kept))]
             return kept
+
+    def _made(self, matcher: Matcher, grammar: str) -> Matcher:
+        if UNIQUE_KEYS not in grammar or matcher.is_error():
+            return matcher
+        from engine.grammars.unique_keys import QuotingTokens, UniqueKeyMatcher
+
+        if self._quoting is None:
+            self._quoting = QuotingTokens(self.tokens)
+        return UniqueKeyMatcher(matcher, self._quoting)
 
     def _kept_one(self, grammar: str) -> Matcher | None:
         """It goes last from now on: schedulers, too, forget what was asked for longest ago."""

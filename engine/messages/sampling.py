@@ -79,6 +79,7 @@ class AnswerFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     text: str  # JSON but for a regex and a grammar (Lark or GBNF)
     param: str  # the field of the request, for messages
     whitespace: str | None = None  # between the parts of JSON: a regex; empty: none; None: any
+    is_strict: bool = False  # of a schema: what no grammar can hold is refused, not left out
 
 
 class Parsing(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from engine.errors import RequestError
+from engine.grammars.schema import prepared, rule_of
+
 ANY_TEXT = r"/(?s:.*)/"
 MarkerIds = Callable[[str], "int | None"]
 """The token id of a marker, where the vocabulary has one."""
@@ -33,7 +36,12 @@ def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
     if carried is not None:
         return carried
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": not is_strict}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    try:
+        return rule_of(prepared(schema, is_strict), options, literal)
+    except ValueError as error:
+        raise RequestError(
+            f"tools: the parameters of a function cannot be used: {error}", code="invalid_value", param="tools"
+        ) from None
 
 
 def _carried(schema: Mapping[str, Any]) -> str | None:

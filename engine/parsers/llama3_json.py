@@ -55,9 +55,11 @@ class Llama3Json(CallFamily):
     def call_beside(self, form: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
         """Beside a JSON answer a call is JSON with the same white space. llguidance's lexer takes the longest piece and never
         goes back, so that pieces of the two must be the same up to where they differ."""
-        if not form.startswith(_JSON_FORM):
+        _, _, schema = form.rpartition(_JSON_FORM)
+        try:
+            options = json.loads(schema)["x-guidance"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             return ""
-        options = json.loads(form.removeprefix(_JSON_FORM))["x-guidance"]
         inner = {key: value for key, value in object_schema(parameters).items() if key not in _DEFINITIONS}
         if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(inner)):
             inner = {"type": "object"}  # refers to a root that is elsewhere now

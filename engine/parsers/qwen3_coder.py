@@ -104,6 +104,22 @@ def typed(text: str, parameters: dict[str, Any], key: str) -> str:
     return orjson.dumps(text).decode()
 
 
+_TYPE_BY_KEYWORD = {  # of schemas without a type
+    "properties": "object",
+    "additionalProperties": "object",
+    "patternProperties": "object",
+    "required": "object",
+    "items": "array",
+    "prefixItems": "array",
+    "minItems": "array",
+    "maxItems": "array",
+    "minimum": "number",
+    "maximum": "number",
+    "multipleOf": "number",
+    "pattern": "string",
+    "minLength": "string",
+    "maxLength": "string",
+}
 _MAX_PARTS = 200  # of a schema that are looked at
 
 
@@ -118,7 +134,7 @@ def types_of(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None)
     if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = root
         for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, dict) else None
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
         return types_of(target, root, seen)
     named = schema.get("type")
     names = named if isinstance(named, list) else [named]
@@ -130,4 +146,6 @@ def types_of(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None)
     if not types:
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
         types = {_TYPES_OF.get(type(value), "string") for value in values} if isinstance(values, list) else set()
-    return types
+    if not types:
+        types = {type_ for keyword, type_ in _TYPE_BY_KEYWORD.items() if keyword in schema}
+    return types | {"null"} if types and schema.get("nullable") is True else types

@@ -106,7 +106,9 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
         ("json", '{"$ref": "file:///etc/passwd"}', "passwd"),
         ("json", '{"$ref": "#"}', "no answer"),
         ("json", '{"not": {"type": "string"}}', "not"),
-        ("json", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("strict", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("strict", '{"type": "object", "propertyNames": {"pattern": "a"}}', "propertyNames"),
+        ("json", '{"type": "object", "properties": {"a": {"const": 9007199254740993}}, "minProperties": 1}', "2^53"),
         ("json", '{"x-guidance": {"lenient": true}, "not": {}}', "x-guidance"),
         ("json", '{"type": "integer", "minimum": 5, "maximum": 3}', "Unsatisfiable"),
         ("json", "false", "Unsatisfiable"),
@@ -145,7 +147,7 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
 def test_what_cannot_be_a_form_is_refused_with_its_cause(tmp_path: Path, kind: Any, text: str, cause: str) -> None:
     formats = AnswerFormats(lambda: TOKENS, tmp_path / "vocabulary", 65536)
     with pytest.raises(RequestError, match="field cannot be used: ") as caught:
-        compiled(formats, AnswerFormat(kind, text, "field"))
+        compiled(formats, AnswerFormat("json" if kind == "strict" else kind, text, "field", is_strict=kind == "strict"))
     assert caught.value.status == 400
     assert caught.value.param == "field"
     assert cause in caught.value.message

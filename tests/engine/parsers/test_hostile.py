@@ -10,8 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
+from engine.errors import RequestError
 from engine.messages import Parsing, Part
 from engine.parsers.family import Tools
+from engine.parsers.grammar import json_rule
 from engine.parsers.qwen3_coder import typed
 from engine.parsers.registry import Parsers
 from engine.tokenizer.part_stream import PartStream
@@ -162,6 +164,11 @@ def test_hostile_tools() -> None:
     for name, family in CALL_FAMILIES.items():
         assert "start" in family.grammar(Tools.of(odd), Parsing(choice="auto", binds=True), lambda marker: None), name
     assert Tools.of(b"[1]").functions == Tools.of(b"{").functions == {}
+    endless: dict[str, Any] = {}
+    for _ in range(1000):
+        endless = {"type": "object", "properties": {"a": endless}}
+    with pytest.raises(RequestError, match="nested too deeply"):
+        json_rule(endless, is_strict=False)
 
 
 WIDE = {"anyOf": [{"$ref": "#/$defs/wide"}] * 300}  # ways through it: 300 to the power of its depth
@@ -180,6 +187,13 @@ WIDE = {"anyOf": [{"$ref": "#/$defs/wide"}] * 300}  # ways through it: 300 to th
         ({"$ref": "#/$defs/x"}, "[1]", "[1]"),
         ({"$ref": "#/$defs/loop"}, "[1]", '"[1]"'),
         ({"$ref": "#/$defs/wide"}, "1", '"1"'),
+        ({"$ref": "#/$defs/y~1z"}, "[1]", "[1]"),
+        ({"properties": {"b": {"type": "integer"}}}, '{"b": 1}', '{"b": 1}'),
+        ({"items": {"type": "integer"}}, "[1]", "[1]"),
+        ({"type": "integer", "nullable": True}, "None", "null"),
+        ({"type": "string", "nullable": True}, "12", '"12"'),
+        ({"minimum": 1}, "12", "12"),
+        ({"pattern": "1"}, "12", '"12"'),
         ({"enum": [1, 2]}, "2", "2"),
         ({"enum": ["1"]}, "1", '"1"'),
         ({"type": "object"}, "{'a': 1}", "\"{'a': 1}\""),
@@ -188,5 +202,6 @@ WIDE = {"anyOf": [{"$ref": "#/$defs/wide"}] * 300}  # ways through it: 300 to th
     ],
 )
 def test_values_have_the_type_of_their_schema(schema: Any, text: str, expected: str) -> None:
-    root = {"properties": {"a": schema}, "$defs": {"x": {"type": "array"}, "loop": {"$ref": "#/$defs/loop"}, "wide": WIDE}}
+    definitions = {"x": {"type": "array"}, "y/z": {"type": "array"}, "loop": {"$ref": "#/$defs/loop"}, "wide": WIDE}
+    root = {"properties": {"a": schema}, "$defs": definitions}
     assert typed(text, root, "a") == expected

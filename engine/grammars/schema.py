@@ -1,0 +1,227 @@
+"""JSON Schemas as llguidance takes them. Pure.
+
+Used by `formats.py` and by the families of tool calls. The standard has words that the library refuses or rounds. Here they
+become others, or are left out where the standard (or the request, by not being strict) allows that:
+
+- an unknown `format` says nothing, pydantic's own formats (`path`, `ipvanyaddress`, `binary`, ...) among them;
+- `uniqueItems` and `propertyNames` are left out where the schema is not strict;
+- `nullable` (OpenAPI) allows null;
+- an object with `properties` that says nothing of others has no others;
+- `const` and `enum` with integers beyond 2^53, which the library rounds, become rules of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+KNOWN_FORMATS = frozenset(  # that llguidance has a regex for
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}
+MAX_EXACT = 2**53
+_UNENFORCED = ("uniqueItems", "propertyNames")
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # name -> schema
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = (
+    "items", "additionalItems", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+_MAX_DEPTH = 400  # of schemas within each other; Python's own limit is at a thousand calls
+
+
+def prepared(schema: Any, is_strict: bool) -> Any:
+    """The schema in the words that llguidance has. ValueError: it is nested too deeply."""
+    closes = not any("allOf" in node for node in _nodes(schema))  # whose parts would each refuse the others' properties
+    return _map(schema, lambda node: _prepared_node(node, is_strict, closes), _MAX_DEPTH)
+
+
+def has_open_objects(schema: Any) -> bool:
+    """Whether an object may have properties that the schema does not name; of a schema that is prepared."""
+    return any(_is_open(node) for node in _nodes(schema)) or not isinstance(schema, dict)
+
+
+def rule_of(schema: Any, options: Mapping[str, Any], literal: Callable[[str], str]) -> str:
+    """The body of a Lark rule for the schema. `options`: of llguidance, for white space; `literal` writes a text."""
+    return _Rule(schema, options, literal).body(schema, _MAX_DEPTH)
+
+
+def _prepared_node(node: dict[str, Any], is_strict: bool, closes: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {key: value for key, value in node.items() if is_strict or key not in _UNENFORCED}
+    format_ = made.get("format")
+    if isinstance(format_, str):
+        format_ = SAME_FORMATS.get(format_, format_)
+        made["format"] = format_
+        if format_ not in KNOWN_FORMATS:
+            del made["format"]
+    nullable = made.pop("nullable", None) if isinstance(made.get("nullable"), bool) else None
+    if closes and isinstance(made.get("properties"), dict) and made["properties"] and _says_nothing_of_others(made):
+        made["additionalProperties"] = False
+    if nullable:
+        kept: dict[str, Any] = {key: made.pop(key) for key in ("$defs", "definitions") if key in made}
+        made = {"anyOf": [made, {"type": "null"}], **kept}
+    return made
+
+
+def _says_nothing_of_others(node: Mapping[str, Any]) -> bool:
+    others = ("additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref")
+    required = node.get("required")
+    names = required if isinstance(required, list) else []
+    return not any(key in node for key in others) and all(name in node["properties"] for name in names if isinstance(name, str))
+
+
+def _is_open(node: Mapping[str, Any]) -> bool:
+    """Objects are open unless it says otherwise; what has no type may be an object."""
+    if any(key in node for key in ("const", "enum", "$ref", "anyOf", "oneOf", "allOf")) and "properties" not in node:
+        return False
+    types = node.get("type", "object")
+    can_be_object = types == "object" or (isinstance(types, list) and "object" in types)
+    return can_be_object and (node.get("additionalProperties") is not False or bool(node.get("patternProperties")))
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every schema within a schema, itself first; not what only looks like one, as the value of a `const`."""
+    rest = [schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            yield node
+            rest.extend(child for _, child in _children(node))
+
+
+def _children(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in _OF_SCHEMAS:
+        children = node.get(key)
+        yield from ((key, child) for child in (children.values() if isinstance(children, dict) else ()))
+    for key in (*_LISTS, "items"):
+        children = node.get(key)
+        yield from ((key, child) for child in (children if isinstance(children, list) else ()))
+    for key in _SINGLE:
+        if isinstance(node.get(key), dict):
+            yield key, node[key]
+
+
+def _map(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], depth: int) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    if not depth:
+        raise ValueError("it is nested too deeply")
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _OF_SCHEMAS and isinstance(value, dict):
+            made[key] = {name: _map(child, change, depth - 1) for name, child in value.items()}
+        elif isinstance(value, list) and (key in _LISTS or key == "items"):
+            made[key] = [_map(child, change, depth - 1) for child in value]
+        else:
+            made[key] = _map(value, change, depth - 1) if key in _SINGLE else value
+    return change(made)
+
+
+# ------------------------------------------------------------------------------------------------------ exact integers
+
+
+def _has_large(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_large, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_large, value))
+    return isinstance(value, int) and abs(value) > MAX_EXACT
+
+
+def _values(node: Mapping[str, Any]) -> list[Any]:
+    if "const" in node:
+        return [node["const"]]
+    values = node.get("enum")
+    return values if isinstance(values, list) else []
+
+
+class _Rule:
+    """A schema as Lark: `%json` but for the way to values that the library would round."""
+
+    def __init__(self, root: Any, options: Mapping[str, Any], literal: Callable[[str], str]) -> None:
+        self._root = root
+        self._options = options
+        self._literal = literal
+        self._comma = literal(options.get("item_separator", ","))
+        self._colon = literal(options.get("key_separator", ":"))
+        self._has_large = any(_has_large(_values(node)) for node in _nodes(root))
+
+    def body(self, schema: Any, depth: int) -> str:
+        target = self._resolved(schema, depth) if self._has_large and isinstance(schema, dict) else schema
+        if not isinstance(target, dict) or not any(_has_large(_values(node)) for node in self._reached(target)):
+            return self._json(schema)
+        if _has_large(_values(target)):
+            return f"({' | '.join(self._literal(json.dumps(value, ensure_ascii=False)) for value in _values(target))})"
+        alternatives = target.get("anyOf") or target.get("oneOf")
+        if isinstance(alternatives, list) and set(target) <= {"anyOf", "oneOf", *_NOTES}:
+            return f"({' | '.join(self.body(each, depth - 1) for each in alternatives)})"
+        if target.get("additionalProperties") is False and set(target) <= _OF_OBJECTS and "properties" in target:
+            return self._object(target, depth)
+        if isinstance(target.get("items"), dict) and set(target) <= {"items", *_NOTES}:
+            item = self.body(target["items"], depth - 1)
+            return f'"[" {self._space} ({item} ({self._space} {self._comma} {self._space} {item})* {self._space})? "]"'
+        raise ValueError(
+            f"an integer beyond 2^53 is exact in const and enum of properties, items and anyOf alone: {_short(target)}"
+        )
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Properties in their order, each that is not required perhaps left out."""
+        required = schema.get("required", ())
+        rest: dict[bool, str] = {True: '""', False: '""'}  # what may follow, by whether it would be the first
+        for name, child in reversed(schema["properties"].items()):
+            key = self._literal(json.dumps(name, ensure_ascii=False))
+            member = f"{key} {self._space} {self._colon} {self._space} {self.body(child, depth - 1)} {rest[False]}"
+            taken = {True: member, False: f"{self._space} {self._comma} {self._space} {member}"}
+            rest = {
+                is_first: taken[is_first] if name in required else f"({taken[is_first]} | {rest[is_first]})"
+                for is_first in rest
+            }
+        return f'"{{" {self._space} {rest[True]} {self._space} "}}"'
+
+    @property
+    def _space(self) -> str:
+        pattern = self._options.get("whitespace_pattern")
+        return f"/({pattern.replace('/', chr(92) + '/')})?/" if pattern else '""'
+
+    def _json(self, schema: Any) -> str:
+        own = schema if isinstance(schema, dict) else {"allOf": [schema]}
+        definitions = {
+            key: self._root[key] for key in ("$defs", "definitions") if isinstance(self._root, dict) and key in self._root
+        }
+        return "%json " + json.dumps({**definitions, **own, "x-guidance": dict(self._options)}, ensure_ascii=False)
+
+    def _resolved(self, schema: dict[str, Any], depth: int) -> Any:
+        if depth <= 0:
+            raise ValueError("it is nested too deeply")
+        target: Any = schema
+        for _ in range(_MAX_DEPTH):
+            reference = target.get("$ref") if isinstance(target, dict) else None
+            if not isinstance(reference, str) or not reference.startswith("#/"):
+                return target
+            target = self._root
+            for step in reference[2:].split("/"):
+                target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+        return schema
+
+    def _reached(self, schema: Any) -> Iterator[dict[str, Any]]:
+        """The schemas of a schema, and of what they refer to."""
+        seen: set[int] = set()
+        rest = [schema]
+        while rest:
+            node = rest.pop()
+            if not isinstance(node, dict) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            yield node
+            rest.extend(child for key, child in _children(node) if key not in ("$defs", "definitions"))
+            if isinstance(node.get("$ref"), str):
+                rest.append(self._resolved(node, _MAX_DEPTH))
+
+
+_NOTES = ("title", "description", "default", "examples", "$defs", "definitions", "$schema", "$id", "type")
+_OF_OBJECTS = {"properties", "required", "additionalProperties", *_NOTES}
+
+
+def _short(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, ensure_ascii=False)[:200]

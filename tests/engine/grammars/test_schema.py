@@ -1,0 +1,186 @@
+"""JSON Schemas that clients send: words that llguidance does not have, integers beyond 2^53, keys that come once."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from engine.grammars.formats import HEAD, lark_of
+from engine.grammars.matching import Matching
+from engine.grammars.tokens import GrammarTokens
+from engine.grammars.unique_keys import KeyState
+from engine.messages import AnswerFormat
+
+LONG = [
+    b'"a"',
+    b'"a":',
+    b'","a":',
+    b'b"',
+    b', "b": 1',
+    b'":',
+    b'"}',
+    b"}}",
+    b"{{",
+    b'{"',
+    b'\\u0061"',
+    b"aa",
+    b'a":1,"a',
+    b"12",
+]
+END = 256 + len(LONG)
+TOKENS = GrammarTokens.of([*(bytes([byte]) for byte in range(256)), *LONG, b"<end>"], [END], [], [END], END + 1)
+LARGE = 9007199254740993
+
+
+@pytest.fixture(scope="module")
+def matching() -> Matching:
+    return Matching(TOKENS)
+
+
+def lark(schema: Any, is_strict: bool = False) -> str:
+    return HEAD + lark_of(AnswerFormat("json", json.dumps(schema), "x", is_strict=is_strict), {})
+
+
+def takes(matching: Matching, schema: Any, text: str, is_strict: bool = False) -> bool:
+    grammar = lark(schema, is_strict)
+    assert matching.error_of(grammar) == ""
+    matcher = matching.matcher(grammar)
+    token_ids = list(text.encode())
+    return matcher.num_valid(token_ids) == len(token_ids) and matcher.consume(*token_ids) and matcher.is_accepting()
+
+
+FORMATS = ("path", "file-path", "binary", "base64url", "ipvanyaddress", "ipvanynetwork", "ipv4network", "ipv6interface")
+FORMATS += ("password", "json-string", "uri-reference", "multi-host-uri", "regex", "color", "int32", "made-up")
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_unknown_format_says_nothing(matching: Matching, format_: str, is_strict: bool) -> None:
+    schema = {"type": "object", "properties": {"format": {"type": "string", "format": format_}}, "required": ["format"]}
+    assert takes(matching, schema, '{"format": "any /text"}', is_strict)
+    assert not takes(matching, schema, '{"format": 1}', is_strict)
+
+
+def test_known_formats_still_bind(matching: Matching) -> None:
+    right, wrong = '"123e4567-e89b-12d3-a456-426614174000"', '"no id"'
+    for name in ("uuid", "uuid1", "uuid4", "uuid7"):
+        assert takes(matching, {"type": "string", "format": name}, right)
+        assert not takes(matching, {"type": "string", "format": name}, wrong)
+    assert not takes(matching, {"type": "string", "format": "date"}, '"tomorrow"')
+
+
+def test_values_that_look_like_schemas_are_left_alone(matching: Matching) -> None:
+    value = {"format": "path", "nullable": True, "uniqueItems": True, "properties": {"a": 1}}
+    assert takes(matching, {"const": value}, json.dumps(value, separators=(",", ":")))
+    assert takes(matching, {"enum": [value]}, json.dumps(value, separators=(",", ":")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1,2]", '["a"]'),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+            '{"a":1}',
+            '{"a":"b"}',
+        ),
+        ({"type": "string", "nullable": True}, "null", "1"),
+        ({"type": "string", "nullable": False}, '"a"', "null"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "integer", "nullable": True}}},
+            '{"a":null}',
+            '{"a":"b"}',
+        ),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "1.5", '"a"'),
+    ],
+)
+def test_what_a_grammar_cannot_hold_is_left_out(matching: Matching, schema: Any, right: str, wrong: str) -> None:
+    assert takes(matching, schema, right)
+    assert not takes(matching, schema, wrong)
+
+
+def test_named_properties_are_all_there_are(matching: Matching) -> None:
+    closed = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert takes(matching, closed, '{"a": 1}')
+    assert not takes(matching, closed, '{"a": 1, "b": 2}')
+    for more in ({"additionalProperties": True}, {"patternProperties": {"^b": {}}}):
+        assert takes(matching, closed | more, '{"a": 1, "b": 2}')
+    parts = {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}]}
+    assert takes(matching, parts, '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("value", [LARGE, -LARGE, 12345678901234567890, 2**80 + 1])
+def test_large_integers_are_exact(matching: Matching, value: int) -> None:
+    constant = {"const": value}
+    object_ = {"type": "object", "properties": {"x": {"type": "string"}, "id": constant}, "required": ["id"]}
+    optional = {"type": "object", "properties": {"id": {"enum": [value]}, "x": {"type": "integer"}}}
+    referring = {"type": "object", "properties": {"id": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": constant}}
+    cases: list[tuple[Any, str]] = [
+        (constant, "%d"),
+        ({"enum": ["a", value, None]}, "%d"),
+        (object_, '{"id": %d}'),
+        (object_, '{"x": "y", "id":%d}'),
+        (optional, '{"id": %d, "x": 1}'),
+        ({"type": "array", "items": {"anyOf": [constant, {"type": "string"}]}}, '["a", %d]'),
+        (referring, '{"id": %d}'),
+    ]
+    for schema, text in cases:
+        assert takes(matching, schema, text % value), schema
+        assert not takes(matching, schema, text % (value + 1)), schema
+        assert not takes(matching, schema, text % (value - 1)), schema
+    assert takes(matching, optional, '{"x": 1}')
+    assert takes(matching, {"type": "array", "items": constant}, "[]")
+
+
+OPEN: tuple[Any, ...] = (
+    {"type": "object"},
+    True,
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "patternProperties": {"^[ab]": {"type": "object"}}, "additionalProperties": False},
+    {"type": "object", "properties": {"a": {"type": "object"}, "b": True}, "additionalProperties": True},
+    {"type": "array", "items": {"type": "object", "additionalProperties": {"enum": [1, {}]}}},
+)
+
+
+@pytest.mark.parametrize("schema", OPEN)
+def test_no_key_comes_twice(matching: Matching, schema: Any) -> None:
+    """Whatever is drawn of the tokens that are allowed, some of several characters."""
+    num_keys = 0
+    for seed in range(30):
+        draw, matcher = random.Random(seed), matching.matcher(lark(schema))
+        token_ids: list[int] = []
+        for _ in range(150):
+            mask = matcher.mask()
+            allowed = [index for index in range(TOKENS.num_tokens) if mask[index // 8] >> index % 8 & 1]
+            wanted = [index for index in allowed if index >= 256 or chr(index) in '{}[]",:ab1 ']
+            token_id = draw.choice(wanted or allowed)
+            if token_id == END:
+                break
+            assert matcher.num_valid([token_id]) == 1
+            if len(token_ids) % 7 == 3:  # as drafts are taken back
+                assert matcher.consume(token_id)
+                assert matcher.rollback(1)
+                matcher = matcher.copy()
+            assert matcher.consume(token_id)
+            token_ids.append(token_id)
+        state = KeyState()
+        for token_id in token_ids:
+            data = LONG[token_id - 256] if token_id >= 256 else bytes([token_id])
+            following = state.after(data)
+            assert following is not None, (seed, token_ids)
+            state = following
+            num_keys += len(state.objects[-1] or ()) if state.objects else 0
+    assert num_keys
+
+
+def test_a_key_written_with_escapes_is_the_same(matching: Matching) -> None:
+    assert takes(matching, {"type": "object"}, '{"a":1,"b":{"a":1}}')
+    assert not takes(matching, {"type": "object"}, '{"a":1,"a":2}')
+    state = KeyState().after(b'{"a":1,"b":{"a":1},"')
+    assert state is not None
+    assert state.after(b'c":2') is not None
+    for again in (b'a"', b'\\u0061"', b'c":2,"b"'):
+        assert state.after(again) is None
