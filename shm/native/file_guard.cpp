@@ -64,7 +64,7 @@ void on_bus_error(int number, siginfo_t *info, void *context) {
 
 void install() {
     page_bytes = static_cast<u64>(sysconf(_SC_PAGESIZE));
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
