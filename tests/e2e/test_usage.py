@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.waiting import WATCHDOG_S, wait_until
 
 NUM_CACHED, NUM_PROMPT, NUM_ANSWER = 160, 1500, 3
@@ -62,13 +62,14 @@ def test_usage_when_the_tokenizer_dies_with_the_answer(engine: EngineProcess) ->
     prompt = [1 + (index * 11 + index // 90) % 1000 for index in range(NUM_PROMPT)]
     complete(engine, prompt[:NUM_CACHED])
     engine.wait_until_idle()
-    num_ended = engine.metric("request_success_total")
+    httpx.post(f"{engine.url}/admin/pause", json={}, headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
     usages: list[Any] = []
     asking = threading.Thread(target=lambda: usages.append(complete(engine, prompt)))
     asking.start()
-    wait_until(lambda: engine.metric("num_requests_running") == 1, what="admitted")
-    engine.kill("tokenizer0", signal.SIGSTOP)
-    wait_until(lambda: engine.metric("request_success_total") > num_ended, what="ended at the scheduler")
+    wait_until(lambda: engine.metric("num_requests_waiting") == 1, what="the request waits")
+    engine.kill("tokenizer0", signal.SIGSTOP)  # before the scheduler says that it is admitted
+    httpx.post(f"{engine.url}/admin/resume", json={}, headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+    wait_until(lambda: not (engine.metric("num_requests_waiting") or engine.metric("num_requests_running")), what="it ended")
     epoch = engine.kill("tokenizer0")
     asking.join(WATCHDOG_S)
     engine.wait_for_restart("tokenizer0", epoch)
