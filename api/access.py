@@ -27,10 +27,15 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.keys import key_digest
 
-PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/v2/rerank")
+PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/score", "/rerank", "/v2/rerank")
 PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
 ADMIN_PREFIX = "/admin"
-ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # where vLLM has them
+ADMIN_PATHS = (  # where vLLM and FastDeploy have them
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/clear_load_weight",
+    "/update_model_weight",
+)
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _NUM_REMEMBERED = 256  # names and addresses, of which nearly every request brings one of the last ones

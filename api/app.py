@@ -37,7 +37,8 @@ from api.tokenization import detokenize, tokenize
 from engine.errors import RequestError
 from engine.process.log import printable
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
+MAX_REQUEST_ID = 128  # characters
 _PASSAGE_KEY = "tokamak.passage"
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent")
@@ -73,6 +74,8 @@ def routes() -> list[BaseRoute]:
         Route("/v1/embeddings", on_first_use("api.pooling.embeddings", "create_embeddings"), methods=["POST"]),
         Route("/v1/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),
         Route("/v1/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
+        Route("/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),
+        Route("/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
         Route("/v2/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
         Route("/api/chat", on_first_use("api.ollama.routes", "chat"), methods=["POST"]),
         Route("/api/generate", on_first_use("api.ollama.routes", "generate"), methods=["POST"]),
@@ -111,6 +114,8 @@ def routes() -> list[BaseRoute]:
         Route("/admin/reload", admin.reload_weights, methods=["POST"]),
         Route("/admin/eplb/rebalance", admin.rebalance_experts, methods=["POST"]),
         Route("/admin/clear_weights", admin.clear_weights, methods=["POST"]),
+        Route("/clear_load_weight", admin.clear_weights, methods=["GET", "POST"]),
+        Route("/update_model_weight", admin.reload_weights, methods=["GET", "POST"]),
         Route("/admin/abort", admin.abort_request, methods=["POST"]),
     ]
 
@@ -161,9 +166,6 @@ class Gate:
             scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id, source)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
-            if given_id is not None and given_id != passage.exchange.request_id:
-                text = "x-request-id: expected 1 to 128 letters, digits and ._:-"
-                raise RequestError(text, code="invalid_value", param="x-request-id")
             self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
             return
@@ -200,7 +202,9 @@ class Gate:
         self._disconnects.add(1)
 
     def _exchange(self, given: str | None, source: str) -> Exchange:
-        if given is not None and _REQUEST_ID.fullmatch(given):
+        """`given`: a client's own id, which is made safe for logs and headers."""
+        if given:
+            given = _UNSAFE.sub("_", given[:MAX_REQUEST_ID])
             return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}", source)  # two clients may choose the same
         made = uuid.uuid4().hex
         return Exchange(self._services, made, made, source)

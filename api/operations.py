@@ -196,6 +196,8 @@ OPERATIONS = (
     _pool("/v1/embeddings", "Texts as vectors", pooling.EmbeddingList, pooling.EmbeddingRequest),
     _pool("/v1/score", "How well texts fit each other", pooling.ScoreList, pooling.ScoreRequest),
     _pool("/v1/rerank", "Documents by how well they fit a query", pooling.Ranking, pooling.RerankRequest),
+    _pool("/score", "As /v1/score", pooling.ScoreList, pooling.ScoreRequest),
+    _pool("/rerank", "As /v1/rerank", pooling.Ranking, pooling.RerankRequest),
     _pool("/v2/rerank", "The same", pooling.Ranking, pooling.RerankRequest),
     _ollama("chat", "Answer a conversation, in Ollama's form", ollama.OllamaChat, OllamaChatRequest, ollama.OllamaChat),
     _ollama("generate", "Answer a prompt", ollama.OllamaGeneration, OllamaGenerateRequest, ollama.OllamaGeneration),
@@ -228,6 +230,15 @@ OPERATIONS = (
     _order("reload", "Change the weights in place", requests.ReloadRequest),
     _order("eplb/rebalance", "Have experts moved between ranks", requests.RebalanceRequest),
     _order("clear_weights", "Drop the weights", requests.PauseRequest),
+    _order("clear_load_weight", "As /admin/clear_weights", requests.PauseRequest, folder=""),
+    _order("update_model_weight", "As /admin/reload", requests.ReloadRequest, folder=""),
+    *(
+        Operation("get", path, summary, responses.AdminAnswer, errors=_ORDERS, security="admin_key")
+        for path, summary in (
+            ("/clear_load_weight", "Drop the weights"),
+            ("/update_model_weight", "Take the weights of the same files anew"),
+        )
+    ),
     _order("abort", "End a request", requests.AbortRequestBody),
     _order("load_lora_adapter", "Serve a LoRA adapter", requests.LoadAdapterRequest, folder="/v1"),
     _order("unload_lora_adapter", "Let go of one", requests.UnloadAdapterRequest, folder="/v1"),

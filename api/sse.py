@@ -73,7 +73,9 @@ class EventStream(Response):
                     await self._begin(send)
                 is_last = self._generation.is_finished
                 filling = self._writer.keep_alive if self._silence.is_due else b""
-                await self._write(send, self._writer.take(self._generation) or filling, is_last)
+                events = self._writer.take(self._generation) or filling
+                if events or is_last:
+                    await self._write(send, events, is_last)
         except RequestError as error:
             if not self._has_begun:
                 raise self._writer.named(error) from None

@@ -177,5 +177,5 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: Words | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     container: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None

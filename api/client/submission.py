@@ -49,10 +49,11 @@ def sampling_params(
             f"more than the limit of {model.max_logprobs} log-probabilities at a position; ask for fewer, or start with a "
             "higher --max-logprobs",
         )
+    top_p = _first(request.top_p, defaults.top_p, 1.0)
     return SamplingParams(
         temperature=_first(request.temperature, defaults.temperature, 1.0),
-        top_k=max(0, _first(request.top_k, defaults.top_k, 0)),
-        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        top_k=max(0, _first(request.top_k, defaults.top_k, 0)) if top_p else 1,  # 0: the likeliest token alone
+        top_p=top_p or 1.0,
         min_p=_first(request.min_p, defaults.min_p, 0.0),
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=request.presence_penalty or 0.0,

@@ -55,15 +55,16 @@ def completion_parts(body: CompletionMedia) -> list[MediaPart]:
         ("video", data and data.video, body.video_feature_urls, body.video_grid_thws),
     ):
         listed = [links] if isinstance(links, str) else links or []
+        encoded = [features] if isinstance(features, str) else features or []
         parts += [MediaPart(f"multi_modal_data.{kind}[{index}]", kind, link) for index, link in enumerate(listed)]
-        if len(features or ()) != len(grids or ()):
+        if len(encoded) != len(grids or ()):
             raise RequestError(
-                f"{kind}_feature_urls has {len(features or ())} entries, {kind}_grid_thws has {len(grids or ())}; send one "
+                f"{kind}_feature_urls has {len(encoded)} entries, {kind}_grid_thws has {len(grids or ())}; send one "
                 "grid for each",
                 code="invalid_features",
                 param=f"{kind}_grid_thws",
             )
-        for index, (link, grid) in enumerate(zip(features or (), grids or (), strict=True)):
+        for index, (link, grid) in enumerate(zip(encoded, grids or (), strict=True)):
             parts.append(MediaPart(f"{kind}_feature_urls[{index}]", kind, link, True, _grid(grid)))
     return parts
 

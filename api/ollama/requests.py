@@ -32,7 +32,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=MAX_INT32, description="0 or less: up to the model's limit.")] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="-1 or 0: all.")] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: Seed | None = None

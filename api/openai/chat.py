@@ -241,6 +241,9 @@ class ChatWriter(ChunkWriter):
         deltas = list(deltas_of(delta.parts, self._body.include_reasoning is not False))
         if not deltas:
             deltas = [ChatDelta(content=delta.text) if delta.text else ChatDelta()]
+            shows_tokens = self._body.return_token_ids or (self._body.logprobs and delta.logprobs)
+            if not (delta.text or is_first or delta.finish_reason or shows_tokens):
+                return []  # all of it is held back until a call is complete
         choices = [ChatChunkChoice(index=index, delta=piece) for piece in deltas]
         choices[-1].finish_reason, choices[-1].stop_reason = finish_reason_of(sample, delta), delta.stop_reason
         choice = choices[0]

@@ -68,15 +68,20 @@ async def rerank(request: Request) -> Response:
     body = await exchange.parse(request, RerankRequest)
     name = exchange.services.model.resolve(body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    pairs = [(body.query, text) for text in texts]
-    scores, prompts, generation = await _scores(request, body, pairs, body.use_activation, "documents")
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    filled = [index for index, text in enumerate(texts) if text]
+    if not filled:
+        raise invalid("documents", "all documents are empty; send at least one with text")
+    pairs = [(body.query, texts[index]) for index in filled]
+    found, made, generation = await _scores(request, body, pairs, body.use_activation, "documents")
+    scores = dict.fromkeys(range(len(texts)), 0.0) | dict(zip(filled, found, strict=True))
+    prompts = dict(zip(filled, made, strict=False))
+    best = sorted(scores, key=lambda index: (not texts[index], -scores[index]))[: body.top_n or None]
     results = [RankedDocument(index=index, relevance_score=scores[index]) for index in best]
     if body.return_documents is not False:
         for result in results:
             result.document = DocumentText(text=texts[result.index])
     for result in results if prompts else ():
-        result.prompt_token_ids = prompts[result.index]
+        result.prompt_token_ids = prompts.get(result.index, [])
     return json_response(
         Ranking(
             id=f"rerank-{exchange.request_id}",

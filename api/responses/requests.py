@@ -174,7 +174,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     include: list[Includable] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: NumTopLogprobs | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     user: str | None = None

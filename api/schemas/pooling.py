@@ -40,15 +40,15 @@ class EmbeddingRequest(PoolingRequest, kw_only=True):
 
 
 class DocumentText(msgspec.Struct, kw_only=True):
-    text: Text
+    text: str
 
 
-Document = Text | DocumentText
+Document = str | DocumentText
 
 
 class RerankRequest(PoolingRequest, kw_only=True):
     query: Text
-    documents: Annotated[list[Document], Meta(min_length=1)]
+    documents: Annotated[list[Document], Meta(min_length=1, description="An empty one has the score 0 and comes last.")]
     top_n: Annotated[int, Meta(ge=0, le=MAX_INT32, description="0: all.")] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[None, Meta(description="Not supported: what is too long is refused.")] = None

@@ -62,7 +62,7 @@ class DrawingFields(FormatFields, kw_only=True):
     min_tokens: NumTokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy.")] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="-1 or 0: all.")] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -147,9 +147,9 @@ class CompletionMedia(MediaOptions, kw_only=True):
     bodies of `/v1/completions` and `/tokenize`."""
 
     multi_modal_data: Annotated[MultiModalData, Meta(description="Links, data: too, by kind.")] | None = None
-    image_feature_urls: Annotated[list[str], Meta(description="npy or safetensors, of encoded pictures.")] | None = None
+    image_feature_urls: Annotated[list[str] | str, Meta(description="npy or safetensors, of encoded pictures.")] | None = None
     image_grid_thws: list[Grid] | None = None
-    video_feature_urls: list[str] | None = None
+    video_feature_urls: list[str] | str | None = None
     video_grid_thws: list[Grid] | None = None
     attention_mask_offset: (
         Annotated[

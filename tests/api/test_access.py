@@ -313,3 +313,13 @@ def test_abort_by_the_id_that_the_client_knows(edge: Edge) -> None:
         asking.join()
     assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == ["abort"] * 4
     wait_until(lambda: len(edge.peer.aborts("to-be-aborted~")) == 4, what="told to the engine")
+
+
+@pytest.mark.parametrize(("path", "order"), [("/clear_load_weight", DropWeights), ("/update_model_weight", ReloadWeights)])
+def test_fastdeploys_weight_orders_need_the_admin_key(edge: Edge, path: str, order: type[Order]) -> None:
+    assert edge.get(path).status_code == 401
+    assert edge.post(path, {}).status_code == 401
+    num_before = len(edge.orders)
+    assert edge.get(path, headers=OPERATOR).status_code == 200
+    assert edge.post(path, headers=OPERATOR).status_code == 200
+    assert [type(each) for each in edge.orders[num_before:]] == [order, order]

@@ -181,6 +181,17 @@ def test_scores_of_pairs(scorer: EngineProcess) -> None:
         assert answer["usage"]["total_tokens"] == sum(len(case["token_ids"]) for case in cases)
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_empty_document_is_ranked_last(embedder: EngineProcess, scorer: EngineProcess, path: str) -> None:
+    for engine in (embedder, scorer):
+        alone = post(engine, path, query=QUERY, documents=TEXTS)["results"]
+        found = post(engine, path, query=QUERY, documents=["", *TEXTS, {"text": ""}])["results"]
+        assert [(each["index"] - 1, each["relevance_score"]) for each in found[:-2]] == [
+            (each["index"], each["relevance_score"]) for each in alone
+        ]
+        assert [(each["index"], each["relevance_score"]) for each in found[-2:]] == [(0, 0), (len(TEXTS) + 1, 0)]
+
+
 LONG = "the sun " * 300
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {}, "input", "required"),
@@ -200,6 +211,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a", "endianness": "big"}, "endianness", "big"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "null"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents", "length"),
+    ("/v1/rerank", {"query": "a", "documents": ["", ""]}, "documents", "empty"),
     ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents", "200 tokens"),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1", "as many"),
     ("/v1/completions", {"prompt": "a"}, "model", "to make vectors"),

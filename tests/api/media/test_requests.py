@@ -138,6 +138,12 @@ def test_a_bare_prompt_brings_its_items_by_kind(seeing: Edge, files: FileServer)
     assert {item.source.settings for item in media} == {b'{"mm_processor_kwargs":{"max_pixels":3136}}'}
 
 
+def test_single_feature_link_may_be_a_text(seeing: Edge, files: FileServer) -> None:
+    body = {"prompt": [1, 3, 2], "image_feature_urls": f"{files.url}/file/features", "image_grid_thws": [[1, 2, 4]]}
+    media = media_of(seeing, seeing.post(COMPLETION, body))
+    assert [(item.source.is_features, item.source.grid_thw) for item in media] == [(True, (1, 2, 4))]
+
+
 def test_features_come_by_link_or_as_base64_with_their_grid(seeing: Edge, files: FileServer) -> None:
     encoded = base64.b64encode(b"rows").decode()
     nested = {"type": "image_embeds", "image_embeds": {"image_embeds": encoded, "image_grid_thw": [1, 4, 2]}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import ChatPrompt, RepetitionLimits, TextPrompt, Tokenize
+from engine.messages import ChatPrompt, Part, RepetitionLimits, TextPrompt, Tokenize
 from tests.api.client.test_streams import events
 from tests.api.edge import Edge
 from tests.api.tokenizer_peer import said_text
@@ -169,3 +169,33 @@ def test_max_tokens_is_cut_to_the_room(edge: Edge, path: str, body: dict[str, An
         refused = edge.post(path, {**body, "fit_max_tokens": False})
         assert refused.status_code == 400
         assert "256 tokens" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "top_p": 0}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "top_p": 0, "top_k": 50}),
+        ("/v1/responses", {"input": "x", "top_p": 0}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "top_p": 0}),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "stream": False, "options": {"top_p": 0}}),
+    ],
+)
+def test_top_p_zero_draws_the_likeliest(edge: Edge, path: str, body: dict[str, Any]) -> None:
+    answer = edge.post(path, body)
+    assert answer.status_code == 200, answer.text
+    (submit,) = edge.peer.submits(answer.headers["x-request-id"])
+    assert (submit.sampling.top_k, submit.sampling.top_p) == (1, 1.0)
+
+
+def test_nothing_is_sent_while_a_call_is_held_back(thinker: Edge) -> None:
+    held = Part("", "")
+    thinker.peer.script = [Part("content", "I look."), held, held, held, Part("call", "weather", 0, "call_a"), held, held]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "tools": tools}
+    try:
+        choices = [event["choices"][0] for event in events(thinker.post("/v1/chat/completions", body))]
+    finally:
+        thinker.peer.script = []
+    assert all(choice["delta"] or choice["finish_reason"] for choice in choices)
+    assert choices[0]["delta"]["content"].startswith("I look.")
