@@ -7,7 +7,13 @@ just before it draws. With drafts there is a mask for each position of the windo
     position      p        p + 1    p + 2       mask i is of position p + i, where d0 .. d(i - 1) stand before it
     tokens        ?        d0       d1          they are walked ahead during the step, and taken back
 
-All of this is the same on all ranks of a group but for one clock: what it ends, and whose drafts it ends, the first rank says.
+A mask that takes long delays its own sequence alone. The helper thread makes cheap masks first, by what the last one took;
+a second thread makes those that take more than `SLOW_NS`. A step waits for all masks together no longer than `FAST_NS`; a
+row with a late mask gets no token in this step. The scheduler sends it again; the token is the same then, since it depends
+on the slot alone.
+
+All of this is the same on all ranks of a group but for the clocks: which rows are late, and which answers and drafts end,
+the first rank says.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,6 +45,10 @@ _ALL = np.uint32(0xFFFFFFFF)
 # processor time, so that waiting, as under load, is not in it. Drafts have as much to themselves, and none when it is spent.
 BURST_NS = 200_000_000  # that a sample's masks may take at once
 TOKEN_NS = 3_000_000  # and for each token besides: what is ambiguous takes more with each
+SLOW_NS = 2_000_000  # of one mask: a constraint that took more has its work done apart from the others'
+FAST_NS = 3_000_000  # that a step waits for the others
+STEP_NS = 1_000_000  # that it waits for slow ones
+ALONE_NS = 50_000_000  # that it waits where nothing else is drawn
 _NICE = 5  # of the thread that compiles
 _STACK_BYTES = 32 << 20  # more than where the tokenizer has compiled the same grammar
 
@@ -64,6 +74,8 @@ class Constraint:
         self._matcher: Matcher | None = None
         self._end_ids: list[int] = []
         self.masks = masks
+        self.last_ns = 0  # that its last mask took
+        self.pending: Future[None] | None = None  # the last work on it
         self._own_ns = self._ahead_ns = 0  # that the answer took, and what drafts would be
         self.failed_at = -1  # no mask could be made for this position; -1: there is one for all
         self.error = ""
@@ -98,6 +110,16 @@ class Constraint:
             self._ahead_ns += num_ns
         else:
             self._own_ns += num_ns
+            self.last_ns = num_ns
+
+    @property
+    def is_slow(self) -> bool:
+        return self.last_ns > SLOW_NS
+
+    @property
+    def is_ready(self) -> bool:
+        """The work on it is done."""
+        return self.pending is None or self.pending.done()
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +128,7 @@ class Constraint:
 
     @property
     def may_look_ahead(self) -> bool:
-        return self._ahead_ns <= self._limit_ns
+        return self._ahead_ns <= self._limit_ns and not self.is_slow
 
     @property
     def _limit_ns(self) -> int:
@@ -286,8 +308,9 @@ class Constraints:
         self._make_matching = make_matching
         self._matching: Matching | None = None
         self._making = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[None] | None = None  # the last of the helper thread's work
+        self._threads: dict[bool, ThreadPoolExecutor] = {}  # by whether they are for slow constraints
+        self.can_be_late = True  # a row may get no token in a step
+        self._late: set[int] = set()  # rows of the step that is drawn now
         self._compiler: ThreadPoolExecutor | None = None
         self._compiled: deque[int] = deque()  # numbers that nobody has taken yet
         self.num_compiling = 0
@@ -338,9 +361,10 @@ class Constraints:
         own = [index for index in np.flatnonzero(counts) if self._slots.constraints[slots[index]] is not None]
         if not own:
             return counts
-        self._wait()
         constraints = [self._slots.constraints[slot] for slot in slots[own]]
+        self._wait([constraint for constraint in constraints if not constraint.is_slow])
         may_look_ahead = self._agreed([constraint.may_look_ahead for constraint in constraints])
+        self._wait([constraint for constraint, may in zip(constraints, may_look_ahead, strict=True) if may])
         for index, constraint, may in zip(own, constraints, may_look_ahead, strict=True):
             slot = slots[index]
             if not may:
@@ -364,12 +388,21 @@ class Constraints:
 
     def ready(self, rows: StepRows) -> None:
         """The masks of all that a step draws; to be called before it does."""
+        self._late = set()
         own = self._of(rows)
         if not own:
             return
-        self._wait()
-        are_over = self._agreed([constraint.is_over for _, constraint, _ in own])
-        for (row, constraint, first), is_over in zip(own, are_over, strict=True):
+        if self.can_be_late:
+            self._wait_in_time(own, int(np.count_nonzero(rows.num_sampled)))
+        are_late = [self.can_be_late and not constraint.is_ready for _, constraint, _ in own]
+        agreed = self._agreed([*are_late, *(constraint.is_over for _, constraint, _ in own)])
+        self._wait([constraint for (_, constraint, _), is_late in zip(own, agreed, strict=False) if not is_late])
+        for (row, constraint, first), is_late, is_over in zip(own, agreed[: len(own)], agreed[len(own) :], strict=True):
+            if is_late:
+                self._late.add(row)
+                self._slots.is_late[rows.slots[row]] = True
+                self._slots.sampling["num_masks"][rows.slots[row]] = 0
+                continue
             slot = rows.slots[row]
             if constraint.position != first:  # a step that is run again
                 begin = min(first, constraint.position)
@@ -379,10 +412,17 @@ class Constraints:
             self._slots.sampling["first_masked"][slot] = first
             self._slots.sampling["num_masks"][slot] = rows.num_sampled[row]
 
+    @property
+    def late_rows(self) -> list[int]:
+        """Rows of the step whose masks were not ready: what is drawn for them does not count."""
+        return sorted(self._late)
+
     def drawn(self, rows: StepRows, counts: np.ndarray) -> dict[int, str]:
         """The slots have the tokens that a step drew, counts[i] (int32 [n]) of row i. Rows that came to a limit, and which."""
         failed, own, drawn = {}, [], []
         for row, constraint, first in self._of(rows):
+            if row in self._late:
+                continue
             end = first + int(counts[row])
             if first <= constraint.failed_at < end:
                 failed[row] = constraint.error
@@ -413,17 +453,20 @@ class Constraints:
 
     def _submit(self, constraints: list[Constraint], work: Callable[[Matching, int], None], *, is_ahead: bool = False) -> None:
         """Do `work` on each, by its index, behind all that was submitted."""
-        if self._thread is None:
-            self._thread = _thread("constraints")
-        self._pending = self._thread.submit(self._do, constraints, work, is_ahead)
+        for place in sorted(range(len(constraints)), key=lambda place: constraints[place].last_ns):
+            constraint = constraints[place]
+            thread = self._threads.get(constraint.is_slow)
+            if thread is None:
+                thread = _thread("slow constraints" if constraint.is_slow else "constraints")
+                self._threads[constraint.is_slow] = thread
+            constraint.pending = thread.submit(self._do, constraint, place, work, is_ahead)
 
-    def _do(self, constraints: list[Constraint], work: Callable[[Matching, int], None], is_ahead: bool) -> None:
+    def _do(self, constraint: Constraint, index: int, work: Callable[[Matching, int], None], is_ahead: bool) -> None:
         matching = self._ready()
-        for index, constraint in enumerate(constraints):
-            constraint.prepare(matching)
-            begin_ns = time.thread_time_ns()
-            work(matching, index)
-            constraint.spent(time.thread_time_ns() - begin_ns, is_ahead=is_ahead)
+        constraint.prepare(matching)
+        begin_ns = time.thread_time_ns()
+        work(matching, index)
+        constraint.spent(time.thread_time_ns() - begin_ns, is_ahead=is_ahead)
 
     def _ready(self) -> Matching:
         with self._making:
@@ -431,9 +474,20 @@ class Constraints:
                 self._matching = self._make_matching()
             return self._matching
 
-    def _wait(self) -> None:
-        if self._pending is not None:
-            begin_ns = time.monotonic_ns()
-            self._pending.result()
-            self._pending = None
-            self._figures.wait_ns += time.monotonic_ns() - begin_ns
+    def _wait(self, constraints: list[Constraint]) -> None:
+        """Until all work on these is done."""
+        begin_ns = time.monotonic_ns()
+        for pending in {id(each.pending): each.pending for each in constraints if each.pending is not None}.values():
+            pending.result()
+        self._figures.wait_ns += time.monotonic_ns() - begin_ns
+
+    def _wait_in_time(self, own: list[tuple[int, Constraint, int]], num_drawn: int) -> None:
+        """As long as a step may; longer only where none of the `num_drawn` rows could be drawn."""
+        begin_ns = time.monotonic_ns()
+        constraints = [constraint for _, constraint, _ in own]
+        for is_slow, time_ns in ((False, FAST_NS), (True, STEP_NS)):
+            wait([each.pending for each in constraints if each.pending and each.is_slow == is_slow], time_ns / 1e9)
+        pending = [each.pending for each in constraints if each.pending and not each.is_ready]
+        if len(pending) == num_drawn:
+            wait(pending, ALONE_NS / 1e9, FIRST_COMPLETED)
+        self._figures.wait_ns += time.monotonic_ns() - begin_ns

@@ -309,6 +309,10 @@ class WorkerActor(Actor):
         self.context.row.beat(time.monotonic_ns())
         self._arena = self.context.arena()
         report_progress_to(self.context.row.heartbeat_word)
+        if config.ops != "native":
+            from ops.paddle import progress
+
+            progress.report_progress_to(self._beat)
         model = ModelRecord.of_run(self.context.run.model_path).config
         self._communicator = self._make_communicator()
         self._communicators = [self._communicator] if self._communicator else []

@@ -228,7 +228,7 @@ class _Scheduling:
             if self._left.num_tokens <= num_kept or sequence is self.output.preempted:
                 break
             if (
-                sequence.reader.is_slow
+                sequence.cannot_run
                 or not self._limits.is_decoding(sequence)
                 or not (sequence.is_started or self._can_start(sequence))
             ):
@@ -283,7 +283,7 @@ class _Scheduling:
     def _running_candidate(self, sequence: Sequence) -> _Candidate | None:
         """None where it computes no prompt, or cannot now."""
         num_due = sequence.num_tokens - sequence.num_computed
-        is_out = sequence is self.output.preempted or sequence.reader.is_slow
+        is_out = sequence is self.output.preempted or sequence.cannot_run
         if is_out or self._limits.is_decoding(sequence) or num_due <= 0:
             return None
         return _Candidate(sequence, self._prefill_of(sequence, sequence.num_computed))

@@ -80,7 +80,9 @@ class Results:
         for index, row in enumerate(step.rows):
             sequence, count = row.sequence, columns.counts[index]
             sequence.num_in_flight -= 1
-            if sequence.state is not SequenceState.FINISHED:
+            if sequence.state is not SequenceState.FINISHED and row.is_sampling and not count:
+                sequence.drew_nothing(row.start + row.num_tokens, row.num_drafts)
+            elif sequence.state is not SequenceState.FINISHED:
                 sequence.num_confirmed = row.start + row.num_tokens
                 if index in result.prompt_rows:
                     self._hand_on_prompt(sequence, result.prompt_rows[index], columns.weight_version)
@@ -101,6 +103,7 @@ class Results:
                     self._hand_on(sequence, columns, range(first, first + count), now_ns, pooled)
             first += columns.counts[index]
             if not sequence.num_in_flight:
+                sequence.draw_again(self._batch.limits.first_position)
                 self._batch.landed(sequence)
         return num_taken
 

@@ -95,6 +95,7 @@ class Sequence(msgspec.Struct, eq=False):
     num_indexed_blocks: int = 0
     generation: int = 0  # of the prefix index when the block table was begun
 
+    is_late: bool = False  # a step drew no token for it: it gets no row until no step in flight has one
     num_tokens_to_compute: int = 0  # while it waits: what is not cached of it
     awaits_grammar: bool = False  # the ranks have not compiled it yet
     held_since_ns: int = 0  # of a newcomer: when it came; 0: it is not held (any more)
@@ -136,6 +137,11 @@ class Sequence(msgspec.Struct, eq=False):
         return min(num_tokens, num_result_bytes // each) if each else num_tokens
 
     @property
+    def cannot_run(self) -> bool:
+        """Its reader is to catch up first, or steps in flight are to come back."""
+        return self.reader.is_slow or self.is_late
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
@@ -154,10 +160,24 @@ class Sequence(msgspec.Struct, eq=False):
         """Positions [0, num_reached) may be written by what is dispatched."""
         return min(self.num_computed + self.num_ahead, self.max_total_tokens)
 
+    def drew_nothing(self, end: int, num_drafts: int) -> None:
+        """A step that was to sample after position `end - 1` drew no token, since the mask of its form was late."""
+        self.num_unknown -= 1
+        self.num_ahead -= num_drafts
+        self.num_confirmed = max(self.num_confirmed, min(end, len(self.token_ids)) - 1)
+        self.is_late = True
+
+    def draw_again(self, first_position: Callable[[int], int]) -> None:
+        """No step in flight has it: go on from what is confirmed."""
+        if self.is_late:
+            self.is_late = False
+            self.num_computed = first_position(self.num_confirmed)
+
     def rollback_in_flight(self, first_position: Callable[[int], int]) -> None:
         """Back to what results have confirmed: the steps in flight are lost, and so is the worker's memory of the slot."""
         self.num_in_flight = 0
         self.num_unknown = self.num_ahead = 0
+        self.is_late = False
         self.num_computed = self.num_confirmed = 0 if self.is_pooled_whole else first_position(self.num_confirmed)
         self.is_started = False
 

@@ -53,6 +53,7 @@ from ops.modules import (
     TypedPositions,
 )
 from ops.paddle.metadata import derive, keep_drawn, quotient
+from ops.paddle.progress import got_on
 from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
 
@@ -502,6 +503,7 @@ def _attend_pages(
         pass_keys = (parts[0] if len(parts) == 1 else paddle.concat(parts, axis=-1)).reshape([*kv_shape, queries.shape[-1]])
         pass_values = paddle.gather(values, pass_rows).reshape([*kv_shape, values.shape[-1]])
         outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end]))
+        got_on()
     output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
     output = output.reshape([-1, heads * group * values.shape[-1]])
     return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])

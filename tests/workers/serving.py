@@ -88,6 +88,7 @@ class Sample:
     unit_hashes: tuple[bytes, ...] = ()
     mask_bounds: bytes = b""
     wants_drafts: bool = True
+    is_late: bool = False  # its last row got no token
     adapter_slot: int = -1
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
@@ -185,7 +186,7 @@ class Serving:
                 slots.drafts[sample.slot, : len(drafts)], slots.num_drafts[sample.slot] = drafts, len(drafts)
                 slots.is_drafted_by_layers[sample.slot] = False
         message.wants_drafts = bytes(sample.wants_drafts for sample, _ in rows)
-        is_decode = [bool(sample.outputs) and count == 1 for sample, count in rows]
+        is_decode = [bool(sample.outputs) and count == 1 and not sample.is_late for sample, count in rows]
         message.num_drafts = int32(
             slots.drafts.shape[1] * (each and wants) for each, wants in zip(is_decode, message.wants_drafts, strict=True)
         )
@@ -237,6 +238,10 @@ class Serving:
         counts = np.frombuffer(result.counts, np.int32).tolist()
         first = 0
         for row, (sample, count) in enumerate(rows):
+            sample.is_late = _samples(sample, count) and not counts[row]
+            if sample.is_late:  # its mask was: the row is sent again
+                assert self.runner.slots.is_late[sample.slot]
+                continue
             assert (counts[row] > 0) == _samples(sample, count)
             sample.num_computed += max(count, count - 1 + counts[row])
             for token in range(first, first + counts[row]):

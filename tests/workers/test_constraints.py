@@ -148,6 +148,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+PATIENCE_NS = 60_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mask is late because the machine is busy."""
+    for name in ("FAST_NS", "STEP_NS"):
+        monkeypatch.setattr(constraints, name, PATIENCE_NS)
+
+
 @pytest.fixture(scope="module")
 def runners(directory: Path) -> tuple[ModelRunner, ModelRunner]:
     """Without drafts and with them."""
@@ -213,6 +223,31 @@ def test_answers_have_their_form_and_the_others_are_what_they_are_alone(
 
     assert answers_of(drafting, samples_of()) == found
     assert answers_of(drafting, samples_of(), drafter=guess, chunk=7) == found
+
+
+def test_late_masks_skip_their_rows_and_change_no_token(
+    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answers_of(runners[0], samples_of())
+    monkeypatch.setattr(constraints, "SLOW_NS", -1)  # every constraint is slow, and no step waits for it
+    monkeypatch.setattr(constraints, "STEP_NS", 0)
+    monkeypatch.setattr(constraints, "FAST_NS", 0)
+    monkeypatch.setattr(constraints, "ALONE_NS", 0)
+    fill, num_late = Constraint._fill, 0
+    gate = threading.Event()
+    monkeypatch.setattr(Constraint, "_fill", lambda self, place: (gate.wait(10), fill(self, place)))
+    for runner in runners:
+        serving, samples = Serving(runner), samples_of()
+        gate.set()
+        for slot, sample in enumerate(samples):
+            serving.place(sample, slot)
+        while any(not sample.is_done for sample in samples):
+            serving.step([sample for sample in samples if not sample.is_done])
+            num_late += sum(sample.is_late for sample in samples)
+            assert not any(sample.is_late for sample in samples[::2]), "rows without a form are never late"
+            (gate.clear if serving.num_steps % 3 == 0 else gate.set)()
+        assert [sample.answer() for sample in samples] == found
+    assert num_late > 10
 
 
 def test_a_sequence_that_takes_a_slot_again_goes_on(runners: tuple[ModelRunner, ModelRunner]) -> None:
@@ -292,6 +327,7 @@ def answer_by_own_clock(
     communicator: Communicator, arena: tuple[Any, int], directory: str, late: int, drafts: SpeculativeConfig
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
     """On a rank of two, of which one finds that every form takes too long; which rows of the steps failed."""
+    constraints.FAST_NS = constraints.STEP_NS = PATIENCE_NS
     if communicator.rank == late:
         constraints.BURST_NS, constraints.TOKEN_NS = -1, 0
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
@@ -305,6 +341,50 @@ def answer_by_own_clock(
         result = serving.step([sample for sample in batch if not sample.is_done])
         failed.append(tuple(sorted(result.failed)))
     return [sample.answer() for sample in batch], failed
+
+
+def answer_late(
+    communicator: Communicator, arena: tuple[Any, int], directory: str, late: int
+) -> tuple[list[Any], list[tuple[int, ...]]]:
+    """On a rank of two; masks of rank `late` are slow now and then. Which rows got no token in which step."""
+    constraints.SLOW_NS, constraints.FAST_NS, constraints.STEP_NS, constraints.ALONE_NS = -1, 0, 0, 0
+    if communicator.rank == late:
+        fill = Constraint._fill
+        chance = random.Random(1)
+
+        def slow_fill(self: Constraint, place: int) -> None:
+            begin_ns = time.thread_time_ns()
+            while chance.random() < 0.9 and time.thread_time_ns() < begin_ns + 20_000_000:
+                pass
+            fill(self, place)
+
+        Constraint._fill = slow_fill  # type: ignore[method-assign]
+    memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
+    options: dict[str, Any] = {"num_kv_blocks": 64, "run_dir": directory}
+    runner = make_runner(GOLDEN / "llama", communicator=communicator, arena=memory, **options)
+    batch, skipped = samples_of()[:4], []
+    serving = Serving(runner)
+    for slot, sample in enumerate(batch):
+        serving.place(sample, slot)
+    while any(not sample.is_done for sample in batch):
+        serving.step([sample for sample in batch if not sample.is_done])
+        skipped.append(tuple(sample.is_late for sample in batch))
+    return [sample.answer() for sample in batch], skipped
+
+
+def test_ranks_agree_on_late_masks(directory: Path) -> None:
+    """The first rank says which rows get no token, and no token changes."""
+    found = []
+    for late in (0, 1):
+        with gang_of(2) as gang:
+            arena = MemoryFile.create("tokamak-test-arena", 32 << 20)
+            own = [(DupFd(arena.fd), 32 << 20) for _ in range(2)]
+            ranks = [gang.start(rank, answer_late, own[rank], str(directory), late) for rank in range(2)]
+            answers = [rank.answer() for rank in ranks]
+        assert answers[0] == answers[1]
+        found.append(answers[0])
+    assert found[0][0] == found[1][0]
+    assert any(map(any, found[0][1]))
 
 
 @pytest.mark.parametrize("drafts", [SpeculativeConfig(), DRAFTING], ids=["plain", "drafts"])

@@ -155,6 +155,10 @@ class StepSampling:
             found.put(of_host, drawn)
             chosen |= {int(of_host[row]): named for row, named in self._chosen(rest, wanted.slots[of_host], drawn)}
         stands, counts = wanted.standing(rows, found.token_ids, self._slots.token_ids)
+        if self._constraints.is_used and self._constraints.late_rows:
+            late = self._constraints.late_rows
+            stands, counts = stands & ~np.isin(wanted.rows, late), counts.copy()
+            counts[late] = 0
         if run.num_starts is not None:
             self._slots.finish(wanted.slots, run.num_starts, wanted.positions, found.token_ids)
         else:

@@ -35,16 +35,21 @@ class StepRows(msgspec.Struct, frozen=True):
     @staticmethod
     def of(step: Step, slots: Slots, choose: Choice | None = None) -> StepRows:
         """Rows with the drafts that `slots` have for them, as many as are granted and chosen (None: all that are), put behind
-        the slots' tokens. A sequence that has all its tokens or drew a stop token, which its scheduler did not know yet, gets
-        no row; nor does one whose last step was not run for want of features: the scheduler gives that up, and the steps
-        behind it."""
+        the slots' tokens. No row gets a sequence that has all its tokens or drew a stop token, which its scheduler did not know
+        yet; one that had no token in the last step (`is_late`); or one whose last step was not run for want of features: the
+        scheduler gives that up, and the steps behind it."""
         slot_ids = np.frombuffer(step.slots, np.int32)
         starts = np.frombuffer(step.start, np.int32)
         counts = np.frombuffer(step.num_tokens, np.int32)
         num_sampled = np.frombuffer(step.is_sampling, np.int8).astype(np.int32)
-        is_ended = slots.is_ended[slot_ids]
-        if is_ended.any():
-            counts, num_sampled = counts * ~is_ended, num_sampled * ~is_ended
+        is_out = slots.is_ended[slot_ids]
+        if slots.is_late[slot_ids].any():
+            is_following = np.frombuffer(step.is_following, np.bool_) if step.is_following else np.zeros(len(starts), np.bool_)
+            has_tokens = ~is_following & (starts + counts <= slots.num_tokens[slot_ids])
+            slots.is_late[slot_ids[has_tokens]] = False
+            is_out = is_out | slots.is_late[slot_ids]
+        if is_out.any():
+            counts, num_sampled = counts * ~is_out, num_sampled * ~is_out
         if not step.is_following and not step.num_drafts:
             return StepRows(slot_ids, starts, counts, num_sampled, np.zeros_like(counts))
         starts, counts, num_drafts = starts.copy(), counts.copy(), np.zeros_like(counts)

@@ -42,6 +42,8 @@ class Slots:
         self.num_tokens = self._register("num_tokens", np.zeros(self._capacity, np.int32), 0)
         self.max_total_tokens = self._register("max_total_tokens", np.zeros(self._capacity, np.int32), 0)
         self.is_ended = self._register("is_ended", np.zeros(self._capacity, np.bool_), False)  # by a stop token
+        # a step drew no token, since its mask was late: rows that go on behind that token are left out
+        self.is_late = self._register("is_late", np.zeros(self._capacity, np.bool_), False)
         self.drafts = self._register("drafts", np.zeros((self._capacity, max_drafts), np.int32), 0)
         self.draft_classes = self._register("draft_classes", np.zeros((self._capacity, max_drafts), np.int32), 0)
         self.draft_chances = self._register("draft_chances", np.zeros((self._capacity, max_drafts)), 0)  # with those before

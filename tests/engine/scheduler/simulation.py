@@ -141,6 +141,7 @@ class EchoRank:
         self.hangs_on_loads = False
         self.compiles = True
         self.grammars: list[int] = []  # that it has not compiled yet
+        self.late: set[int] = set()  # slots that had no token in their last row, since a mask was late
         self.encoder = EchoEncoder(simulation)
         self._missed = (0, 0)  # epoch and time: steps dispatched before go on from what was not run
         self._reader = BroadcastReader.attach(run_id, simulation.name, index, epoch)
@@ -196,11 +197,13 @@ class EchoRank:
             return StepResult(step.step_id, self.index, 0, b"", b"", b"", error="no weights")
         self.steps.append(step)
         for start in step.starts:
+            self.late.discard(start.slot)
             self.slots[start.slot] = Slot(ints(start.token_ids), ints(start.block_ids), start, ints(start.unit_rows))
         growth = zip(ints(step.block_slots), ints(step.block_indexes), ints(step.block_ids), strict=True)
         for slot, index, block_id in growth:
             table = self.slots[slot].block_ids
-            assert index == len(table) or (index < len(table) and self.drafts), "tables grow at their end"
+            can_shrink = self.drafts or self.simulation.late_share > 0
+            assert index == len(table) or (index < len(table) and can_shrink), "tables grow at their end"
             table[index:] = [block_id]  # behind what was for drafts and given back
         rows = list(zip(ints(step.slots), ints(step.start), ints(step.num_tokens), step.is_sampling, strict=True))
         assert [row[0] for row in rows] == sorted({row[0] for row in rows}), "rows are in slot order"
@@ -223,6 +226,12 @@ class EchoRank:
         num_drafts = ints(step.num_drafts) or [0] * len(rows)
         for index, (slot_index, start_position, num_tokens, is_sampling) in enumerate(rows):
             slot, least, num_before = self.slots[slot_index], start_position, len(token_ids)
+            if slot_index in self.late:
+                if following[index] or start_position + num_tokens > len(slot.token_ids):
+                    counts.append(0)
+                    num_drafts[index] = 0
+                    continue
+                self.late.discard(slot_index)
             if following[index]:
                 assert (is_sampling, num_tokens) == (1, 1), "only rows of one token begin where nobody knows yet"
                 start_position = len(slot.token_ids) - 1
@@ -238,6 +247,11 @@ class EchoRank:
             if is_sampling:
                 assert len(slot.token_ids) == start_position + num_tokens, "sampling appends"
                 chance = random.Random(step.step_id << 16 | slot_index)  # the same on all ranks
+                if chance.random() < self.simulation.late_share:
+                    self.late.add(slot_index)
+                    counts.append(0)
+                    num_drafts[index] = 0
+                    continue
                 num_drafts[index] = max(0, min(num_drafts[index], slot.start.max_total_tokens - len(slot.token_ids) - 1))
                 for token_id, value in self._verify(slot, num_drafts[index], chance):
                     if slot.start.sampling.num_logprobs > 0:
@@ -355,6 +369,7 @@ class Simulation:
             self.begin_epoch(name, 1)
         self.arena: dict[tuple[int, int, int], int] = {}  # rank, block, place in it -> KV
         self.caches_outlive_ranks = True
+        self.late_share = 0.0  # of rows that get no token, since a mask is late
         self.num_wanted_drafts = 0
         self.features = FeatureArena()
         self.media = [EchoMedia(self, index) for index in range(config.media_processes)]

@@ -573,6 +573,17 @@ def test_nothing_is_dispatched_without_a_rank(simulation: Simulation) -> None:
     simulation.check(stream)
 
 
+@pytest.mark.parametrize("options", [{}, {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}])
+def test_late_masks_change_no_token(directory: Path, options: dict[str, Any]) -> None:
+    """A row that got no token is sent again, alone."""
+    with simulate(directory, num_kv_blocks=60, **options) as simulation:
+        simulation.num_wanted_drafts, simulation.late_share = 5, 0.5
+        submit_all(simulation, count=12, max_tokens=20)
+        simulation.finish()
+        simulation.check()
+        simulation.check_idle()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_all_at_once(directory: Path, seed: int) -> None:
     """At random: whoever dies, and whatever is aborted, the others end byte for byte; every other time with drafts."""
@@ -583,6 +594,7 @@ def test_all_at_once(directory: Path, seed: int) -> None:
         options["speculative_config"] = SpeculativeConfig(method="mtp" if seed % 4 == 1 else "ngram", num_speculative_tokens=5)
     with simulate(directory, **options) as simulation:
         simulation.num_wanted_drafts = 5
+        simulation.late_share = 0.2 * (seed % 3)
         streams, aborted = submit_all(simulation, count=24, seed=3, max_tokens=30, priority=rng.randrange(3)), []
         while not all(stream.is_over or stream in aborted for stream in streams):
             for _ in range(rng.randrange(1, 20)):
