@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.scheduler.intake import Intake, StepKind
 from engine.scheduler.policy import SchedulerOutput, schedule
@@ -148,6 +150,47 @@ def test_who_fills_a_step_goes_in(limits: Any, num_blocks: int, lengths: list[in
     assert world.batch.num_waiting == len(lengths)
     world.now_ns += TIMEOUT_NS
     assert len(world.plan().admitted) == (num_admitted or len(lengths))
+
+
+def test_held_requests_leave_drafts_their_room() -> None:
+    """What is held takes no tokens and no blocks of a step from drafts of running sequences."""
+
+    def drafts_with(num_waiting: int) -> int:
+        world = started(GangWorld(replace(make_limits(max_tokens=16, max_running=8), max_drafts=16), 9))
+        world.land()
+        world.batch.running[0].num_wanted = 8
+        world.add(*(make_sample(f"s{order}", [7 + order] * 12, order=order) for order in range(num_waiting)))
+        plan = world.plan()
+        assert bool(plan.held_until_ns) == bool(num_waiting)
+        return plan.rows[0].num_drafts
+
+    assert drafts_with(1) == drafts_with(0) == 8
+
+
+def test_b5_the_wait_counts_from_the_clock(directory: Path) -> None:
+    """A newcomer that is alone goes in when its time is over, and not before."""
+    options = {"enable_expert_parallel": True, "ep_batched_token_timeout_ms": 150, "max_model_len": 8192, "num_kv_blocks": 2200}
+    with simulate(directory, **options) as simulation:
+        simulation.start(simulation.submit([1, 2, 3], max_tokens=8000))
+        begin_ns = time.monotonic_ns()
+        late = simulation.submit([4, 5, 6], max_tokens=2)
+        simulation.run_until(lambda: simulation.scheduler._held_until_ns, "it is held", timeout_s=10)
+        until_ns = simulation.scheduler._held_until_ns
+        assert begin_ns + 150_000_000 <= until_ns <= time.monotonic_ns() + 150_000_000
+        assert simulation.scheduler.deadline_ns() <= until_ns, "the loop wakes for it"
+        simulation.start(late)
+        assert time.monotonic_ns() >= until_ns
+
+
+def test_b7_preempted_requests_count_as_waiting_on_their_way_back() -> None:
+    world = World(make_limits(max_tokens=64), 64)
+    world.add(make_sample("a", [1, 2, 3]), make_sample("b", [4, 5], order=1))
+    world.dispatch()
+    world.batch.preempt(world.batch.running[-1])
+    assert world.batch.num_leaving == 1, "a step in flight has a row of it"
+    assert world.batch.num_waiting == 1
+    world.land()
+    assert (world.batch.num_leaving, world.batch.num_waiting) == (0, 1)
 
 
 def test_an_idle_gang_holds_nobody() -> None:

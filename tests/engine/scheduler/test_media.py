@@ -561,3 +561,14 @@ def test_others_stand_in_for_a_media_process_that_is_not_ready_and_for_no_other(
         assert {group: name for group, name in asked.items() if own[group] != "media1"} == {
             group: name for group, name in own.items() if name != "media1"
         }
+
+
+def test_a14_usage_counts_rows_that_hold_features(directory: Path) -> None:
+    with simulate(directory, **VISION | {"encoder_cache_size": 64}) as simulation:
+        assert simulation.metric("encoder_cache_usage_perc") == 0
+        show(simulation, picture("p", 8), [1])
+        finish(simulation)
+        assert simulation.metric("encoder_cache_usage_perc") == 8 / 64
+        show(simulation, picture("q", 12), [1])
+        finish(simulation)
+        assert simulation.metric("encoder_cache_usage_perc") == 20 / 64
