@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from engine.errors import OptionError, TokamakError
+from engine.options.argument_parser import ArgumentParser
 from tools.attachments import attachment
 from tools.target import Target, add_target_arguments, error_text, find_target
 
@@ -236,7 +237,7 @@ class Terminal:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tokamak chat", description="A conversation with a server that speaks OpenAI's API.")
+    parser = ArgumentParser(prog="tokamak chat", description="A conversation with a server that speaks OpenAI's API.")
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this and end; piped input is added to it")
     add_target_arguments(parser)
     parser.add_argument("--model", default="", help="default: the first of /v1/models")

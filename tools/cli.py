@@ -21,6 +21,7 @@ COMMANDS = {
     "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
     "models": ("tools.models", "list what was downloaded and packed, and remove some of it"),
     "bench": ("", "measure"),
+    "version": ("", "print the version"),
 }
 BENCHES = {
     "serve": ("tools.bench.serve", "load on an OpenAI-compatible server"),
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     _open_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = _take(arguments, COMMANDS, "tokamak")
+    if command == "version":
+        return _print_version()
     if command == "bench":
         command, rest = _take(rest, BENCHES, "tokamak bench")
         name = BENCHES[command][0]
@@ -87,13 +90,28 @@ def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: s
         print("\n".join(lines))
         raise SystemExit(0)
     if arguments == ["--version"] and program == "tokamak":
-        from engine.installation import package_version
-
-        print(f"tokamak {package_version()}")
-        raise SystemExit(0)
-    cause = f"unknown command {arguments[0]!r}" if arguments else "no command"
+        raise SystemExit(_print_version())
+    cause = _cause(arguments[0], commands, program) if arguments else "no command"
     print(f"{program}: error: {cause}", *lines, sep="\n", file=sys.stderr)
     raise SystemExit(2)
+
+
+def _cause(given: str, commands: dict[str, tuple[str, str]], program: str) -> str:
+    """What is wrong with the word in a command's place."""
+    if given.startswith("-"):
+        option = given.partition("=")[0][:100]
+        return f"{option} comes before a command; options follow it, as in `{program} {next(iter(commands))} {option}`"
+    from engine.options.nearest import nearest
+
+    close = nearest(given, commands)
+    return f"unknown command {given[:100]!r}" + (f"; did you mean {close}?" if close else "")
+
+
+def _print_version() -> int:
+    from engine.installation import package_version
+
+    print(f"tokamak {package_version()}")
+    return 0
 
 
 if __name__ == "__main__":

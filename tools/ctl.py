@@ -35,6 +35,7 @@ from engine.messages import (
 from engine.messages.control import WEIGHT_MODES
 from engine.observation.observer import Observer
 from engine.observation.snapshot import Actor, Row
+from engine.options.argument_parser import ArgumentParser
 from engine.process.control_client import DEFAULT_TIMEOUT_S, ControlClient
 from engine.process.gangs import FIGURES, gang_ranks
 from engine.process.run_directory import Run, choose_run
@@ -244,9 +245,7 @@ def stop(run: Run, options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tokamak ctl", description="Look at an engine and give it orders.", allow_abbrev=False
-    )
+    parser = ArgumentParser(prog="tokamak ctl", description="Look at an engine and give it orders.", allow_abbrev=False)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--run",

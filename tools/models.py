@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from engine.checkpoint.files import user_cache
+from engine.options.argument_parser import ArgumentParser
 from tools import units
 
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tokamak models", description=(__doc__ or "").partition("\n")[0])
+    parser = ArgumentParser(prog="tokamak models", description=(__doc__ or "").partition("\n")[0])
     cache = os.environ.get("TOKAMAK_WEIGHT_CACHE_DIR") or user_cache() / "weights"
     parser.add_argument("--weight-cache-dir", type=Path, default=Path(cache), metavar="DIR", help="default: %(default)s")
     commands = parser.add_subparsers(dest="command")

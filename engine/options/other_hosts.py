@@ -28,6 +28,8 @@ OTHER_HOSTS: dict[str, str] = {  # key -> what is the case here, and what to do
     "distributed_executor_backend": _RANKS,
 }
 
+FLAGS = frozenset(("headless", "data_parallel_hybrid_lb", "data_parallel_external_lb"))  # that take no value
+
 
 def refuse_other_hosts(key: str, value: str, source: str) -> None:
     """OptionError, but for values that ask for one host. `source`: where the option was given."""

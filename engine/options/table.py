@@ -20,6 +20,7 @@ import msgspec
 
 from engine.config import MAX_LOGPROBS, MAX_LORA_RANK, MAX_LORAS, EplbConfig, SpeculativeConfig
 from engine.errors import OptionError
+from engine.options.argument_parser import ArgumentParser
 from engine.options.eplb_config import parse_eplb_config
 from engine.options.kinds import (
     Kind,
@@ -48,10 +49,11 @@ from engine.options.kinds import (
 from engine.options.lora_modules import parse_lora_modules
 from engine.options.media_options import parse_limits, parse_object
 from engine.options.nearest import nearest
-from engine.options.other_hosts import OTHER_HOSTS, refuse_other_hosts
+from engine.options.other_hosts import FLAGS, OTHER_HOSTS, refuse_other_hosts
 from engine.options.pooler_config import parse_pooler_config
 from engine.options.speculative_config import parse_speculative_config
-from engine.options.vllm import VLLM_FLAGS, spelled, table, take_flag, translated
+from engine.options.vllm import spelled, table, take_flag, translated
+from engine.options.vllm_flags import VLLM_FLAGS
 from engine.parallel.routing import Policy
 from engine.parsers.choice import CALL_PARSERS, REASONING_PARSERS
 
@@ -536,9 +538,12 @@ def read_options(
     (0, 2)."""
     defaults = {option.key: option.default for option in OPTIONS.values()}
     found = OptionValues(defaults, set(), embedded_models=embedded_models or {})
-    command_line = vars(make_parser().parse_args(spelled(arguments)))
+    parser = make_parser()
+    command_line = vars(parser.parse_args(spelled(arguments)))
     config_path = command_line.pop("config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     model = command_line.pop("MODEL", None)
+    if model is not None and model.startswith("-"):  # argparse takes an option for a value where it has a space in it
+        parser.refuse(model)
     if model is not None and command_line.get("model", model) != model:
         raise OptionError(f"two models are given, {model} and --model {command_line['model']}; give one")
     if model is not None:
@@ -551,9 +556,9 @@ def read_options(
     return found
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ArgumentParser:
     """The command line, in groups. Values stay texts: they are checked like those of the other sources."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tokamak serve",
         usage="tokamak serve [MODEL] [options]",
         description="Start the engine and serve a model over HTTP.",
@@ -568,11 +573,13 @@ def make_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             _add_argument(group, option)
+    kind: dict[str, Any]
     for key in OTHER_HOSTS:
-        parser.add_argument(f"--{key.replace('_', '-')}", nargs="?", const="", help=argparse.SUPPRESS)
+        kind = {"action": argparse.BooleanOptionalAction} if key in FLAGS else {"nargs": "?", "const": ""}
+        parser.add_argument(f"--{key.replace('_', '-')}", help=argparse.SUPPRESS, **kind)
     for key, fate in VLLM_FLAGS.items():
         if key not in OPTIONS:
-            kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if fate.is_flag else {"nargs": "?", "const": ""}
+            kind = {"action": argparse.BooleanOptionalAction} if fate.is_flag else {"nargs": "?", "const": ""}
             parser.add_argument(f"--{key.replace('_', '-')}", help=argparse.SUPPRESS, **kind)
     parser.add_argument("--vllm-flags", action=_ShowFlags, help="show what becomes of each flag of `vllm serve`, and end")
     return parser
@@ -649,7 +656,8 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
 def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
     """Check one value, a text or what a YAML file holds, and keep it."""
     if key in OTHER_HOSTS:
-        refuse_other_hosts(key, _shortened(value), source)
+        if value is not False:
+            refuse_other_hosts(key, "" if value is True else _shortened(value), source)
         return
     if key not in OPTIONS:
         key = take_flag(key, value, source, found.notes)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from api.app import routes
 from engine.options.table import OPTIONS
-from engine.options.vllm import VLLM_FLAGS
+from engine.options.vllm_flags import VLLM_FLAGS
 from tests.paths import REPOSITORY
 from tools.cli import BENCHES, COMMANDS
 from tools.cli import main as tokamak

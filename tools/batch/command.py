@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.errors import OptionError, TokamakError
+from engine.options.argument_parser import ArgumentParser
 from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
 from tokamak.connection import Server
 from tokamak.launched import EngineDeadError, LaunchedEngine
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tokamak run-batch",
         usage="tokamak run-batch -i IN -o OUT [--url URL | options of tokamak serve]",
         description=f"Answer the requests in a file's lines, in OpenAI's batch format. Routes: {', '.join(ROUTES)}.",

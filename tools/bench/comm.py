@@ -7,7 +7,6 @@ faster the arena is. The bars: 10 at 4 and 64 KiB, 4 at 1 MiB, 2 at 16 MiB.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -26,6 +25,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from engine.options.argument_parser import ArgumentParser
 from shm.gang import GangHeader, buffers_at
 from shm.segment import MemoryFile
 from tools.units import size as size_text
@@ -42,7 +42,7 @@ Times = dict[tuple[str, int, str], list[float]]  # collective, bytes, route: mic
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tokamak bench comm", description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(prog="tokamak bench comm", description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=list(BARS), metavar="BYTES", help="of each rank")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")

@@ -21,6 +21,7 @@ import orjson
 from rich.console import Console
 
 from engine.errors import OptionError, TokamakError
+from engine.options.argument_parser import ArgumentParser
 from tokamak.launched import COMMAND
 from tools.bench.processes import Others, ServerProcess
 
@@ -184,7 +185,7 @@ def _set(text: str) -> list[Workload]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tokamak bench compare", description="Servers side by side, in interleaved rounds.")
+    parser = ArgumentParser(prog="tokamak bench compare", description="Servers side by side, in interleaved rounds.")
     parser.add_argument(
         "servers", nargs="+", type=server_argument, metavar="NAME=COMMAND", help="{port} is filled in; the first is ours"
     )

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.errors import OptionError, TokamakError
+from engine.options.argument_parser import ArgumentParser
 from tools.bench.connection import Client
 from tools.bench.pictures import Pictures, image_size
 from tools.bench.prompts import PromptMaker, prepare
@@ -215,7 +216,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tokamak bench serve", description="Load on any server that speaks OpenAI's API.")
+    parser = ArgumentParser(prog="tokamak bench serve", description="Load on any server that speaks OpenAI's API.")
     server = parser.add_argument_group("server")
     add_target_arguments(server)
     server.add_argument("--model", default="", help="default: the first of /v1/models")

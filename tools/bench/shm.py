@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from engine.options.argument_parser import ArgumentParser
 from shm._native import set_parent_death_signal
 from shm.mailbox import DEFAULT_SPIN_NS
 from tools.bench.report import percentile
@@ -98,9 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="tokamak bench shm", description="Latency and throughput of the shared-memory queues."
-    )
+    parser = ArgumentParser(prog="tokamak bench shm", description="Latency and throughput of the shared-memory queues.")
     parser.add_argument("--rounds", type=int, default=5, help="rounds through all routes and sizes (default 5)")
     parser.add_argument("--count", type=int, default=300, help="paced sends in a round (default 300)")
     parser.add_argument("--interval-us", type=int, default=1000, help="pause between paced sends (default 1000)")

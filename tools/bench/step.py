@@ -25,6 +25,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, SpeculativeConfig
 from engine.errors import OptionError, TokamakError
 from engine.messages import SamplingParams
+from engine.options.argument_parser import ArgumentParser
 from engine.options.resolve import resolve
 from engine.options.table import read_options
 from ops import _cpu
@@ -211,7 +212,7 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tokamak bench step",
         description="Where the time of a step goes, op by op. Takes the options of `tokamak serve` too: --model, --dtype, "
         "--quantization, --threads and so on.",

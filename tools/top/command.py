@@ -27,6 +27,7 @@ from engine.errors import TokamakError
 from engine.observation.figures import WINDOW_NS, Figures, History, report
 from engine.observation.observer import Observer
 from engine.observation.snapshot import Snapshot
+from engine.options.argument_parser import ArgumentParser
 from engine.process.run_directory import Manifest, Run, choose_run
 from tools.top.screen import RunTitle, render
 
@@ -110,7 +111,7 @@ def _interval(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tokamak top", description="What an engine that runs, hangs or died is doing.")
+    parser = ArgumentParser(prog="tokamak top", description="What an engine that runs, hangs or died is doing.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--run",

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import OptionError, TokamakError
+from engine.options.argument_parser import ArgumentParser
 from engine.process.run_directory import Run, choose_run
 from engine.process.topology import SUPERVISOR
 from shm.counters import Counters
@@ -66,7 +67,7 @@ def _check_output(path: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tokamak trace", description="Write what every actor does, as a file for https://ui.perfetto.dev."
     )
     parser.add_argument("--seconds", type=_seconds, default=10.0, help="how long to watch a running engine (default: 10)")

@@ -15,7 +15,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.keys import key_digest
-from engine.options.other_hosts import OTHER_HOSTS
+from engine.options.other_hosts import FLAGS, OTHER_HOSTS
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
 from engine.options.resolve_device import installed_paddle
 from engine.options.resolve_ranks import available_cores
@@ -422,8 +422,9 @@ def test_options_for_several_hosts_are_refused(model: Path, key: str, tmp_path: 
     name = key.replace("_", "-")
     path = tmp_path / "options.yaml"
     path.write_text(f"{name}: '7'\n")
+    value = () if key in FLAGS else ("7",)
     sources = {
-        f"--{name} 7": ((f"--{name}", "7"), {}),
+        " ".join((f"--{name}", *value)): ((f"--{name}", *value), {}),
         f"TOKAMAK_{key.upper()} 7": ((), {f"TOKAMAK_{key.upper()}": "7"}),
         f"{path}: {name} 7": (("--config", str(path)), {}),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from engine.errors import OptionError
 from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.resolve import resolve
 from engine.options.table import OPTIONS, read_options
-from engine.options.vllm import VLLM_FLAGS, table
+from engine.options.vllm import LONG, table
+from engine.options.vllm_flags import VLLM_FLAGS
 from tests.paths import GOLDEN
 
 MODEL = GOLDEN / "qwen3"
@@ -138,3 +140,52 @@ def test_the_table_has_every_flag_once() -> None:
     assert not VLLM_FLAGS.keys() & (OPTIONS.keys() | OTHER_HOSTS.keys())
     assert all(fate.text in OPTIONS for fate in VLLM_FLAGS.values() if fate.effect == "alias")
     assert all(key in OPTIONS for key in ("max_model_len", "uds", "max_logprobs"))
+
+
+FLAGS: dict[str, dict[str, bool]] = json.loads(Path(__file__).with_name("vllm_flags.json").read_text())
+
+
+@pytest.mark.parametrize("version", FLAGS)
+def test_every_flag_of_a_version_is_known(version: str) -> None:
+    parts = {name.replace("-", "_") for name in LONG}
+    known = OPTIONS.keys() | VLLM_FLAGS.keys() | OTHER_HOSTS.keys() | parts | {"config"}
+    assert FLAGS[version].keys() - known == set()
+    takes_none = {key for key, fate in VLLM_FLAGS.items() if fate.is_flag and fate.effect != "alias"}
+    assert [key for key in FLAGS[version] if key in takes_none and not FLAGS[version][key]] == []
+
+
+@pytest.mark.parametrize("version", FLAGS)
+def test_no_flag_of_a_version_is_unrecognized(version: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for key, takes_none in FLAGS[version].items():
+        for name in (key, f"no-{key}") if takes_none else (key,):
+            arguments = [f"--{name.replace('_', '-')}", *(() if takes_none else ("1",))]
+            with contextlib.suppress(OptionError, SystemExit):
+                read_options(["--model", "m", *arguments], {})
+            assert "no option" not in capsys.readouterr().err, arguments
+
+
+def test_parts_of_the_speculative_config_have_names() -> None:
+    options = read_options(["--spec-method", "ngram", "--spec-tokens=3"], {})
+    assert options.values["speculative_config"] == SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+
+
+def test_values_of_structured_outputs_are_no_model() -> None:
+    options = read_options(["serve-this", "--structured-outputs-config.backend", "guidance"], {})
+    assert options.values["model"] == "serve-this"
+    assert "llguidance" in options.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--max-modle-len 5", "there is no option --max-modle-len; did you mean --max-model-len?"),
+        ("--tensor_paralel_size=2", "there is no option --tensor-paralel-size; did you mean --tensor-parallel-size?"),
+        ("--frobnicate.x 3", "there is no option --frobnicate; tokamak serve --help shows all"),
+        ("a b", "unexpected argument 'b'"),
+    ],
+)
+def test_mistyped_option_gets_the_nearest_name(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_options(arguments.split(), {})
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
