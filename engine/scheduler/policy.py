@@ -32,7 +32,7 @@ import msgspec
 from engine.block_keys import hash_blocks
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.intake import Intake, StepKind
-from engine.scheduler.prefill_shares import Prefill, share
+from engine.scheduler.prefill_shares import MIN_TOKENS, Prefill, share
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
@@ -270,6 +270,7 @@ class _Scheduling:
                 self._trim(running)
         self._left.num_blocks, self._left.num_start_bytes = left.num_blocks, left.num_start_bytes
         rows, num_rows = self.output.rows, len(self.output.rows)
+        self._cap_long(candidates, self._cost.long_budget_ns(has_streams=has_streams))
         self._share(candidates, time_ns)
         is_full = is_full or self._left.num_tokens <= 0
         if intake is None or is_full or num_running or not self.output.admitted:
@@ -287,6 +288,20 @@ class _Scheduling:
         if is_out or self._limits.is_decoding(sequence) or num_due <= 0:
             return None
         return _Candidate(sequence, self._prefill_of(sequence, sequence.num_computed))
+
+    def _cap_long(self, candidates: list[_Candidate], time_ns: float) -> None:
+        """Let the long prompts have no more of the step than `time_ns` together."""
+        long = [each for each in candidates if self._is_long(each)]
+        for each in long:
+            prefill = each.prefill
+            count = self._cost.num_tokens_within(prefill.start, time_ns / len(long))
+            prefill.max_tokens = min(prefill.max_tokens, max(MIN_TOKENS, count))
+
+    def _is_long(self, candidate: _Candidate) -> bool:
+        """Long prompts stay long to their last tokens, which see the most keys."""
+        sequence = candidate.sequence
+        num_whole = 0 if candidate.admission else sequence.num_prompt_tokens - max(0, sequence.num_cached_tokens)
+        return self._limits.is_long(max(candidate.prefill.num_due, num_whole))
 
     def _prefill_of(self, sequence: Sequence, start: int) -> Prefill:
         num_due = sequence.num_tokens - start

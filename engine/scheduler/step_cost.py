@@ -20,8 +20,8 @@ import math
 import msgspec
 
 PROBE_STEPS = 32
-STREAM_RATIO = 1.0  # while streams run: time of a step's prompts, in times of a step without prompts
-LONE_RATIO = 8  # without streams: so little of a step is overhead
+STREAM_RATIO = 1.0  # while streams run: time of a step's long prompts, in times of a step without prompts
+LONE_RATIO = 8  # likewise without streams: so little of a step is overhead
 _KEYS = 4096.0  # the unit of keys in which both rates weigh alike
 _MAX_ERROR = 3.0  # a step that took much longer was disturbed: its error counts as so many times the estimate at most
 _STEP_SIZE = 0.5
@@ -100,15 +100,26 @@ class StepCost:
         return int(min(1 << 31, 2 * time_ns / (linear + math.sqrt(linear * linear + 4 * square * time_ns))))
 
     def prompt_budget_ns(self, *, has_streams: bool) -> float:
-        """How long the prompts of the next step may take; infinity: tokens alone bound it. `has_streams`: answers are under
+        """How long all prompts of the next step may take; infinity: tokens alone bound it. `has_streams`: answers are under
         way, and wait for the step."""
-        limit_ns, base_ns = self._max_step_ns, self.base_ns
-        if not limit_ns or not self.has_rates:
+        if not self._is_bounding or not has_streams:
             return math.inf
-        if not has_streams:
-            return max(limit_ns / 4, LONE_RATIO * base_ns) if base_ns else limit_ns
-        if self._num_since_probe >= PROBE_STEPS:
-            return 0.0
-        if not base_ns:
-            return limit_ns
-        return min(STREAM_RATIO * base_ns, max(limit_ns - base_ns, base_ns / 2))
+        return 0.0 if self._num_since_probe >= PROBE_STEPS else self._spare_ns
+
+    def long_budget_ns(self, *, has_streams: bool) -> float:
+        """How long the long prompts among them may take. Streams, and short prompts that arrive meanwhile, wait for a step, and
+        a long prompt makes many."""
+        if not self._is_bounding:
+            return math.inf
+        if has_streams:
+            return min(STREAM_RATIO * self.base_ns, self._spare_ns) if self.base_ns else self._spare_ns
+        return max(self._max_step_ns / 4, LONE_RATIO * self.base_ns) if self.base_ns else self._max_step_ns
+
+    @property
+    def _is_bounding(self) -> bool:
+        return bool(self._max_step_ns) and self.has_rates
+
+    @property
+    def _spare_ns(self) -> float:
+        """What a step without prompts leaves of the longest."""
+        return max(self._max_step_ns - self.base_ns, self.base_ns / 2)

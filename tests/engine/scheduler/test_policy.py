@@ -272,20 +272,22 @@ def test_max_num_partial_prefills() -> None:
 
 
 def test_steps_beside_a_stream_are_bounded_by_time() -> None:
-    world, stream = world_with_stream(num_tokens=4096)
+    world, stream = world_with_stream(num_tokens=400)
     world.cost = StepCost(100_000_000)
     decode, prompt = StepLoad(num_decodes=1), StepLoad()
     prompt.add_prompt(0, 100)
     world.cost.measured(decode, 1_000_000)
     world.cost.measured(prompt, 10_000_000)  # 0.1 ms a token
     world.cost.dispatched(decode)
-    long = make_sample("long", [*range(900)], order=1)
-    world.add(long)
+    long, short = make_sample("long", [*range(500)], 1, order=1), make_sample("short", [*range(300)], order=2)
+    world.add(long, short)
     plan = world.dispatch()
     assert row_of(plan, stream) is not None
-    row = row_of(plan, long)
-    assert row is not None
-    assert 8 <= row[1] <= 20
+    rows = [row_of(plan, long), row_of(plan, short)]
+    assert None not in rows
+    num_long, num_short = (row[1] for row in rows if row is not None)
+    assert 8 <= num_long <= 20  # about as long as the step takes without prompts
+    assert num_short == 300  # within the 100 ms
 
 
 def test_priority_then_arrival() -> None:

@@ -42,11 +42,18 @@ def test_tokens_within_a_time_take_that_time(start: int, time_ms: float) -> None
     assert cost.prompt_ns(start, count) <= time_ms * MS <= cost.prompt_ns(start, count + 1)
 
 
-def test_prompts_beside_streams_take_as_long_as_the_streams() -> None:
+def test_long_prompts_beside_streams_take_as_long_as_the_streams() -> None:
     cost = learned()
     cost.dispatched(StepLoad(2))
-    assert cost.prompt_budget_ns(has_streams=True) == pytest.approx(2 * MS, rel=0.1)
-    assert 2 * MS < cost.prompt_budget_ns(has_streams=False) <= 100 * MS
+    assert cost.long_budget_ns(has_streams=True) == pytest.approx(2 * MS, rel=0.1)
+    assert 2 * MS < cost.long_budget_ns(has_streams=False) <= 100 * MS
+
+
+def test_short_prompts_beside_streams_take_the_longest_step() -> None:
+    cost = learned()
+    cost.dispatched(StepLoad(2))
+    assert cost.prompt_budget_ns(has_streams=True) == pytest.approx(98 * MS, rel=0.1)
+    assert cost.prompt_budget_ns(has_streams=False) == math.inf
 
 
 def test_max_step_time_bounds_slow_models() -> None:
@@ -54,12 +61,13 @@ def test_max_step_time_bounds_slow_models() -> None:
     cost.measured(prompt(0, 100), 500 * MS)
     cost.measured(StepLoad(1), 80 * MS)
     cost.dispatched(StepLoad(1))
-    assert cost.prompt_budget_ns(has_streams=True) == pytest.approx(40 * MS)
+    assert cost.prompt_budget_ns(has_streams=True) == cost.long_budget_ns(has_streams=True) == pytest.approx(40 * MS)
     slow = StepCost(100 * MS)
     slow.measured(prompt(0, 100), 500 * MS)
     slow.measured(StepLoad(1), 20 * MS)
     slow.dispatched(StepLoad(1))
-    assert slow.prompt_budget_ns(has_streams=True) == pytest.approx(20 * MS)
+    assert slow.prompt_budget_ns(has_streams=True) == pytest.approx(80 * MS)
+    assert slow.long_budget_ns(has_streams=True) == pytest.approx(20 * MS)
 
 
 def test_some_steps_are_without_prompts() -> None:
