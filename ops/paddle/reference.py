@@ -53,7 +53,7 @@ from ops.modules import (
     TypedPositions,
 )
 from ops.paddle.metadata import derive, keep_drawn, quotient
-from ops.paddle.progress import got_on
+from ops.paddle.progress import got_on, reporting
 from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
 
@@ -750,25 +750,25 @@ TABLE = OpTable(
     clear_block=clear_block,
     drawing=Drawing(draw_largest, is_greedy=True),
     unseen={"experts": unseen_experts},
-    begin=begin,
+    begin=reporting(begin),
     embedding=embedding,
     take_features=take_features,
-    linear=linear,
+    linear=reporting(linear),
     adapt=adapt,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rotary_angles=rotary_angles,
-    rotate_and_store=rotate_and_store,
-    attention=attention,
+    rotate_and_store=reporting(rotate_and_store),
+    attention=reporting(attention),
     keep_rows=keep_rows,
-    activate_and_multiply=activate_and_multiply,
+    activate_and_multiply=reporting(activate_and_multiply),
     take_rows=take_rows,
     gather=lambda x: x,  # there is one rank
-    route=route,
-    experts=experts,
-    store_latent=store_latent,
-    latent_attention=latent_attention,
-    head_linear=head_linear,
+    route=reporting(route),
+    experts=reporting(experts),
+    store_latent=reporting(store_latent),
+    latent_attention=reporting(latent_attention),
+    head_linear=reporting(head_linear),
     layer_norm=layer_norm,
     add_layer_norm=add_layer_norm,
     activate=activate,
