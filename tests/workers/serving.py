@@ -27,6 +27,7 @@ from workers.runner import ModelRunner, Peers
 from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner
+from workers.step.slots import Slots
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe", "deepseek_v3")
 
@@ -325,3 +326,9 @@ def golden_samples(name: str) -> list[Sample]:
     """The golden prompts, greedy, with everything that the reference file has."""
     sampling = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0)
     return [Sample(case["prompt_token_ids"], sampling) for case in golden_cases(name)]
+
+
+def swap_slots(slots: Slots, first: int, second: int) -> None:
+    """Exchange two slots, in every array that is registered: what is kept of a sequence elsewhere does not come along."""
+    for _, array in slots.arrays():
+        array[[first, second]] = array[[second, first]]

@@ -23,7 +23,7 @@ from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
 from tests.workers.parallel.gangs import gang_of
-from tests.workers.serving import Sample, Serving, int32, make_runner
+from tests.workers.serving import Sample, Serving, int32, make_runner, swap_slots
 from workers import constraints
 from workers.constraints import Constraint
 from workers.parallel.communicator import Communicator
@@ -279,7 +279,7 @@ def test_slots_that_change_places_keep_their_masks(runners: tuple[ModelRunner, M
         serving.place(sample, slot)
     for _ in range(4):
         serving.step(again)
-    runner.slots.swap(1, 2)
+    swap_slots(runner.slots, 1, 2)
     again[1].slot, again[2].slot = 2, 1
     serving.run(again)
     assert [sample.answer() for sample in again] == found

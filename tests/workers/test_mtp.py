@@ -19,7 +19,7 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.deepseek import DeepseekForward
 from tests.workers.forward import Forward
 from tests.workers.mtp import Trunk, drafting, guesses, write_walk, write_with_layers
-from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
+from tests.workers.serving import GOLDEN, Sample, Serving, make_runner, swap_slots
 from tests.workers.test_drafts import samples
 from tests.workers.test_mixtures import COMMON, ERNIE
 from workers.drafts.mtp import likeliest
@@ -376,7 +376,7 @@ def test_guesses_do_not_depend_on_the_way(tmp_path: Path) -> None:
         shared = sample.block_ids[:2] if len(found) >= 3 else []
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
-    runner.slots.swap(4, 9)
+    swap_slots(runner.slots, 4, 9)
     np.testing.assert_array_equal(guessed(runner, 9, K), found[0])
 
 

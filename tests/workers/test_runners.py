@@ -21,7 +21,7 @@ from engine.messages import Grammar, SamplingParams, StepResult
 from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
-from tests.workers.serving import Sample, Serving, ServingAhead, make_runner
+from tests.workers.serving import Sample, Serving, ServingAhead, make_runner, swap_slots
 from tests.workers.test_mixtures import COMMON
 from workers.captures import Phase
 from workers.device_inputs import DeviceInputs
@@ -194,7 +194,7 @@ def guesses_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, *
     serving.place(again, 0, batch[1].block_ids[:1])
     while len(again.outputs) < 2:
         serving.step([again])
-    runner.slots.swap(0, 2)
+    swap_slots(runner.slots, 0, 2)
     for slot in (0, 2):
         runner.inputs.start(runner.slots, slot)
     again.slot = 2

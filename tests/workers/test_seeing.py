@@ -11,7 +11,7 @@ import pytest
 from engine.messages import MediaUnit, SamplingParams, Step
 from shm.encoder_arena import EncoderArena
 from tests.workers.seeing import ARCHITECTURES, hash_of, make_seeing_runner, seeing_samples, store
-from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32, make_runner
+from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32, make_runner, swap_slots
 from workers.runner import ModelRunner
 
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "op by op": {"plan": "eager"}, "native": {"threads": 2}}
@@ -224,7 +224,7 @@ def test_slots_that_change_places(architecture: str, native: Seeing) -> None:
         serving.place(sample, slot)
     for first, second in ((0, 1), (1, 2), (0, 9), (2, 0)):
         serving.step(samples)
-        runner.slots.swap(first, second)
+        swap_slots(runner.slots, first, second)
         for sample in samples:
             sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
     serving.run(samples)

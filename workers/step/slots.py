@@ -1,8 +1,8 @@
 """The batch slots of a rank: what is kept of each running sequence between steps. Everything in it can be rebuilt from a
 SlotStart.
 
-Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, and takes part in swap, reset
-and resize; so none can be forgotten by one of them.
+Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, so that no reset can
+forget one.
 """
 
 from __future__ import annotations
@@ -32,62 +32,61 @@ class Slots:
         pooled_size: int = 0,
         sees_all: bool = False,
     ) -> None:
-        self._capacity = len(block_tables) - 1
+        self.num_slots = len(block_tables) - 1
         self._sees_all = sees_all
         self._vocab_size = vocab_size
         self._registered: dict[str, tuple[np.ndarray, object]] = {}
-        self.num_slots = self._capacity
         # one place more: the token sampled after the last position, and one more that is sampled ahead of its end
-        self.token_ids = self._register("token_ids", np.zeros((self._capacity, max_model_len + 2), np.int32), 0)
-        self.num_tokens = self._register("num_tokens", np.zeros(self._capacity, np.int32), 0)
-        self.max_total_tokens = self._register("max_total_tokens", np.zeros(self._capacity, np.int32), 0)
-        self.is_ended = self._register("is_ended", np.zeros(self._capacity, np.bool_), False)  # by a stop token
+        self.token_ids = self._register("token_ids", np.zeros((self.num_slots, max_model_len + 2), np.int32), 0)
+        self.num_tokens = self._register("num_tokens", np.zeros(self.num_slots, np.int32), 0)
+        self.max_total_tokens = self._register("max_total_tokens", np.zeros(self.num_slots, np.int32), 0)
+        self.is_ended = self._register("is_ended", np.zeros(self.num_slots, np.bool_), False)  # by a stop token
         # a step drew no token, since its mask was late: rows that go on behind that token are left out
-        self.is_late = self._register("is_late", np.zeros(self._capacity, np.bool_), False)
-        self.drafts = self._register("drafts", np.zeros((self._capacity, max_drafts), np.int32), 0)
-        self.draft_classes = self._register("draft_classes", np.zeros((self._capacity, max_drafts), np.int32), 0)
-        self.draft_chances = self._register("draft_chances", np.zeros((self._capacity, max_drafts)), 0)  # with those before
-        self.num_drafts = self._register("num_drafts", np.zeros(self._capacity, np.int32), 0)
-        trusts = np.zeros((self._capacity, len(DRAFT_METHODS)))
+        self.is_late = self._register("is_late", np.zeros(self.num_slots, np.bool_), False)
+        self.drafts = self._register("drafts", np.zeros((self.num_slots, max_drafts), np.int32), 0)
+        self.draft_classes = self._register("draft_classes", np.zeros((self.num_slots, max_drafts), np.int32), 0)
+        self.draft_chances = self._register("draft_chances", np.zeros((self.num_slots, max_drafts)), 0)  # with those before
+        self.num_drafts = self._register("num_drafts", np.zeros(self.num_slots, np.int32), 0)
+        trusts = np.zeros((self.num_slots, len(DRAFT_METHODS)))
         self.draft_trusts = self._register("draft_trusts", trusts, 0)  # by method asked: chance that its guesses are of use
-        self.num_rested = self._register("num_rested", np.zeros(self._capacity, np.int32), 0)  # tokens since the last drafts
-        self.draft_pauses = self._register("draft_pauses", np.zeros(self._capacity, np.int32), 0)  # tokens until the next
-        self.draft_states = self._register("draft_states", np.full(self._capacity, -1, np.int32), -1)  # which of a drafter's
+        self.num_rested = self._register("num_rested", np.zeros(self.num_slots, np.int32), 0)  # tokens since the last drafts
+        self.draft_pauses = self._register("draft_pauses", np.zeros(self.num_slots, np.int32), 0)  # tokens until the next
+        self.draft_states = self._register("draft_states", np.full(self.num_slots, -1, np.int32), -1)  # which of a drafter's
         # of layers that draft (`workers/drafts/mtp.py`): the trunk's hidden state of a position, -1: none; and the entries
         # [first_entries, entry_ends) that they have in the cache, -1: nobody has looked yet
-        self.hidden = self._register("hidden", np.zeros((self._capacity, hidden_size), np.float32), 0)
-        self.hidden_positions = self._register("hidden_positions", np.full(self._capacity, -1, np.int32), -1)
+        self.hidden = self._register("hidden", np.zeros((self.num_slots, hidden_size), np.float32), 0)
+        self.hidden_positions = self._register("hidden_positions", np.full(self.num_slots, -1, np.int32), -1)
         # where it is on a device, in the group of `draft_states`
-        self.hidden_places = self._register("hidden_places", np.zeros(self._capacity, np.int32), 0)
-        self.first_entries = self._register("first_entries", np.zeros(self._capacity, np.int32), 0)
-        self.entry_ends = self._register("entry_ends", np.full(self._capacity, -1, np.int32), -1)
-        self.is_drafted_by_layers = self._register("is_drafted_by_layers", np.zeros(self._capacity, np.bool_), False)
-        classes = np.full((self._capacity, max_drafts), -1, np.int32)
+        self.hidden_places = self._register("hidden_places", np.zeros(self.num_slots, np.int32), 0)
+        self.first_entries = self._register("first_entries", np.zeros(self.num_slots, np.int32), 0)
+        self.entry_ends = self._register("entry_ends", np.full(self.num_slots, -1, np.int32), -1)
+        self.is_drafted_by_layers = self._register("is_drafted_by_layers", np.zeros(self.num_slots, np.bool_), False)
+        classes = np.full((self.num_slots, max_drafts), -1, np.int32)
         self.guess_classes = self._register("guess_classes", classes, -1)  # of those that are being verified, by their layers
-        self.num_prompt_tokens = self._register("num_prompt_tokens", np.zeros(self._capacity, np.int32), 0)
-        self.block_tables = self._register("block_tables", block_tables[: self._capacity], 0)
-        self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self._capacity, np.bool_), False)
-        self.sampling = self._register("sampling", np.zeros(self._capacity, SAMPLING), np.zeros((), SAMPLING)[()])
-        self.is_plain = self._register("is_plain", np.zeros(self._capacity, np.bool_), False)  # as `sampling_state.is_plain`
-        self.num_starts = self._register("num_starts", np.zeros(self._capacity, np.int64), 0)  # sequences that had the slot
-        self.token_lists = self._register("token_lists", np.full(self._capacity, None, object), None)  # `sampling` points there
-        self.logprob_token_ids = self._register("logprob_token_ids", np.full(self._capacity, None, object), None)  # int32
-        self.names_tokens = self._register("names_tokens", np.zeros(self._capacity, np.bool_), False)  # whether there are any
-        self.constraints = self._register("constraints", np.full(self._capacity, None, object), None)  # with the masks there
-        self.media = self._register("media", np.full(self._capacity, None, object), None)  # PromptMedia
-        self.media_ends = self._register("media_ends", np.zeros(self._capacity, np.int32), 0)  # from here on it is text
-        self.text_shifts = self._register("text_shifts", np.zeros(self._capacity, np.int32), 0)  # added there to positions
-        self.mask_bounds = self._register("mask_bounds", np.full(self._capacity, None, object), None)  # int32 [prompt, 2]
+        self.num_prompt_tokens = self._register("num_prompt_tokens", np.zeros(self.num_slots, np.int32), 0)
+        self.block_tables = self._register("block_tables", block_tables[: self.num_slots], 0)
+        self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self.num_slots, np.bool_), False)
+        self.sampling = self._register("sampling", np.zeros(self.num_slots, SAMPLING), np.zeros((), SAMPLING)[()])
+        self.is_plain = self._register("is_plain", np.zeros(self.num_slots, np.bool_), False)  # as `sampling_state.is_plain`
+        self.num_starts = self._register("num_starts", np.zeros(self.num_slots, np.int64), 0)  # sequences that had the slot
+        self.token_lists = self._register("token_lists", np.full(self.num_slots, None, object), None)  # `sampling` points there
+        self.logprob_token_ids = self._register("logprob_token_ids", np.full(self.num_slots, None, object), None)  # int32
+        self.names_tokens = self._register("names_tokens", np.zeros(self.num_slots, np.bool_), False)  # whether there are any
+        self.constraints = self._register("constraints", np.full(self.num_slots, None, object), None)  # with the masks there
+        self.media = self._register("media", np.full(self.num_slots, None, object), None)  # PromptMedia
+        self.media_ends = self._register("media_ends", np.zeros(self.num_slots, np.int32), 0)  # from here on it is text
+        self.text_shifts = self._register("text_shifts", np.zeros(self.num_slots, np.int32), 0)  # added there to positions
+        self.mask_bounds = self._register("mask_bounds", np.full(self.num_slots, None, object), None)  # int32 [prompt, 2]
         # of engines that pool: what is asked for, and of all tokens so far what `workers/pooling` made of them
-        self.pooling = self._register("pooling", np.full(self._capacity, None, object), None)  # Pooling
-        self.pooled = self._register("pooled", np.zeros((self._capacity, pooled_size)), 0)
-        self.second_starts = self._register("second_starts", np.zeros(self._capacity, np.int32), 0)  # the prompt's end: none
-        self.num_pooled = self._register("num_pooled", np.zeros(self._capacity, np.int32), 0)
-        self.adapter_slots = self._register("adapter_slots", np.full(self._capacity, -1, np.int32), -1)  # -1: no adapter
-        self.bounds_ends = self._register("bounds_ends", np.zeros(self._capacity, np.int32), 0)  # the prompt, where it has some
+        self.pooling = self._register("pooling", np.full(self.num_slots, None, object), None)  # Pooling
+        self.pooled = self._register("pooled", np.zeros((self.num_slots, pooled_size)), 0)
+        self.second_starts = self._register("second_starts", np.zeros(self.num_slots, np.int32), 0)  # the prompt's end: none
+        self.num_pooled = self._register("num_pooled", np.zeros(self.num_slots, np.int32), 0)
+        self.adapter_slots = self._register("adapter_slots", np.full(self.num_slots, -1, np.int32), -1)  # -1: no adapter
+        self.bounds_ends = self._register("bounds_ends", np.zeros(self.num_slots, np.int32), 0)  # the prompt, where it has some
 
     def _register(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
-        assert len(array) == self._capacity, name
+        assert len(array) == self.num_slots, name
         assert name not in self._registered, name
         self._registered[name] = (array, empty)
         return array
@@ -96,22 +95,10 @@ class Slots:
         """Every registered array, by name."""
         return ((name, array) for name, (array, _) in self._registered.items())
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange two slots."""
-        for array, _ in self._registered.values():
-            array[[first, second]] = array[[second, first]]
-
     def reset(self, slot: int) -> None:
         """Make a slot empty."""
         for array, empty in self._registered.values():
             array[slot] = empty
-
-    def resize(self, num_slots: int) -> None:
-        """Use the first `num_slots` slots. Those beyond become empty; no array moves."""
-        assert 0 <= num_slots <= self._capacity, f"{num_slots} slots of {self._capacity}"
-        for array, empty in self._registered.values():
-            array[num_slots:] = empty
-        self.num_slots = num_slots
 
     def start(self, message: SlotStart) -> None:
         """Put a sequence into its slot, in place of what was there."""
@@ -128,7 +115,7 @@ class Slots:
         self.num_tokens[slot] = len(token_ids)
         self.num_prompt_tokens[slot] = message.num_prompt_tokens
         self.max_total_tokens[slot] = message.max_total_tokens
-        self.draft_states[slot] = np.flatnonzero(~np.isin(np.arange(self._capacity), self.draft_states))[0]
+        self.draft_states[slot] = np.flatnonzero(~np.isin(np.arange(self.num_slots), self.draft_states))[0]
         self.block_tables[slot, : len(block_ids)] = block_ids
         self.wants_prompt_logprobs[slot] = message.wants_prompt_logprobs
         self.pooling[slot] = message.sampling.pooling

@@ -10,6 +10,7 @@ import pytest
 
 from engine.messages import SamplingParams, SlotStart
 from ops._cpu import StepTimes
+from tests.workers.serving import swap_slots
 from workers.drafts.drafter import Drafts
 from workers.drafts.lengths import LONGEST_PAUSE, Lengths
 from workers.step.slots import Slots
@@ -282,7 +283,7 @@ def test_alike_wherever_a_slot_lies() -> None:
         rig.step(1, [K, 0])
     rig.propose(1)
     before = rig.slots.draft_chances.copy()
-    rig.slots.swap(0, 1)
+    swap_slots(rig.slots, 0, 1)
     rig.propose(1)
     np.testing.assert_array_equal(rig.slots.draft_chances, before[::-1])
 

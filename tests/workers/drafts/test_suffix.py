@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.config import SUFFIX_SHARED_BYTES, SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart
+from tests.workers.serving import swap_slots
 from workers.drafts.suffix import SuffixDrafter
 from workers.step.slots import Slots
 
@@ -203,5 +204,5 @@ def test_swapped_slots_keep_what_they_know() -> None:
     rig = Rig()
     rig.put(0, [1, 2, 3, 4, 1, 2], [])
     rig.put(1, [5, 6, 7, 5], [])
-    rig.slots.swap(0, 1)
+    swap_slots(rig.slots, 0, 1)
     assert (rig.guesses(1), rig.guesses(0)) == ([3, 4], [6])
