@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,8 @@ CONFIG = EplbConfig(step_interval=1, min_gain=0)
 class Pair:
     """Two ranks without processes. Nothing runs: what would be counted is written down."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: EplbConfig = CONFIG) -> None:
+        self.eplb_config = config
         model = ModelConfig.read(MODEL)
         assert model.experts is not None
         self._model, self._config = model, engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **SETTINGS)
@@ -68,7 +70,7 @@ class Pair:
             Balancer(
                 self.experts[rank],
                 self.boards[rank],
-                CONFIG,
+                self.eplb_config,
                 self._topology,
                 lambda: self._runner.mixtures,
                 lambda moved, imbalance: None,
@@ -121,16 +123,24 @@ class Pair:
         return self.boards[1].in_force.number
 
 
+@contextlib.contextmanager
+def running_pair(directory: Path, config: EplbConfig = CONFIG) -> Iterator[Pair]:
+    pair = Pair(directory, config)
+    try:
+        pair.set_members(True)
+        assert pair.join() == [True, True]
+        yield pair
+    finally:
+        pair.close()
+        pair.ring.close()
+        pair.writer.unlink()
+        pair.table.segment.unlink()
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    pair = Pair(tmp_path)
-    pair.set_members(True)
-    assert pair.join() == [True, True]
-    yield pair
-    pair.close()
-    pair.ring.close()
-    pair.writer.unlink()
-    pair.table.segment.unlink()
+    with running_pair(tmp_path) as pair:
+        yield pair
 
 
 def test_all_move_before_the_same_step(pair: Pair) -> None:
@@ -218,6 +228,72 @@ def test_idle_ranks_look_at_two_words_alone(pair: Pair) -> None:
     pair.boards[0].propose(epoch, 1, pair.experts[0].placement)
     follower.advance(pair.now_s)
     wait_until(lambda: (follower.advance(pair.now_s), pair.boards[0].is_ready(1, epoch, 1))[1], what="the other is ready")
+
+
+def looks(pair: Pair) -> list[float]:
+    """When the leader looked at the counts, of what it still looks back at."""
+    return [look.at_s for look in pair.balancers[0]._looks]
+
+
+def test_b10_counts_are_looked_at_once_an_interval(tmp_path: Path) -> None:
+    config = EplbConfig(step_interval=1000, min_gain=0, check_interval_s=1.0, statistics_interval_s=100.0)
+    with running_pair(tmp_path, config) as pair:
+        for number in range(1, 45):  # eight turns an interval, with a step and rows before each
+            pair.begin_step(number)
+            pair.count(3)
+            pair.balancers[0].advance(number / 8)
+        found = looks(pair)
+        assert found == [0.125, 1.125, 2.125, 3.125, 4.125, 5.125]
+
+
+def test_b10_idle_ranks_look_no_more(tmp_path: Path) -> None:
+    with running_pair(tmp_path) as pair:
+        pair.begin_step(1)
+        pair.count(0)
+        pair.advance()
+        seen = looks(pair)
+        for _ in range(1000):
+            pair.advance()
+            assert all(balancer.is_settled for balancer in pair.balancers)
+        assert looks(pair) == seen == [1.0]
+        pair.begin_step(2)
+        assert not any(balancer.is_settled for balancer in pair.balancers)
+        pair.advance()
+        assert looks(pair) == [1.0, pair.now_s]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (EplbConfig(step_interval=10_000, statistics_interval_s=5.0), [15.0, 16.0, 17.0, 18.0, 19.0, 20.0]),
+        (EplbConfig(step_interval=10_000, window_size=3, statistics_interval_s=100.0), [17.0, 18.0, 19.0, 20.0]),
+    ],
+    ids=["seconds", "steps"],
+)
+def test_b10_the_window_forgets_what_is_older(tmp_path: Path, config: EplbConfig, expected: list[float]) -> None:
+    with running_pair(tmp_path, config) as pair:
+        for number in range(1, 21):
+            pair.begin_step(number)
+            pair.count(3 if number > 10 else 2)
+            pair.advance()
+        assert looks(pair) == expected
+        counts = np.array(pair.balancers[0]._counts())
+        assert counts[:, 3].tolist() == [100 * (len(expected) - 1)] * len(counts)
+        assert not counts[:, 2].any()
+
+
+def test_b10_experts_move_no_sooner_than_the_step_interval(tmp_path: Path) -> None:
+    with running_pair(tmp_path, EplbConfig(step_interval=40, min_gain=0)) as pair:
+        first = pair.experts[0].placement[0][0][:2]
+        for number in range(1, 40):
+            pair.begin_step(number)
+            pair.count(*first)  # of one rank: there is something to gain
+            pair.advance()
+            assert pair.balancers[0]._found is None
+            assert pair.boards[1].proposed(pair.header.epoch) is None
+        pair.begin_step(40)
+        pair.count(*first)
+        wait_until(lambda: (pair.advance(), pair.boards[1].in_force.version == 1)[1], what="a placement is in force")
 
 
 def test_a_rank_sleeps_on_until_something_has_come(pair: Pair) -> None:
