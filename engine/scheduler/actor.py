@@ -67,6 +67,7 @@ from engine.scheduler.weight_state import WeightState
 from engine.scheduler.weight_updates import WeightUpdates
 from shm.broadcast import BroadcastWriter
 
+SLOT_PATIENCE_NS = 250_000_000  # that a source without a running sequence waits before another gives a slot up
 STEP_BYTES = 256  # of a Step besides its starts, and what each row adds
 STEP_BYTES_PER_ROW = 64
 ROW_BYTES = 12  # of a unit whose rows the ranks hear of; a step reads as many as it has tokens at most
@@ -248,6 +249,7 @@ class SchedulerActor(Actor):
             self._intake(begin_ns),
             self._cost,
             self._passed_over,
+            begin_ns - SLOT_PATIENCE_NS,
         )
         self._passed_over = output.passed_over
         self._held_until_ns = output.held_until_ns

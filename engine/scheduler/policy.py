@@ -10,6 +10,7 @@ budget of tokens and blocks.
 - Prompts share the tokens that are left (`prefill_shares.py`), and as much time as they may take (`step_cost.py`): short ones
   get in beside a long one, which always makes progress. A source has a few long prompts under way at a time; its others wait
   in their place, and hold up no other sequence.
+- Where all slots are taken and a source that has none has waited for some time, the source with most gives one up.
 - Waiting sequences are admitted by turns between sources (`turns.py`), while tokens, slots and blocks last; the first that
   lacks a slot or blocks ends the admission, so that nothing small overtakes it for ever. An admitted sequence gets the blocks
   of all its tokens at once, and each running sequence is left one block to grow into: what was let in is not thrown out by
@@ -125,14 +126,18 @@ def schedule(
     intake: Intake | None = None,
     cost: StepCost | None = None,
     passed_over: Sequence | None = None,
+    starving_before_ns: int = 0,
 ) -> SchedulerOutput:
     """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
     sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable` says whether the
     step finds the features of the unit with a hash. `kinds`: the first of them for which there is something to do; `intake`:
-    None where nobody is held; `cost`: None where time does not matter; `passed_over`: by the last step."""
+    None where nobody is held; `cost`: None where time does not matter; `passed_over`: by the last step;
+    `starving_before_ns`: who arrived before and has nothing running may have a slot of another source."""
     held_until_ns = 0
+    victim = slot_victim(running, waiting, limits.max_running - num_leaving, starving_before_ns) if not num_leaving else None
     for kind in kinds:
         scheduling = _Scheduling(pool, limits, is_readable, kind, cost or StepCost(0), passed_over)
+        scheduling.output.preempted = victim
         has_blocks = scheduling.decode(running, can_preempt=not num_leaving)
         if kind.takes(is_prefill=True):
             num_slots = limits.max_running - len(running) - num_leaving if has_blocks else 0
@@ -144,6 +149,31 @@ def schedule(
         if output.rows or output.preempted is not None or output.trimmed:
             break
     return output
+
+
+def slot_victim(
+    running: SequenceQueue, waiting: Iterable[Sequence], num_slots: int, starving_before_ns: int
+) -> Sequence | None:
+    """The sequence that gives up its slot: where all `num_slots` are taken and the source whose turn is next has none of them,
+    the youngest of the source that has most, if it has two or more. The oldest running sequence always stays."""
+    if len(running) < max(2, num_slots):
+        return None
+    first = next(iter(waiting), None)
+    if first is None or first.awaits_grammar or first.request.arrival_ns >= starving_before_ns:
+        return None
+    counts: dict[str, int] = {}
+    for sequence in running:
+        counts[source_of(sequence)] = counts.get(source_of(sequence), 0) + 1
+    most = max(counts.values())
+    if most < 2 or source_of(first) in counts:
+        return None
+    return next((running[place] for place in range(len(running) - 1, 0, -1) if counts[source_of(running[place])] == most), None)
+
+
+def source_of(sequence: Sequence) -> str:
+    """The user: an API key or an address."""
+    request = sequence.request
+    return request.source or request.key or request.request_id
 
 
 def next_row(sequence: Sequence, num_computed: int, budget: int) -> Row | None:
@@ -225,10 +255,11 @@ class _Scheduling:
             first, end = self._passed_over.media.longest_whole
             num_kept = end - first
         for sequence in running:
-            if self._left.num_tokens <= num_kept or sequence is self.output.preempted:
+            if self._left.num_tokens <= num_kept:
                 break
             if (
-                sequence.cannot_run
+                sequence is self.output.preempted
+                or sequence.cannot_run
                 or not self._limits.is_decoding(sequence)
                 or not (sequence.is_started or self._can_start(sequence))
             ):
@@ -238,7 +269,7 @@ class _Scheduling:
                 continue
             num_new_blocks = num_blocks_for(row.end, self._limits.block_size) - len(sequence.block_ids)
             if num_new_blocks > self._left.num_blocks:
-                if has_blocks and can_preempt and not self._trim(running):
+                if has_blocks and can_preempt and self.output.preempted is None and not self._trim(running):
                     self.output.preempted = running[-1]
                 has_blocks = False
                 self._left.num_blocks = 0
@@ -306,8 +337,7 @@ class _Scheduling:
     def _prefill_of(self, sequence: Sequence, start: int) -> Prefill:
         num_due = sequence.num_tokens - start
         most = self._limits.long_prefill_tokens if self._limits.is_long(num_due) else 0
-        request = sequence.request
-        return Prefill(request.source or request.key or request.request_id, start, num_due, most or num_due)
+        return Prefill(source_of(sequence), start, num_due, most or num_due)
 
     def _look(
         self,

@@ -35,6 +35,7 @@ class World:
         self.num_preemptions = 0
         self.passed_over: Sequence | None = None
         self.cost = StepCost(0)
+        self.starving_before_ns = 0
 
     def add(self, *sequences: Sequence) -> None:
         for sequence in sequences:
@@ -51,6 +52,7 @@ class World:
             batch.num_leaving,
             cost=self.cost,
             passed_over=self.passed_over,
+            starving_before_ns=self.starving_before_ns,
         )
 
     def dispatch(self) -> SchedulerOutput:
@@ -288,6 +290,41 @@ def test_steps_beside_a_stream_are_bounded_by_time() -> None:
     num_long, num_short = (row[1] for row in rows if row is not None)
     assert 8 <= num_long <= 20  # about as long as the step takes without prompts
     assert num_short == 300  # within the 100 ms
+
+
+def of_source(source: str, name: str, order: int) -> Sequence:
+    sequence = make_sample(name, [order + 1, 2, 3], max_tokens=100, arrival_ns=order, order=order)
+    sequence.request.source = source
+    return sequence
+
+
+def test_starving_source_gets_a_slot_of_the_largest() -> None:
+    world = World(make_limits(max_tokens=64, max_running=4), 256)
+    flood = [of_source("flood", f"flood{number}", number) for number in range(6)]
+    other = of_source("other", "other0", 6)
+    world.add(*flood[:3], other, *flood[3:])
+    for _ in range(4):
+        world.dispatch()
+        world.land()
+    assert [each.request.source for each in world.batch.running].count("flood") == 3
+    late = of_source("late", "late", 7)
+    world.add(late)
+    for _ in range(4):
+        world.dispatch()
+        world.land()
+    assert world.num_preemptions == 0  # it has not waited long
+    world.starving_before_ns = 8
+    for _ in range(6):
+        world.dispatch()
+        world.land()
+    assert late in world.batch.running
+    assert world.num_preemptions == 1
+    assert flood[0] in world.batch.running
+    assert other in world.batch.running
+    for _ in range(20):  # nothing is thrown out for sources that have a slot
+        world.dispatch()
+        world.land()
+    assert world.num_preemptions == 1
 
 
 def test_priority_then_arrival() -> None:
