@@ -41,7 +41,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_REQUEST_ID = 128  # characters
 _PASSAGE_KEY = "tokamak.passage"
 _METHODS = ("GET", "POST", "DELETE")
-_EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent")
+_EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
 
 
 def on_first_use(module: str, name: str) -> Callable[[Request], Awaitable[Response]]:
@@ -69,6 +69,7 @@ def routes() -> list[BaseRoute]:
         Route("/v1/messages/count_tokens", on_first_use("api.anthropic.messages", "count_tokens"), methods=["POST"]),
         Route("/v1/responses", on_first_use("api.responses.routes", "create_response"), methods=["POST"]),
         Route("/v1/responses/input_tokens", on_first_use("api.responses.routes", "count_input_tokens"), methods=["POST"]),
+        Route("/v1/responses/compact", on_first_use("api.responses.routes", "compact_conversation"), methods=["POST"]),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "get_response")),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "delete_response"), methods=["DELETE"]),
         Route("/v1/embeddings", on_first_use("api.pooling.embeddings", "create_embeddings"), methods=["POST"]),

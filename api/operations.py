@@ -177,6 +177,7 @@ OPERATIONS = (
         get_args(openai_responses.ResponseEvent),
     ),
     _work("/v1/responses/input_tokens", "The tokens of items", openai_responses.InputTokens, ((InputTokensRequest,),)),
+    _work("/v1/responses/compact", "A conversation as a summary", openai_responses.CompactedResponse, ((InputTokensRequest,),)),
     _model("/v1/responses/{id}", "An earlier response", openai_responses.OpenAIResponse, ("id",)),
     Operation(
         "delete",

@@ -34,7 +34,7 @@ from engine.errors import RequestError, TokamakError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SPOKEN_VERSION = "0.12.11"  # of Ollama, whose API this is: clients ask for a least one
+SPOKEN_VERSION = "0.13.5"  # of Ollama, whose API this is: clients ask for a least one
 LATEST = ":latest"
 _NEVER = "2318-01-01T00:00:00Z"  # as Ollama says of models that stay
 _LEVELS = {"bfloat16": "BF16", "float32": "F32"}

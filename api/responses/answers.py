@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from api.schemas.responses import TokenLogprob
 
@@ -46,6 +47,7 @@ class OutputFunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
 class OutputCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
@@ -54,9 +56,46 @@ class OutputCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="cust
     call_id: str
     name: str
     input: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | Reasoning | OutputFunctionCall | OutputCustomCall
+class OutputToolSearchCall(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    execution: Literal["client"] = "client"
+    arguments: msgspec.Raw  # a JSON object, as the model wrote it
+
+
+class ShellExec(msgspec.Struct, kw_only=True):
+    type: Literal["exec"] = "exec"
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    working_directory: str | None = None
+
+
+class OutputLocalShellCall(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: ShellExec
+
+
+class OutputCompaction(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
+    id: str
+    encrypted_content: str
+
+
+OutputItem = (
+    OutputMessage
+    | Reasoning
+    | OutputFunctionCall
+    | OutputCustomCall
+    | OutputToolSearchCall
+    | OutputLocalShellCall
+    | OutputCompaction
+)
 
 
 class CachedTokens(msgspec.Struct):
@@ -117,6 +156,14 @@ class OpenAIResponse(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+
+
+class CompactedResponse(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[msgspec.Raw]  # the user's messages, and the summary
+    usage: ResponseUsage | None
 
 
 class DeletedResponse(msgspec.Struct):

@@ -1,74 +1,104 @@
 """A body of the Responses API as a chat request. Pure.
 
-Reasoning, what was said and the calls that follow are one message of the assistant. A custom tool is a function of one text.
-What changes an answer and cannot be done is refused by name.
+Reasoning, what was said and the calls that follow are one message of the assistant. Calls that another server ran become calls
+with their results. What changes an answer and cannot be done is refused by name.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from typing import Any
 
-from api.responses.items import INPUT, unseal
+import msgspec
+
+from api.custom_tools import INPUT
+from api.responses import hosted
 from api.responses.requests import (
-    ChosenCustomTool,
-    ChosenFunctionTool,
+    AdditionalToolsItem,
+    AgentMessageItem,
+    CompactionItem,
+    CompactionTriggerItem,
     CustomCallItem,
-    CustomTool,
+    EncryptedText,
     FunctionCallItem,
-    GrammarFormat,
     InputImage,
     InputItem,
     InputText,
     InputTokensRequest,
+    ItemReference,
     JsonObjectFormat,
     JsonSchemaFormat,
+    LocalShellCallItem,
+    LocalShellOutputItem,
     MessageItem,
     Output,
     PastRefusal,
     PastText,
     ReasoningItem,
-    ResponseFunction,
     ResponsesRequest,
     TextFormat,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
+from api.responses.seal import unseal
+from api.responses.tool_set import LOCAL_SHELL, TOOL_SEARCH, ToolSet
+from api.responses.tools import CustomTool, NamespaceTool, ResponseFunction, Tool
 from api.schemas.requests import invalid
 from api.translation import Translation
 
-LARK = "x-lark"  # of a parameter: the grammar of its text (`engine/parsers/text_grammar.py`)
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
+_COMPACT = (
+    "Write a summary of this conversation from which another assistant, who cannot see it, can go on: what the user wants, "
+    "what was decided and done, what files and facts matter, and what is to be done next. Answer with the summary alone, and "
+    "call no tool."
+)
+_SUMMARY = "Summary of the conversation so far:"
 _PASSED = ("model", "stream", "temperature", "top_p")
 _LARGEST_EFFORT = {"max": "xhigh"}
 
 Part = dict[str, Any]
 
 
-def translate(body: InputTokensRequest, items: list[InputItem], num_past: int) -> Translation:
+class ResponseTranslation(Translation, kw_only=True):
+    tools: ToolSet
+    compacts: bool  # the answer is to be a summary
+    dropped: list[str]  # what is not in the prompt: types of tools, and of items
+
+
+def translate(body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool = False) -> ResponseTranslation:
     """`items`: of the conversation, the first `num_past` of them those of an earlier response. RequestError names the field as
     its client knows it."""
     if isinstance(body, ResponsesRequest) and body.background:
         raise invalid("background", "this server answers while its client waits; leave it out, or stream")
-    turns = _Turns()
+    loaded = [tool for item in items if isinstance(item, (ToolSearchOutputItem, AdditionalToolsItem)) for tool in item.tools]
+    tools = ToolSet(body.tools or (), loaded)
+    turns = _Turns(tools)
     if body.instructions:
         turns.add("system", [_text(body.instructions)], "instructions")
     for index, item in enumerate(items):
         turns.take(item, f"input[{index - num_past}]" if index >= num_past else "previous_response_id")
+    if compacts or turns.compacts:
+        turns.add("user", [_text(_COMPACT)], "input")
     fields: dict[str, Any] = {"messages": turns.messages}
-    if body.tools:
-        fields["tools"] = [_tool(tool) for tool in body.tools]
-    if body.tool_choice is not None:
-        fields["tool_choice"] = _choice(body.tool_choice)
+    if functions := tools.functions:
+        fields["tools"] = functions
+    if compacts or turns.compacts:
+        fields["parse_tool_calls"] = False
+    elif body.tool_choice is not None:
+        fields["tool_choice"] = tools.choice(body.tool_choice)
     if body.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = body.parallel_tool_calls
     if body.reasoning is not None and body.reasoning.effort:
         fields["reasoning_effort"] = _LARGEST_EFFORT.get(body.reasoning.effort, body.reasoning.effort)
-    if body.text is not None and body.text.format is not None:
+    if body.text is not None and body.text.format is not None and not (compacts or turns.compacts):
         fields["response_format"] = _format(body.text.format)
+    if body.text is not None and body.text.verbosity in ("low", "high"):
+        fields["chat_template_kwargs"] = {"verbosity": body.text.verbosity}
     if isinstance(body, ResponsesRequest):
         fields |= {name: value for name in _PASSED if (value := getattr(body, name)) is not None}
         if body.max_output_tokens is not None:
@@ -77,7 +107,14 @@ def translate(body: InputTokensRequest, items: list[InputItem], num_past: int) -
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.model is not None:
         fields["model"] = body.model
-    return Translation(fields, turns.places, _NAMES)
+    return ResponseTranslation(
+        fields,
+        turns.places,
+        _NAMES,
+        tools=tools,
+        compacts=compacts or turns.compacts,
+        dropped=list(dict.fromkeys([*tools.dropped, *turns.dropped])),
+    )
 
 
 def has_logprobs(body: ResponsesRequest) -> bool:
@@ -87,23 +124,78 @@ def has_logprobs(body: ResponsesRequest) -> bool:
 class _Turns:
     """The messages of the chat, and where each comes from."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: ToolSet) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
+        self.compacts = False  # the client asks for a summary
+        self.dropped: list[str] = []
+        self._tools = tools
 
     def take(self, item: InputItem, place: str) -> None:
         if isinstance(item, MessageItem):
             self._take_message(item, place)
         elif isinstance(item, ReasoningItem):
-            reasoning = _reasoning(item, place)
+            reasoning = _reasoning(item)
             if reasoning:
                 self._assistant(place, is_new=True)["reasoning_content"] = reasoning
-        elif isinstance(item, (FunctionCallItem, CustomCallItem)):
-            arguments = {INPUT: item.input} if isinstance(item, CustomCallItem) else item.arguments
-            call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
-            self._assistant(place).setdefault("tool_calls", []).append(call)
+        elif isinstance(item, FunctionCallItem):
+            self._call(item.call_id, self._tools.name_of(item.name, item.namespace), item.arguments, place)
+        elif isinstance(item, CustomCallItem):
+            self._call(item.call_id, self._tools.name_of(item.name, item.namespace), {INPUT: item.input}, place)
+        elif isinstance(item, CompactionItem):
+            self._take_summary(item, place)
+        elif isinstance(item, CompactionTriggerItem):
+            self.compacts = True
+        elif isinstance(item, AgentMessageItem):
+            said = f"Message from {item.author}:\n" if item.author else "Message:\n"
+            self.add("user", [_text(said), *_parts(item.content)], place)
+        elif isinstance(item, ItemReference):
+            self.dropped.append("item_reference")
+        elif not isinstance(item, AdditionalToolsItem):
+            self._take_tool_item(item, place)
+
+    def _take_tool_item(self, item: Any, place: str) -> None:
+        if isinstance(item, LocalShellCallItem):
+            self._call(item.call_id or item.id or LOCAL_SHELL, LOCAL_SHELL, msgspec.to_builtins(item.action), place)
+        elif isinstance(item, LocalShellOutputItem):
+            self.add("tool", [_text(item.output)], place, tool_call_id=item.call_id or item.id or LOCAL_SHELL)
+        elif isinstance(item, ToolSearchCallItem):
+            self._call(item.call_id or TOOL_SEARCH, TOOL_SEARCH, _arguments(item.arguments), place)
+        elif isinstance(item, ToolSearchOutputItem):
+            names = ", ".join(self._names_in(item.tools)) or "none"
+            self.add("tool", [_text(f"Tools found: {names}")], place, tool_call_id=item.call_id or TOOL_SEARCH)
+        elif isinstance(item, hosted.HostedItem):
+            self._take_hosted(item, place)
         else:
-            self.add("tool", _parts(item.output), place, tool_call_id=item.call_id)
+            self.add("tool", _parts(item.output) or [_text("")], place, tool_call_id=item.call_id)
+
+    def _take_hosted(self, item: hosted.HostedItem, place: str) -> None:
+        if hosted.is_left_out(item):
+            self.dropped.append(hosted.type_of(item))
+            return
+        call_id = item.call_id or item.id or hosted.type_of(item)
+        if not hosted.is_output(item):
+            self._call(call_id, *hosted.call_of(item), place)
+            if item.call_id is not None and hosted.has_output_item(item):
+                return
+        self.add("tool", [_text(hosted.result_of(item))], place, tool_call_id=call_id)
+
+    def _take_summary(self, item: CompactionItem, place: str) -> None:
+        try:
+            self.add("user", [_text(f"{_SUMMARY}\n{unseal(item.encrypted_content or '')}")], place)
+        except ValueError:
+            self.dropped.append("compaction")
+
+    def _call(self, call_id: str, name: str, arguments: Any, place: str) -> None:
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._assistant(place).setdefault("tool_calls", []).append(call)
+
+    def _names_in(self, tools: list[Tool], namespace: str | None = None) -> Iterator[str]:
+        for tool in tools:
+            if isinstance(tool, NamespaceTool):
+                yield from self._names_in([*tool.tools], tool.name)
+            elif isinstance(tool, (ResponseFunction, CustomTool)):
+                yield self._tools.name_of(tool.name, namespace)
 
     def add(self, role: str, parts: list[Part], place: str, **fields: Any) -> None:
         if role == "system" and self.messages and self.messages[-1]["role"] == "system":
@@ -140,10 +232,15 @@ def _parted(content: str | list[Part]) -> list[Part]:
     return [_text(content)] if isinstance(content, str) else content
 
 
-def _parts(content: Output | list[InputText | InputImage | PastText | PastRefusal]) -> list[Part]:
+def _arguments(arguments: Any) -> Any:
+    """Of a call: an object, or its JSON text."""
+    return arguments if isinstance(arguments, (str, dict)) else {}
+
+
+def _parts(content: Output | list[InputText | InputImage | PastText | PastRefusal | EncryptedText]) -> list[Part]:
     if isinstance(content, str):
         return [_text(content)]
-    return [_part(part) for part in content]
+    return [_part(part) for part in content if not isinstance(part, EncryptedText)]
 
 
 def _part(part: InputText | InputImage | PastText | PastRefusal) -> Part:
@@ -152,54 +249,14 @@ def _part(part: InputText | InputImage | PastText | PastRefusal) -> Part:
     return _text(part.refusal if isinstance(part, PastRefusal) else part.text)
 
 
-def _reasoning(item: ReasoningItem, place: str) -> str:
-    if item.content or not item.encrypted_content:
-        return "\n".join(part.text for part in item.content or item.summary or ())
+def _reasoning(item: ReasoningItem) -> str:
+    """Its text; of another server's, the summary."""
+    if item.content:
+        return "\n".join(part.text for part in item.content)
     try:
-        return unseal(item.encrypted_content)
+        return unseal(item.encrypted_content or "")
     except ValueError:
-        raise invalid(f"{place}.encrypted_content", "it is no thinking of this server's; leave the item out") from None
-
-
-def _tool(tool: ResponseFunction | CustomTool) -> dict[str, Any]:
-    if isinstance(tool, CustomTool):
-        return {"type": "function", "function": _custom_function(tool)}
-    given = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
-
-
-def _custom_function(tool: CustomTool) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
-    if isinstance(tool.format, GrammarFormat):
-        is_regex = tool.format.syntax == "regex"
-        schema[LARK] = _regex_grammar(tool.format.definition) if is_regex else tool.format.definition
-        function["strict"] = True
-    parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
-    return function | {"parameters": parameters}
-
-
-def _regex_grammar(regex: str) -> str:
-    regex = re.sub(r"(?<!\\)\$$", "", regex.removeprefix("^"))  # it takes the whole text in any case
-    body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", regex).replace("\n", "\\n").replace("\r", "\\r")
-    return f"start: /{body}/"
-
-
-def _choice(choice: Any) -> Any:
-    if isinstance(choice, str):
-        return choice
-    if isinstance(choice, (ChosenFunctionTool, ChosenCustomTool)):
-        return _chosen(choice)
-    return {
-        "type": "allowed_tools",
-        "allowed_tools": {"mode": choice.mode, "tools": [_chosen(tool) for tool in choice.tools]},
-    }
-
-
-def _chosen(tool: ChosenFunctionTool | ChosenCustomTool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name}}
+        return "\n".join(part.text for part in item.summary or ())
 
 
 def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> dict[str, Any]:

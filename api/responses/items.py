@@ -5,13 +5,14 @@ Used by `response.py` in the api process.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
+from api.custom_tools import input_of
 from api.responses.answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -20,13 +21,16 @@ from api.responses.answers import (
     ItemAdded,
     ItemDone,
     ItemStatus,
+    OutputCompaction,
     OutputCustomCall,
     OutputFunctionCall,
     OutputItem,
+    OutputLocalShellCall,
     OutputMessage,
     OutputText,
     OutputTextDelta,
     OutputTextDone,
+    OutputToolSearchCall,
     PartAdded,
     PartDone,
     Reasoning,
@@ -34,24 +38,36 @@ from api.responses.answers import (
     ReasoningTextDelta,
     ReasoningTextDone,
     ResponseEvent,
+    ShellExec,
 )
+from api.responses.seal import seal
+from api.responses.tool_set import CalledTool, ToolSet
 from api.schemas.responses import TokenLogprob
 from engine.messages import Part
 
-INPUT = "input"  # the one argument of a custom tool
-_PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}
+_PREFIXES = {
+    "content": "msg",
+    "reasoning": "rs",
+    "function": "fc",
+    "custom": "ctc",
+    "tool_search": "tsc",
+    "local_shell": "lsh",
+    "compaction": "cmp",
+}
 
 
 class Items:
     """Of one response. An item is open until another begins, or the response ends."""
 
-    def __init__(self, response_id: str, custom_names: Collection[str], seals_reasoning: bool) -> None:
-        """`custom_names`: of custom tools; `seals_reasoning`: whether its items carry what brings them back."""
+    def __init__(self, response_id: str, tools: ToolSet, seals_reasoning: bool, compacts: bool = False) -> None:
+        """`seals_reasoning`: whether its items carry what brings them back; `compacts`: the content is a summary."""
         self.items: list[OutputItem] = []  # those that are closed
         self._response_id = response_id
-        self._custom_names = custom_names
+        self._tools = tools
+        self._compacts = compacts
         self._seals_reasoning = seals_reasoning
         self._open: Part | None = None  # its first part
+        self._tool = CalledTool("function", "")  # that it calls, if it is a call
         self._id = ""
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -64,6 +80,8 @@ class Items:
         self._new_logprobs += logprobs
         for part in parts:
             logprobs = self._logprobs_of(part)
+            if self._compacts and part.kind != "content":
+                continue
             if not self._belongs(part):
                 events += self.close()
                 events += self._begin(part)
@@ -71,12 +89,14 @@ class Items:
                 continue
             self._texts.append(part.text)
             place: dict[str, Any] = {"output_index": len(self.items), "item_id": self._id}
+            if self._compacts:
+                continue
             if part.kind == "content":
                 self._logprobs += logprobs
                 events.append(OutputTextDelta(**place, delta=part.text, logprobs=logprobs))
             elif part.kind == "reasoning":
                 events.append(ReasoningTextDelta(**place, delta=part.text))
-            elif not self._is_custom:  # the input of a custom tool is known when its JSON is
+            elif self._tool.kind == "function":  # the input of a custom tool is known when its JSON is
                 events.append(ArgumentsDelta(**place, delta=part.text))
         return events
 
@@ -109,7 +129,7 @@ class Items:
             events.append(PartDone(**place, part=item.content[0]))
         elif isinstance(item, OutputFunctionCall):
             events.append(ArgumentsDone(**place, name=item.name, arguments=text))
-        else:
+        elif isinstance(item, OutputCustomCall):
             events += [CustomInputDelta(**place, delta=text), CustomInputDone(**place, input=text)]
         events.append(ItemDone(output_index=len(self.items), item=item))
         self.items.append(item)
@@ -118,7 +138,7 @@ class Items:
 
     @property
     def _is_custom(self) -> bool:
-        return self._open is not None and self._open.kind == "call" and self._open.text in self._custom_names
+        return self._open is not None and self._open.kind == "call" and self._tool.kind == "custom"
 
     def _belongs(self, part: Part) -> bool:
         """To the item that is open."""
@@ -128,7 +148,10 @@ class Items:
 
     def _begin(self, part: Part) -> list[ResponseEvent]:
         self._open = part
-        prefix = "ctc" if self._is_custom else _PREFIXES[part.kind]
+        if part.kind == "call":
+            self._tool = self._tools.called(part.text)
+        kind = "compaction" if self._compacts else self._tool.kind if part.kind == "call" else part.kind
+        prefix = _PREFIXES[kind]
         self._id = f"{prefix}_{digest(f'{self._response_id}.{len(self.items)}')}"
         item = self._item(part, "in_progress", "")
         place: dict[str, Any] = {"output_index": len(self.items), "item_id": self._id}
@@ -139,32 +162,44 @@ class Items:
         return [ItemAdded(output_index=len(self.items), item=item), PartAdded(**place, part=content)]
 
     def _item(self, part: Part, status: ItemStatus, text: str) -> OutputItem:
+        if self._compacts:
+            return OutputCompaction(id=self._id, encrypted_content=seal(text) if status != "in_progress" else "")
         if part.kind == "content":
             return OutputMessage(id=self._id, status=status, content=[OutputText(text=text, logprobs=self._logprobs.copy())])
         if part.kind == "reasoning":
             sealed = seal(text) if self._seals_reasoning and status != "in_progress" else None
             return Reasoning(id=self._id, status=status, content=[ReasoningText(text=text)], encrypted_content=sealed)
-        fields: dict[str, Any] = {"id": self._id, "status": status, "call_id": part.call_id, "name": part.text}
+        fields: dict[str, Any] = {"id": self._id, "status": status, "call_id": part.call_id}
+        if self._tool.kind == "tool_search":
+            return OutputToolSearchCall(**fields, arguments=_object(text))
+        if self._tool.kind == "local_shell":
+            return OutputLocalShellCall(**fields, action=_action(text))
+        fields |= {"name": self._tool.name, "namespace": self._tool.namespace or UNSET}
         return OutputCustomCall(**fields, input=text) if self._is_custom else OutputFunctionCall(**fields, arguments=text)
+
+
+def ids_of(response_id: str, index: int) -> set[str]:
+    """The ids that an item of a response may have, by its kind."""
+    made = digest(f"{response_id}.{index}")
+    return {f"{prefix}_{made}" for prefix in _PREFIXES.values()}
 
 
 def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def input_of(arguments: str) -> str:
-    """What a model gave to a custom tool; where it kept no to its form, what it wrote."""
+def _object(text: str) -> msgspec.Raw:
+    """A call's arguments; an empty object where a model wrote none."""
     try:
-        return msgspec.json.decode(arguments, type=dict[str, str])[INPUT]
-    except (msgspec.MsgspecError, KeyError):
-        return arguments
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return msgspec.Raw(b"{}")
+    return msgspec.Raw(text.encode())
 
 
-def seal(reasoning: str) -> str:
-    """Thinking in the form in which clients that keep it send it back; it is theirs, and no secret."""
-    return base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
-
-
-def unseal(sealed: str) -> str:
-    """ValueError: another server's."""
-    return base64.b64decode(sealed, validate=True).decode()
+def _action(text: str) -> ShellExec:
+    """What a model wants to run; all that it wrote, where that is not the JSON that was asked for."""
+    try:
+        return msgspec.json.decode(text, type=ShellExec)
+    except msgspec.MsgspecError:
+        return ShellExec(command=[text] if text else [])

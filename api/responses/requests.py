@@ -1,5 +1,6 @@
-"""Bodies of the Responses API, with every range. What only OpenAI's servers can do is refused by name. Unknown fields are
-ignored, and so are `metadata` and `user`, which come back, `service_tier`, `max_tool_calls` and `prompt_cache_key`.
+"""Bodies of the Responses API, with every range. Tools and items that only OpenAI's servers make are taken and left out of the
+prompt, or become text (`conversation.py`). Unknown fields are ignored, and so are `metadata` and `user`, which come back,
+`service_tier`, `max_tool_calls` and `prompt_cache_key`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from api.schemas.requests import FunctionName, NumTopLogprobs
+from api.responses.hosted import HostedItem
+from api.responses.tools import ChosenTool, ChosenTools, JsonObject, Tool
+from api.schemas.requests import NumTopLogprobs
 
-JsonObject = dict[str, Any]
 Nothing = Annotated[list[Any], Meta(max_length=0, description="Not supported.")]
 
 
@@ -32,9 +34,13 @@ class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_imag
     detail: str | None = None
 
 
+class EncryptedText(msgspec.Struct, kw_only=True, tag_field="type", tag="encrypted_content"):
+    encrypted_content: Annotated[str, Meta(description="Of another server's: left out.")]
+
+
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | InputImage | PastText | PastRefusal]
+    content: str | list[InputText | InputImage | PastText | PastRefusal | EncryptedText]
 
 
 class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
@@ -55,9 +61,10 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
     call_id: str
     name: str
     arguments: Annotated[str, Meta(description="JSON text of an object.")]
+    namespace: str | None = None
 
 
-Output = str | list[InputText | InputImage]
+Output = str | list[InputText | InputImage | EncryptedText]
 
 
 class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
@@ -69,6 +76,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom
     call_id: str
     name: str
     input: str
+    namespace: str | None = None
 
 
 class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
@@ -76,42 +84,84 @@ class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="cust
     output: Output
 
 
-InputItem = MessageItem | ReasoningItem | FunctionCallItem | FunctionOutputItem | CustomCallItem | CustomOutputItem
+class ShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    command: list[str] = []
+    working_directory: str | None = None
+    timeout_ms: int | None = None
 
 
-class ResponseFunction(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
-    name: FunctionName
-    description: str | None = None
-    parameters: Annotated[JsonObject | None, Meta(description="JSON Schema of an object.")] = None
-    strict: Annotated[bool | None, Meta(description="Calls follow `parameters` to the letter.")] = None
+class LocalShellCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call"):
+    action: ShellAction
+    call_id: str | None = None
+    id: str | None = None
 
 
-class FreeText(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+class LocalShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call_output"):
+    output: str
+    call_id: str | None = None
+    id: str | None = None
+
+
+class ToolSearchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_call"):
+    arguments: Any = None
+    call_id: str | None = None
+
+
+class ToolSearchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_output"):
+    tools: list[Tool] = []
+    call_id: str | None = None
+
+
+class AdditionalToolsItem(msgspec.Struct, kw_only=True, tag_field="type", tag="additional_tools"):
+    tools: list[Tool] = []
+
+
+class CompactionItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
+    encrypted_content: Annotated[str, Meta(description="A summary; of another server's: left out.")] | None = None
+
+
+class CompactionSummaryItem(CompactionItem, kw_only=True, tag_field="type", tag="compaction_summary"):
+    """The older name."""
+
+
+class ContextCompactionItem(CompactionItem, kw_only=True, tag_field="type", tag="context_compaction"):
     pass
 
 
-class GrammarFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="grammar"):
-    syntax: Literal["lark", "regex"]
-    definition: Annotated[str, Meta(min_length=1)]
+class CompactionTriggerItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction_trigger"):
+    """The answer is a `compaction` item, a summary of all before."""
 
 
-class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
-    name: FunctionName
-    description: str | None = None
-    format: FreeText | GrammarFormat | None = None
+class ItemReference(msgspec.Struct, kw_only=True, tag_field="type", tag="item_reference"):
+    id: Annotated[str, Meta(max_length=256, description="Of an item of a stored response; left out where there is none.")]
 
 
-class ChosenFunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
-    name: FunctionName
+class AgentMessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="agent_message"):
+    author: str | None = None
+    recipient: str | None = None
+    content: str | list[InputText | InputImage | EncryptedText] = ""
 
 
-class ChosenCustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
-    name: FunctionName
-
-
-class ChosenTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[ChosenFunctionTool | ChosenCustomTool], Meta(min_length=1)]
+InputItem = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | FunctionOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | LocalShellCallItem
+    | LocalShellOutputItem
+    | ToolSearchCallItem
+    | ToolSearchOutputItem
+    | AdditionalToolsItem
+    | CompactionItem
+    | CompactionSummaryItem
+    | ContextCompactionItem
+    | CompactionTriggerItem
+    | ItemReference
+    | AgentMessageItem
+    | HostedItem
+)
 
 
 class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -131,7 +181,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json
 
 class TextConfig(msgspec.Struct, kw_only=True):
     format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
-    verbosity: Annotated[Literal["medium"], Meta(description="No other is supported.")] | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"], Meta(description="For templates that know it.")] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
@@ -158,8 +208,8 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
-    tools: list[ResponseFunction | CustomTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunctionTool | ChosenCustomTool | ChosenTools | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

@@ -25,13 +25,12 @@ from api.responses.answers import (
     ResponseInProgress,
     ResponseUsage,
 )
-from api.responses.conversation import has_logprobs
+from api.responses.conversation import ResponseTranslation, has_logprobs
 from api.responses.items import Items
-from api.responses.requests import CustomTool, ResponsesRequest
+from api.responses.requests import ResponsesRequest
 from api.schemas.requests import dump
 from api.schemas.responses import TokenLogprob, encoder
 from api.sse import EventWriter
-from api.translation import Translation
 from engine.errors import RequestError
 from engine.messages import Delta
 
@@ -53,7 +52,12 @@ class StoredResponse(msgspec.Struct):
 
 class ResponseWriter(EventWriter):
     def __init__(
-        self, exchange: Exchange, model_name: str, fields: dict[str, Any], body: ResponsesRequest, translation: Translation
+        self,
+        exchange: Exchange,
+        model_name: str,
+        fields: dict[str, Any],
+        body: ResponsesRequest,
+        translation: ResponseTranslation,
     ) -> None:
         """`fields`: of the body as it was sent, with all items of the conversation as its `input`."""
         self._store = exchange.services.responses
@@ -82,8 +86,8 @@ class ResponseWriter(EventWriter):
             top_p=1.0,
             user=body.user,
         )
-        custom_names = {tool.name for tool in body.tools or () if isinstance(tool, CustomTool)}
-        self._items = Items(self.response.id, custom_names, "reasoning.encrypted_content" in (body.include or ()))
+        seals_reasoning = "reasoning.encrypted_content" in (body.include or ())
+        self._items = Items(self.response.id, translation.tools, seals_reasoning, translation.compacts)
 
     def take(self, generation: Generation) -> bytes:
         (sample,) = generation.samples

@@ -1,8 +1,9 @@
-"""`/v1/responses`: create, get, delete, input_tokens. Runs in the api process."""
+"""`/v1/responses`: create, get, delete, compact, input_tokens. Runs in the api process."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,17 +12,23 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange, until_finished
-from api.responses.answers import DeletedResponse, InputTokens
-from api.responses.conversation import translate
+from api.responses.answers import CompactedResponse, DeletedResponse, InputTokens
+from api.responses.conversation import ResponseTranslation, translate
+from api.responses.items import Items, ids_of
 from api.responses.requests import InputTokensRequest, ResponsesRequest
-from api.responses.response import ResponseWriter, StoredResponse
+from api.responses.response import ResponseWriter, StoredResponse, usage_of
+from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.schemas.requests import invalid, shown
+from api.schemas.responses import encoder
 from api.sse import EventStream
-from api.translation import Translation, count_translated, open_translated
+from api.translation import count_translated, cut_off, open_translated
 from engine.errors import RequestError
+from engine.process.log import printable
 
 MAX_ITEMS = 4096  # of a conversation, with what it goes on from
+MAX_REFERRED = 64  # items of a response that an item_reference can name
+DROPPED_HEADER = "x-tokamak-dropped"
 
 T = TypeVar("T", bound=InputTokensRequest)
 
@@ -33,13 +40,38 @@ async def create_response(request: Request) -> Response:
     translation.add_ours(fields, ResponsesRequest)
     name = exchange.services.model.resolve(body.model)
     writer = ResponseWriter(exchange, name, fields, body, translation)
+    headers = _headers(exchange, translation)
     generation = await open_translated(request, translation)
     if body.stream:
         generation.keeps_logprobs = True  # for its last events
-        return EventStream(generation, writer)
+        return EventStream(generation, writer, headers)
     with translation.restored():
         await until_finished(generation, request.receive)
-    return json_response(writer.whole(generation), headers=generation.headers)
+    return json_response(writer.whole(generation), headers=headers | generation.headers)
+
+
+async def compact_conversation(request: Request) -> Response:
+    """The route: the user's messages and a summary of all, to go on from."""
+    exchange = Exchange.of(request)
+    fields, _, translation = await _read(request, InputTokensRequest, compacts=True)
+    generation = await open_translated(request, translation)
+    with translation.restored():
+        await until_finished(generation, request.receive)
+    (sample,) = generation.samples
+    if (error := cut_off(sample)) is not None:
+        raise error
+    response_id = exchange.services.responses.new_id(exchange.source)
+    items = Items(response_id, translation.tools, seals_reasoning=False, compacts=True)
+    items.take(sample.take().all_parts, [])
+    items.close()
+    kept = [item for item in fields["input"] if item.get("type") == "message" and item.get("role") == "user"]
+    answer = CompactedResponse(
+        id=response_id,
+        created_at=int(time.time()),
+        output=[msgspec.Raw(encoder.encode(item)) for item in [*kept, *items.items]],
+        usage=usage_of(sample),
+    )
+    return json_response(answer, headers=_headers(exchange, translation) | generation.headers)
 
 
 async def count_input_tokens(request: Request) -> Response:
@@ -66,7 +98,7 @@ async def delete_response(request: Request) -> Response:
     return json_response(DeletedResponse(response_id))
 
 
-async def _read(request: Request, type_: type[T]) -> tuple[dict[str, Any], T, Translation]:
+async def _read(request: Request, type_: type[T], compacts: bool = False) -> tuple[dict[str, Any], T, ResponseTranslation]:
     """The fields of a body, whose `input` becomes all items of the conversation; the body; and its chat request."""
     exchange = Exchange.of(request)
     fields = await exchange.fields(request)
@@ -83,14 +115,14 @@ async def _read(request: Request, type_: type[T]) -> tuple[dict[str, Any], T, Tr
                 param="previous_response_id",
             )
         past = msgspec.json.decode(stored.items)
-    fields["input"] = [*past, *fields["input"]]
+    fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], exchange.services.responses)
     if len(fields["input"]) > MAX_ITEMS:
         raise invalid("input", f"a conversation of {len(fields['input'])} items, the limit is {MAX_ITEMS}; send fewer")
     whole = requests.convert({"input": fields["input"]}, InputTokensRequest)
     assert isinstance(whole.input, list)
     if not whole.input:
         raise RequestError("input is required", code="missing_required_parameter", param="input")
-    return fields, body, translate(body, whole.input, len(past))
+    return fields, body, translate(body, whole.input, len(past), compacts)
 
 
 def _complete(fields: dict[str, Any]) -> None:
@@ -101,8 +133,35 @@ def _complete(fields: dict[str, Any]) -> None:
     elif given is None:
         fields["input"] = []
     for item in given if isinstance(given, list) else ():
-        if isinstance(item, dict) and "role" in item:
-            item.setdefault("type", "message")
+        if isinstance(item, dict) and item.get("type") is None and ("role" in item or "id" in item):
+            item["type"] = "message" if "role" in item else "item_reference"
+
+
+def _resolved(items: list[Any], store: ResponseStore) -> list[Any]:
+    """The items, with those of stored responses in place of references; a reference to none stays."""
+    wanted = {item["id"] for item in items if isinstance(item, dict) and item.get("type") == "item_reference" and "id" in item}
+    found: dict[Any, Any] = {}
+    if wanted:
+        for response_id in store.ids():
+            for index in range(MAX_REFERRED):
+                item_ids = wanted & ids_of(response_id, index)
+                if item_ids:
+                    stored = msgspec.json.decode(store.load(response_id) or b"null", type=StoredResponse | None)
+                    output = msgspec.json.decode(stored.response)["output"] if stored is not None else []
+                    found |= {item["id"]: item for item in output if item["id"] in wanted}
+            if len(found) == len(wanted):
+                break
+    is_reference = [isinstance(item, dict) and item.get("type") == "item_reference" for item in items]
+    return [found.get(item.get("id"), item) if is_one else item for item, is_one in zip(items, is_reference, strict=True)]
+
+
+def _headers(exchange: Exchange, translation: ResponseTranslation) -> dict[str, str]:
+    """Names what of a body is not in the prompt, and logs it."""
+    if not translation.dropped:
+        return {}
+    dropped = printable(", ".join(translation.dropped)[:1024]).encode("ascii", "replace").decode()
+    exchange.services.context.log.info("request %s: left out of the prompt: %s", exchange.request_id, dropped)
+    return {DROPPED_HEADER: dropped}
 
 
 def _stored(request: Request, response_id: str) -> StoredResponse | None:

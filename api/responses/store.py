@@ -63,6 +63,13 @@ class ResponseStore:
         except OSError:
             return None
 
+    def ids(self) -> list[str]:
+        """The ids of all stored responses."""
+        try:
+            return [name for name in os.listdir(self._directory) if _ID.fullmatch(name)]
+        except OSError:
+            return []
+
     def delete(self, response_id: str) -> bool:
         """Whether there was one."""
         if _ID.fullmatch(response_id) is None:

@@ -1,0 +1,42 @@
+"""Custom tools, called with one text in place of JSON arguments, as functions of one parameter. Pure.
+
+Used by the handlers of chat and of the Responses API. A grammar of the text travels in the parameter's schema
+(`engine/parsers/text_grammar.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+INPUT = "input"  # the one parameter
+LARK = "x-lark"
+
+
+def function_of(name: str, description: str | None, syntax: str | None, definition: str | None) -> dict[str, Any]:
+    """The function that stands for a custom tool. `syntax`: of its `definition`, "lark" or "regex"; None: any text."""
+    schema: dict[str, Any] = {"type": "string"}
+    function: dict[str, Any] = {"name": name}
+    if description:
+        function["description"] = description
+    if definition is not None:
+        schema[LARK] = _regex_grammar(definition) if syntax == "regex" else definition
+        function["strict"] = True
+    parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
+    return function | {"parameters": parameters}
+
+
+def input_of(arguments: str) -> str:
+    """The text that a model gave to a custom tool; all that it wrote, where that is not the JSON that was asked for."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, str])[INPUT]
+    except (msgspec.MsgspecError, KeyError):
+        return arguments
+
+
+def _regex_grammar(regex: str) -> str:
+    regex = re.sub(r"(?<!\\)\$$", "", regex.removeprefix("^"))  # it takes the whole text in any case
+    body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", regex).replace("\n", "\\n").replace("\r", "\\r")
+    return f"start: /{body}/"
