@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from api.anthropic.requests import (
     AssistantTurn,
     ContextManagement,
@@ -19,6 +21,8 @@ from api.anthropic.requests import (
     PlainTextSource,
     RedactedThinkingBlock,
     SearchResultBlock,
+    ServerToolResult,
+    ServerToolUseBlock,
     TextBlock,
     ThinkingBlock,
     ThinkingDisabled,
@@ -27,6 +31,7 @@ from api.anthropic.requests import (
     ToolChoiceAny,
     ToolChoiceNone,
     ToolChoiceTool,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UrlSource,
@@ -48,6 +53,8 @@ _NAMES = {
 }
 _PASSED = ("model", "stream", "temperature", "top_k", "top_p")
 _LARGEST_EFFORT = {"max": "xhigh"}
+
+_SEALED = ("type", "encrypted_content", "encrypted_index")
 
 Part = dict[str, Any]
 
@@ -71,7 +78,13 @@ def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
             raise invalid(turns.places[-1], "a tool is used, and its tool_result is missing; send it in another message")
         fields["continue_final_message"] = True
     if body.tools:
-        fields["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
+        shown_tools = [
+            _tool(tool, f"tools[{index}]")
+            for index, tool in enumerate(body.tools)
+            if not tool.defer_loading or tool.name in turns.referred
+        ]
+        if shown_tools:
+            fields["tools"] = shown_tools
     fields |= _choice(body) | _thinking(body, model) | _format(body)
     if isinstance(body, MessagesRequest):
         fields |= {name: value for name in _PASSED if (value := getattr(body, name)) is not None}
@@ -89,6 +102,7 @@ class _Turns:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
+        self.referred: set[str] = set()  # tools that a search found
 
     def add(self, role: str, parts: list[Part], place: str, **fields: Any) -> None:
         is_plain = len(parts) == 1 and parts[0]["type"] == "text"
@@ -110,7 +124,11 @@ class _Turns:
             return
         said: list[UserBlock] = []
         for index, block in enumerate(content):
-            if isinstance(block, ToolResultBlock):
+            if isinstance(block, ToolReferenceBlock):
+                self.referred.add(block.tool_name)
+            elif isinstance(block, ToolResultBlock):
+                if not isinstance(block.content, str):
+                    self.referred |= {each.tool_name for each in block.content or () if isinstance(each, ToolReferenceBlock)}
                 self._add_said(said, place)
                 said = []
                 at = f"{place}.content[{index}]"
@@ -124,18 +142,33 @@ class _Turns:
             self.add("user", _parts(blocks, place), place)
 
     def add_assistant(self, content: str | list[Any], place: str) -> None:
+        """A result that another server put into the turn ends its message: what comes after is another of the assistant."""
         blocks = [TextBlock(text=content)] if isinstance(content, str) else content
+        told: list[Any] = []
+        for block in blocks:
+            if isinstance(block, ServerToolResult):
+                self._add_told(told, place, is_only=False)
+                told = []
+                self.referred |= _names_in(block.content)
+                self.add("tool", [_text(_server_result(block.content))], place, tool_call_id=block.tool_use_id)
+            else:
+                told.append(block)
+        self._add_told(told, place, is_only=len(told) == len(blocks))
+
+    def _add_told(self, blocks: list[Any], place: str, is_only: bool) -> None:
+        """`is_only`: the turn has no other blocks."""
         fields: dict[str, Any] = {}
         thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
         if any(thinking):
             fields["reasoning_content"] = "\n".join(thinking)
-        calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+        calls = [block for block in blocks if isinstance(block, (ToolUseBlock, ServerToolUseBlock))]
         if calls:
             fields["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}} for call in calls
             ]
         texts = [block for block in blocks if isinstance(block, TextBlock)]
-        if any(isinstance(block, RedactedThinkingBlock) for block in blocks) and not (texts or fields):
+        has_redacted = any(isinstance(block, RedactedThinkingBlock) for block in blocks)
+        if (has_redacted or not is_only) and not (texts or fields):
             return  # nothing of it is for this model
         self.add("assistant", _parts(texts, place) or [_text("")], place, **fields)
 
@@ -159,6 +192,8 @@ def _parts(blocks: Iterable[UserBlock], place: str) -> list[Part]:
             parts.append(_image(block))
         elif isinstance(block, DocumentBlock):
             parts += _document_parts(block, place)
+        elif isinstance(block, ToolReferenceBlock):
+            parts.append(_text(f"Tool found: {block.tool_name}"))
         elif isinstance(block, SearchResultBlock):
             _check_citations(block, place)
             parts += [_text(f"{block.title}\n{block.source}"), *_text_parts(block.content)]
@@ -193,8 +228,6 @@ def _tool(tool: Tool, place: str) -> Mapping[str, Any]:
         raise invalid(f"{place}.type", f"{shown(tool.type)} is a tool of Anthropic's own, which this server does not have")
     if tool.input_schema is None:
         raise invalid(f"{place}.input_schema", "is required")
-    if tool.defer_loading:
-        raise invalid(f"{place}.defer_loading", "true needs Anthropic's search for tools, which this server does not have")
     given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
@@ -212,14 +245,15 @@ def _choice(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _thinking(body: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
-    """Without a word of it, the template decides. A budget is a limit: a model that does not think is within any."""
+    """Without a word of it, the template decides; an effort alone is a degree, and turns nothing on. A budget is a limit: a
+    model that does not think is within any."""
     fields: dict[str, Any] = {}
     effort = body.output_config and body.output_config.effort
     if effort:
-        fields["reasoning_effort"] = _LARGEST_EFFORT.get(effort, effort)
+        fields["chat_template_kwargs"] = {"reasoning_effort": _LARGEST_EFFORT.get(effort, effort)}
     if body.thinking is not None:
         thinks = not isinstance(body.thinking, ThinkingDisabled)
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+        fields.setdefault("chat_template_kwargs", {}).update({"enable_thinking": thinks, "thinking": thinks})
     if isinstance(body.thinking, ThinkingEnabled) and model.reasoning_parser != "none":
         fields["thinking_token_budget"] = body.thinking.budget_tokens
     return fields
@@ -234,11 +268,33 @@ def _format(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _check_context(management: ContextManagement | None) -> None:
-    """An edit that keeps all there is changes nothing."""
+    """The known edits are taken, and all of the conversation stays: it is the client's, within the model's context."""
     for index, edit in enumerate(management.edits if management else ()):
-        if not (edit.type.startswith("clear_thinking_") and edit.keep == "all"):
+        if not edit.type.startswith(("clear_thinking_", "clear_tool_uses_")):
             place = f"context_management.edits[{index}]"
             raise invalid(place, f"{shown(edit.type)} would change the conversation, which this server does not; leave it out")
+
+
+def _server_result(content: Any) -> str:
+    """A result of another server's tool as text, without what only that server can read."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(filter(None, map(_server_result, content)))
+    if not isinstance(content, dict):
+        return "" if content is None else str(content)
+    kept = {name: value for name, value in content.items() if name not in _SEALED and value is not None}
+    return msgspec.json.encode(kept).decode() if kept else ""
+
+
+def _names_in(content: Any) -> set[str]:
+    """The tools that are referred to, however deep."""
+    if isinstance(content, list):
+        return set().union(*map(_names_in, content))
+    if not isinstance(content, dict):
+        return set()
+    name = content.get("tool_name") if content.get("type") == "tool_reference" else None
+    return ({name} if isinstance(name, str) else set()).union(*map(_names_in, content.values()))
 
 
 def _check_citations(block: DocumentBlock | SearchResultBlock, place: str) -> None:

@@ -68,7 +68,6 @@ class MessageWriter(EventWriter):
         self._request_id = exchange.request_id
         self._id = f"msg_{hashlib.blake2b(exchange.key.encode(), digest_size=16).hexdigest()}"
         self._model_name = model_name
-        self._max_tokens = body.max_tokens
         self._translation = translation
         is_omitted = isinstance(body.thinking, (ThinkingEnabled, ThinkingAdaptive)) and body.thinking.display == "omitted"
         self._blocks = Blocks(shows_thinking=not is_omitted)
@@ -118,7 +117,8 @@ class MessageWriter(EventWriter):
 
     def _stop_reason(self, sample: OpenSample) -> StopReason:
         if sample.finish_reason == "length":
-            return "max_tokens" if len(sample.delivered) >= self._max_tokens else "model_context_window_exceeded"
+            is_asked = len(sample.delivered) >= sample.submit.sampling.max_tokens
+            return "max_tokens" if is_asked else "model_context_window_exceeded"
         if sample.num_calls:
             return "tool_use"
         return "stop_sequence" if self._stop_sequence(sample) is not None else "end_turn"

@@ -73,14 +73,76 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
     input: JsonObject
 
 
+class ToolReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A tool that a search found: from here on it is in the prompt."""
+
+    tool_name: str
+
+
+class ServerToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="server_tool_use"):
+    """A call that another server made and ran; shown with its result, like those below."""
+
+    id: str
+    name: str
+    input: JsonObject = {}
+
+
+class McpToolUseBlock(ServerToolUseBlock, kw_only=True, tag_field="type", tag="mcp_tool_use"):
+    pass
+
+
+class ServerToolResult(msgspec.Struct, kw_only=True):
+    tool_use_id: str
+    content: Any = None
+
+
+class WebSearchResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="web_search_tool_result"):
+    pass
+
+
+class WebFetchResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="web_fetch_tool_result"):
+    pass
+
+
+class ToolSearchResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="tool_search_tool_result"):
+    pass
+
+
+class CodeResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="code_execution_tool_result"):
+    pass
+
+
+class BashResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="bash_code_execution_tool_result"):
+    pass
+
+
+class EditorResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="text_editor_code_execution_tool_result"):
+    pass
+
+
+class McpResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="mcp_tool_result"):
+    pass
+
+
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
 
 
-UserBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
-AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
+UserBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolReferenceBlock
+ServerBlock = (
+    ServerToolUseBlock
+    | McpToolUseBlock
+    | WebSearchResultBlock
+    | WebFetchResultBlock
+    | ToolSearchResultBlock
+    | CodeResultBlock
+    | BashResultBlock
+    | EditorResultBlock
+    | McpResultBlock
+)
+AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerBlock
 
 
 class UserTurn(msgspec.Struct, kw_only=True, tag_field="role", tag="user"):
@@ -101,7 +163,7 @@ class Tool(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: Annotated[JsonObject, Meta(description="JSON Schema of an object.")] | None = None
     strict: Annotated[bool, Meta(description="Inputs follow `input_schema` to the letter.")] | None = None
-    defer_loading: Annotated[bool, Meta(description="Not supported: false.")] | None = None
+    defer_loading: Annotated[bool, Meta(description="Not in the prompt until a `tool_reference` names the tool.")] | None = None
     input_examples: Nothing | None = None
 
 
@@ -148,8 +210,12 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class ContextEdit(msgspec.Struct, kw_only=True):
-    type: Annotated[str, Meta(description="What would change the conversation is not supported.")]
+    type: Annotated[str, Meta(description="clear_tool_uses_*, clear_thinking_*; another is refused.")]
     keep: Any = None
+    trigger: Any = None
+    clear_at_least: Any = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
 
 
 class ContextManagement(msgspec.Struct, kw_only=True):

@@ -60,7 +60,7 @@ def sampling_params(
         frequency_penalty=request.frequency_penalty or 0.0,
         seed=secrets.randbits(64) if request.seed in (None, -1) else request.seed & _SEED_MASK,
         min_tokens=request.min_tokens or 0,
-        max_tokens=-1 if max_tokens is None else max_tokens,
+        max_tokens=_least(max_tokens, defaults.max_new_tokens),
         ignore_eos=bool(request.ignore_eos),
         num_logprobs=0 if request.logprob_token_ids else num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
@@ -279,6 +279,11 @@ def pinned_replica(headers: Headers, num_replicas: int) -> int:
 def int32(token_ids: Sequence[int]) -> bytes:
     """Token ids as they travel in messages."""
     return array("i", token_ids).tobytes()
+
+
+def _least(max_tokens: int | None, limit: int | None) -> int:
+    """-1: neither is given."""
+    return min((number for number in (max_tokens, limit) if number is not None), default=-1)
 
 
 def _first(given: V | None, default: V | None, neutral: V) -> V:

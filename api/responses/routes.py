@@ -30,6 +30,9 @@ MAX_ITEMS = 4096  # of a conversation, with what it goes on from
 MAX_REFERRED = 64  # items of a response that an item_reference can name
 DROPPED_HEADER = "x-tokamak-dropped"
 
+MAX_LOGGED = 64  # different sets
+_logged: set[str] = set()
+
 T = TypeVar("T", bound=InputTokensRequest)
 
 
@@ -156,11 +159,13 @@ def _resolved(items: list[Any], store: ResponseStore) -> list[Any]:
 
 
 def _headers(exchange: Exchange, translation: ResponseTranslation) -> dict[str, str]:
-    """Names what of a body is not in the prompt, and logs it."""
+    """Names what of a body is not in the prompt. A line of the log says so too, once for each set of names."""
     if not translation.dropped:
         return {}
     dropped = printable(", ".join(translation.dropped)[:1024]).encode("ascii", "replace").decode()
-    exchange.services.context.log.info("request %s: left out of the prompt: %s", exchange.request_id, dropped)
+    if dropped not in _logged and len(_logged) < MAX_LOGGED:
+        _logged.add(dropped)
+        exchange.services.context.log.info("left out of the prompt of request %s: %s", exchange.request_id, dropped)
     return {DROPPED_HEADER: dropped}
 
 

@@ -19,6 +19,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # of every answer, whatever a request asks for
 
     @staticmethod
     def decode(data: bytes) -> SamplingDefaults:

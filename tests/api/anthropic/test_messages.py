@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,7 +239,7 @@ def test_parameters(thinker: Edge) -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "server_tool_used"}]}]}, "messages[0].content[0].type"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
             "tool_result",
@@ -252,7 +253,7 @@ def test_parameters(thinker: Edge) -> None:
         ({"temperature": 3}, "temperature"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0]"),
     ],
 )
 def test_mistakes(thinker: Edge, body: dict[str, Any], says: str) -> None:
@@ -262,6 +263,64 @@ def test_mistakes(thinker: Edge, body: dict[str, Any], says: str) -> None:
     assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
     assert says in error["error"]["message"]
     assert error["request_id"] == answer.headers["x-request-id"]
+
+
+SEARCH = {"name": "ToolSearch", "input_schema": {"type": "object", "properties": {"query": {}}}}
+DEFERRED = TOOL | {"defer_loading": True}
+USED = {"type": "tool_use", "id": "call_a", "name": "ToolSearch", "input": {"query": "weather"}}
+FOUND = {"type": "tool_result", "tool_use_id": "call_a", "content": [{"type": "tool_reference", "tool_name": "weather"}]}
+
+
+def test_deferred_tool_waits_for_its_reference(thinker: Edge) -> None:
+    body: dict[str, Any] = {"tools": [SEARCH, DEFERRED]}
+    before = submit_of(thinker, body)[1]
+    assert [tool["function"]["name"] for tool in orjson.loads(before.tools)] == ["ToolSearch"]
+    searched = [*MESSAGES, {"role": "assistant", "content": [USED]}, {"role": "user", "content": [FOUND]}]
+    _, after, messages = submit_of(thinker, body | {"messages": searched})
+    assert [tool["function"]["name"] for tool in orjson.loads(after.tools)] == ["ToolSearch", "weather"]
+    assert messages[-1] == {"role": "tool", "content": "Tool found: weather", "tool_call_id": "call_a"}
+    assert submit_of(thinker, {"tools": [DEFERRED]})[1].tools == b""
+    counted = ask(thinker, {"messages": searched, **body}, "/v1/messages/count_tokens")
+    assert counted.status_code == 200, counted.text
+
+
+def test_omitted_thinking_is_filled_with_pings(thinker: Edge) -> None:
+    thinker.peer.script = [Part("reasoning", "hm ")] * 20 + [Part("content", "So.")]
+    thinking = {"type": "adaptive", "display": "omitted"}
+    body = {"model": "tiny", "messages": MESSAGES, "thinking": thinking, "stream": True, "max_tokens": 100}
+    try:
+        with thinker.paced(5), httpx.stream("POST", f"{thinker.url}/v1/messages", json=body, timeout=30) as answer:
+            pings = (line for line in answer.iter_lines() if line == "event: ping")
+            assert len(list(itertools.islice(pings, 4))) == 4
+    finally:
+        thinker.peer.script = []
+
+
+def test_effort_alone_does_not_turn_thinking_on(thinker: Edge) -> None:
+    kwargs = orjson.loads(submit_of(thinker, {"output_config": {"effort": "medium"}})[1].chat_template_kwargs)
+    assert kwargs == {"reasoning_effort": "medium"}
+
+
+def test_results_of_another_servers_tools_are_shown(thinker: Edge) -> None:
+    hit = {"type": "web_search_result", "title": "Rain", "url": "http://x", "encrypted_content": "EqgfCioI"}
+    turn = [
+        {"type": "text", "text": "I look."},
+        {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [hit]},
+        {"type": "text", "text": "It rains."},
+    ]
+    sent = [*MESSAGES, {"role": "assistant", "content": turn}, *MESSAGES]
+    _, _, messages = submit_of(thinker, {"messages": sent})
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "web_search", "arguments": {"query": "q"}}
+    assert messages[2] == {"role": "tool", "content": '{"title":"Rain","url":"http://x"}', "tool_call_id": "srv_1"}
+    assert messages[3]["content"] == "It rains."
+
+
+@pytest.mark.parametrize("kind", ["clear_tool_uses_20250919", "clear_thinking_20251015"])
+def test_context_edit_is_taken(thinker: Edge, kind: str) -> None:
+    edit = {"type": kind, "trigger": {"type": "input_tokens", "value": 9}, "keep": {"type": "tool_uses", "value": 3}}
+    assert ask(thinker, {"context_management": {"edits": [edit]}}).status_code == 200
 
 
 def test_errors(claude: anthropic.Anthropic, thinker: Edge) -> None:
