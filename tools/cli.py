@@ -18,6 +18,7 @@ COMMANDS = {
     "ctl": ("tools.ctl", "look at an engine and give it orders"),
     "trace": ("tools.trace.command", "what the actors do, as a file for Perfetto"),
     "chat": ("tools.chat", "talk to the model in the terminal"),
+    "launch": ("tools.launch", "start Claude Code, Codex or opencode with a running engine"),
     "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
     "models": ("tools.models", "list what was downloaded and packed, and remove some of it"),
     "bench": ("", "measure"),

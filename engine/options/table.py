@@ -507,7 +507,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "run": (
         Option(
             "print-client",
-            choice("none", "claude-code", "codex", "opencode", "open-webui"),
+            choice(
+                "none", "claude-code", "codex", "opencode", "qwen-code", "copilot", "aider", "llm", "pi", "cline", "open-webui"
+            ),
             "none",
             "print that client's settings once the engine is ready",
         ),

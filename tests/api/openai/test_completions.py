@@ -204,9 +204,11 @@ def test_defaults_are_the_checkpoints(tmp_path_factory: pytest.TempPathFactory) 
     """As in vLLM, generation_config.json says what a request that says nothing gets."""
     model = tmp_path_factory.mktemp("model")
     shutil.copy(MODEL / "config.json", model)
-    (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7, "top_p": 0.25, "do_sample": true}')
+    (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7, "top_p": 0.25, "max_new_tokens": 9}')
     with Edge(tmp_path_factory.mktemp("run"), model=str(model)) as other:
         other.post("/v1/completions", {"prompt": [1, 2], "top_p": 0.75})
-        (submit,) = other.peer.submits()
+        other.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 3})
+        submit, shorter = other.peer.submits()
     assert (submit.sampling.temperature, submit.sampling.top_k, submit.sampling.top_p) == (0.5, 7, 0.75)
+    assert (submit.sampling.max_tokens, shorter.sampling.max_tokens) == (9, 3)
     assert isinstance(submit.prompt, TokensPrompt)

@@ -11,7 +11,8 @@ from engine.errors import CheckpointError
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("top_k", -2), ("top_k", 2**31), ("top_k", 10**30), ("top_p", 0), ("temperature", -1), ("max_new_tokens", 0)]
+    ("name", "value"),
+    [("top_k", -2), ("top_k", 2**31), ("top_k", 10**30), ("top_p", 0), ("temperature", -1), ("max_new_tokens", 0)],
 )
 def test_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(CheckpointError, match=name):

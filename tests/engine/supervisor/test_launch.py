@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import PoolingConfig
 from engine.options.table import OPTIONS
-from engine.supervisor.clients import CLIENTS, client_settings
+from engine.supervisor.clients import AGENTS, CLIENTS, client_settings
 from engine.supervisor.launch import _examples
 from tests.engine.scheduler.simulation import small_config
 from tools.demo import MODEL, VISION_MODEL
@@ -56,3 +56,19 @@ def test_the_settings_of_clients(client: str) -> None:
     if client == "opencode":
         assert list(json.loads("".join(lines[1:]))["provider"]["tokamak"]["models"]) == ["the model"]
     assert OPTIONS["print_client"].kind.parse(client) == client
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_agents_are_warned_of_a_small_context(client: str) -> None:
+    small = small_config(MODEL, served_model_name=("m",), host="127.0.0.1", port=8001, max_model_len=4096)
+    large = small_config(MODEL, served_model_name=("m",), host="127.0.0.1", port=8001, max_model_len=1 << 17)
+    assert ("too small" in "\n".join(client_settings(client, small))) == (client in AGENTS)
+    assert "too small" not in "\n".join(client_settings(client, large))
+
+
+def test_claude_code_gets_all_models_and_the_context() -> None:
+    config = small_config(MODEL, served_model_name=("m",), host="127.0.0.1", port=8001, max_model_len=65536)
+    lines = client_settings("claude-code", config)
+    for kind in ("SONNET", "OPUS", "HAIKU"):
+        assert f"export ANTHROPIC_DEFAULT_{kind}_MODEL=m" in lines
+    assert "export CLAUDE_CODE_MAX_CONTEXT_TOKENS=65536" in lines
