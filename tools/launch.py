@@ -6,7 +6,6 @@ of the user's is read or written.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -50,12 +49,17 @@ class ModelList(msgspec.Struct):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 2 for a wrong command line, 1 where the client or the engine is missing; otherwise the client's own."""
-    parser = ArgumentParser(prog="tokamak launch", description=(__doc__ or "").partition("\n")[0])
+    parser = ArgumentParser(
+        prog="tokamak launch",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="What follows -- goes to the client as it is.",
+    )
     parser.add_argument("client", choices=CLIENTS)
     parser.add_argument("--model", default="", help="default: the first that is served")
     add_target_arguments(parser)
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="go to the client as they are")
-    options = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:end])
     client = CLIENTS[options.client]
     try:
         program = shutil.which(client.program)
@@ -67,10 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, OptionError) else 1
     if warning := context_warning(client.name, served):
         print(f"tokamak launch: {warning}", file=sys.stderr)
-    rest = options.rest[1:] if options.rest[:1] == ["--"] else options.rest
     command, variables = command_of(options.client, served)
     sys.stderr.flush()
-    os.execve(program, [*command, *rest], os.environ | variables)
+    os.execve(program, [*command, *arguments[end + 1 :]], os.environ | variables)
 
 
 def served_by(target: Target, model: str) -> Served:
