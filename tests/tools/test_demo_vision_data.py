@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tools.demo.vision.drawing import COLOURS, SHAPES
+from tools.demo.vision.drawing import COLOURS, SHADES, SHAPES, Mark, Picture, Pixels
 from tools.demo.vision.examination import GROUPS, Question, exchanged, num_right
 from tools.demo.vision.glyphs import CHARACTERS, GLYPHS
-from tools.demo.vision.questions import KINDS, Sample, Turn, is_held_out, scene
+from tools.demo.vision.questions import KINDS, MAX_CHARACTERS, NO_SHAPES, Sample, Turn, is_held_out, scene
 from tools.demo.vision.sizes import square_grid
+from tools.demo.vision.sketches import WORDS
+from tools.demo.words import ENGLISH_WORDS
 
 NUM_SAMPLES = 60
 
@@ -40,16 +42,24 @@ def test_a_seed_makes_the_same_samples_again_and_of_many_sizes(kind: str) -> Non
 
 
 def test_glyphs_differ() -> None:
-    assert len({GLYPHS[character].tobytes() for character in CHARACTERS}) == len(CHARACTERS) == 24
+    assert len({GLYPHS[character].tobytes() for character in CHARACTERS}) == len(CHARACTERS) == 36
 
 
 def test_strings_are_marked_in_their_order() -> None:
     for sample in samples("string", True):
         marks = sample.pictures[0].marks
-        assert "".join(CHARACTERS[mark.thing - 1] for mark in marks) == sample.turns[0].answer
+        assert "".join(CHARACTERS[mark.thing - 1] for mark in marks) == sample.turns[0].answer.replace(" ", "")
         assert [mark.column for mark in marks] == sorted(mark.column for mark in marks)
         assert all(0 < place < 1 for mark in marks for place in (mark.row, mark.column))
-        assert 3 <= len(marks) <= 5
+        assert 3 <= len(marks) <= MAX_CHARACTERS
+
+
+def box_of(picture: Picture, mark: Mark) -> Pixels:
+    """The part of a picture that a mark covers."""
+    height, width, _ = picture.pixels.shape
+    rows = [round((mark.row + side * mark.height / 2) * height) for side in (-1, 1)]
+    columns = [round((mark.column + side * mark.width / 2) * width) for side in (-1, 1)]
+    return picture.pixels[rows[0] : rows[1], columns[0] : columns[1]]
 
 
 def shown(thing: int) -> tuple[str, str]:
@@ -62,9 +72,9 @@ def test_counts_are_of_what_is_drawn() -> None:
     for sample in samples("count", True):
         things = [shown(mark.thing) for mark in sample.pictures[0].marks]
         for mark, (colour, _) in zip(sample.pictures[0].marks, things, strict=True):
-            height, width, _ = sample.pictures[0].pixels.shape
-            pixel = sample.pictures[0].pixels[int(mark.row * height), int(mark.column * width)]
-            assert np.abs(pixel.astype(int) - COLOURS[colour]).max() < 40
+            seen = box_of(sample.pictures[0], mark).astype(int)
+            shades = (COLOURS[colour], *SHADES[colour])
+            assert min(np.abs(seen - shade).max(axis=2).min() for shade in shades) < 50
         for turn in sample.turns:
             words = [word.strip("?.") for word in turn.text.split()]
             (noun,) = [word for word in words if word == "shapes" or word.removesuffix("s") in SHAPES]
@@ -72,7 +82,9 @@ def test_counts_are_of_what_is_drawn() -> None:
             is_kept = [colours in ([], [colour]) and noun in ("shapes", f"{shape}s") for colour, shape in things]
             numbers = [f" {sum(is_kept[: place + 1])}" if kept else "" for place, kept in enumerate(is_kept)]
             items = [f"{label} {colour} {shape}" for label, (colour, shape) in zip("abcde", things, strict=False)]
-            listed = ", ".join(item + number for item, number in zip(items, numbers, strict=True))
+            listed = (
+                ", ".join(item + number for item, number in zip(items, numbers, strict=True)) or NO_SHAPES.partition(":")[0]
+            )
             assert turn.answer == f"{listed}: {sum(is_kept)}"
 
 
@@ -115,3 +127,19 @@ def test_fewer_questions_are_the_first_of_many() -> None:
     assert [question.turn for question in few] == [question.turn for question in many[:4]]
     assert [question.kind for question in few] == ["pair", "clip"] * 2
     assert replace(few[0], pictures=()) == replace(many[0], pictures=())
+
+
+def test_sketches_are_as_good_as_new_each_time() -> None:
+    """The same for a seed, of many sizes, on light and dark grounds, some of them empty."""
+    first, second = (GROUPS[2].questions(NUM_SAMPLES, 1) for _ in range(2))
+    pixels = [question.pictures[0].pixels for question in first]
+    assert all(np.array_equal(one, other.pictures[0].pixels) for one, other in zip(pixels, second, strict=True))
+    assert len({picture.shape for picture in pixels}) > NUM_SAMPLES / 2
+    brightness = [picture[0, 0].mean() for picture in pixels]
+    assert min(brightness) < 20
+    assert max(brightness) > 240
+    assert NO_SHAPES in {question.turn.answer for question in first}
+
+
+def test_sketched_words_are_not_trained_with() -> None:
+    assert not {word.lower() for word in WORDS} & set(ENGLISH_WORDS)

@@ -6,6 +6,7 @@ one scene (`questions.py`): their pictures have the same size and stand at the s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -153,14 +154,16 @@ def batch_of(tokenizer: Tokenizer, samples: Sequence[Sample], shared: Scene, is_
     )
 
 
-def training_batch(tokenizer: Tokenizer, kind: str, seed: int, step: int, num_patches: int, max_characters: int) -> Batch:
+def training_batch(
+    tokenizer: Tokenizer, kind: str, seed: int, step: int, num_patches: int, max_characters: int, fonts: Sequence[Path]
+) -> Batch:
     """The batch of `kind` in `step`, of about so many patches; strings have at most so many characters."""
     source = np.random.default_rng((seed, step, KINDS.index(kind)))
     shared = scene(kind, source)
     height, width = patch_grid(shared.height, shared.width, shared.num_frames if kind == "clip" else 0)
     num_rows = {"pair": 2, "clip": (shared.num_frames + 1) // FRAMES_PER_ROW}.get(kind, 1)
     samples = [
-        shared.sample(source, is_examined=False, max_characters=max_characters)
+        shared.sample(source, is_examined=False, max_characters=max_characters, fonts=fonts)
         for _ in range(max(4, round(num_patches / (height * width * num_rows))))
     ]
     return batch_of(tokenizer, samples, shared, source.random() < SHARE_TEXT_FIRST)

@@ -4,7 +4,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from tools.demo.vision.batches import FRAMES_PER_SECOND, PIXEL_DEVIATION, PIXEL_MEAN
@@ -125,3 +126,29 @@ def _processor(shape: VisionShape, key: str, name: str, max_pixels: int) -> dict
         "size": {"longest_edge": max_pixels, "shortest_edge": MIN_PIXELS},
         "temporal_patch_size": FRAMES_PER_ROW,
     }
+
+
+@torch.no_grad()
+def start_from(network: Qwen3VL, tokenizer: Tokenizer, folder: Path) -> None:
+    """Take over what a checkpoint of the same widths knows. A further encoder block, the last but one, adds nothing yet; a new
+    token begins as the mean of the bytes that spelled it."""
+    old = {name.removeprefix("model."): tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    last = max(int(name.split(".")[2]) for name in old if name.startswith("visual.blocks."))
+    depth = network.shape.vision.depth
+    for name, parameter in network.named_parameters():
+        if name == "language_model.embed_tokens.weight":
+            old_ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+            for token, token_id in tokenizer.get_vocab().items():
+                parts = [old_ids[token]] if token in old_ids else [old_ids[symbol] for symbol in token]
+                parameter[token_id] = old[name][parts].mean(0)
+            continue
+        source = name
+        if name.startswith("visual.blocks."):
+            place = int(name.split(".")[2])
+            if place == depth - 1:
+                source = name.replace(f"blocks.{place}.", f"blocks.{last}.")
+            elif place >= last:
+                if ".attn.proj." in name or ".mlp.linear_fc2." in name:
+                    parameter.zero_()
+                continue
+        parameter.copy_(old[source].view_as(parameter))

@@ -1,16 +1,18 @@
 """What the demonstration model that sees is asked when it is examined, and what it must get right. Called by `evaluate.py`.
 
-Strings and clips must be right to the letter. Of counts and pairs what was asked for is judged: the number or the verdict
-behind the colon. What is listed in front of it, on the way there, may differ.
+Strings, words and clips must be right to the letter. Of counts, sketches and pairs what was asked for is judged: the number or
+the verdict behind the colon. What is listed in front of it, on the way there, may differ.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tools.demo.vision.drawing import Picture
-from tools.demo.vision.questions import KINDS, Turn, scene
+from tools.demo.vision.drawing import COLOURS, SHAPES, Picture
+from tools.demo.vision.questions import COUNTING, KINDS, MAX_COUNT, NO_SHAPES, READING, Turn, scene
+from tools.demo.vision.sketches import a_word, sketch_shapes, sketch_word
 
 MOST_EXCHANGED = 0.3
 """Of the questions may be answered right without their pictures."""
@@ -26,9 +28,34 @@ class Question:
 
     def is_right(self, answer: str) -> bool:
         wanted = self.turn.answer
-        if self.kind in ("count", "pair"):
+        if self.kind in ("count", "pair", "sketch"):
             answer, wanted = (text[text.rfind(":") :] for text in (answer, wanted))
         return answer.strip() == wanted
+
+
+def _sketch(source: random.Random) -> Question:
+    """Up to five shapes that `sketches.py` draws; one picture in twelve is empty."""
+    count = 0 if source.random() < 1 / 12 else source.randint(1, MAX_COUNT)
+    forms, colours = source.sample(SHAPES, source.randint(1, 3)), source.sample(list(COLOURS), source.randint(1, 3))
+    shapes = [(source.choice(forms), source.choice(colours)) for _ in range(count)]
+    kind, asked = source.choice(("all", "form", "colour")), ""
+    if kind == "form":
+        asked = source.choice(forms)
+    elif kind == "colour":
+        asked = source.choice(colours)
+    number = sum(asked in shape for shape in shapes) if asked else count
+    what = {"all": "shapes", "form": f"{asked}s", "colour": f"{asked} shapes"}[kind]
+    wanted = f": {number}" if shapes else NO_SHAPES
+    return Question("sketch", (sketch_shapes(shapes, source),), Turn(source.choice(COUNTING).format(what=what), wanted))
+
+
+def _word(source: random.Random) -> Question:
+    text = a_word(source)
+    return Question("word", (sketch_word(text, source),), Turn(source.choice(READING), text))
+
+
+SKETCHED = {"sketch": _sketch, "word": _word}
+"""Kinds that another generator draws than the one that training uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +67,24 @@ class Group:
 
     @property
     def name(self) -> str:
-        return " and ".join(f"{kind}s" for kind in self.kinds)
+        return " and ".join(f"{kind}es" if kind.endswith("ch") else f"{kind}s" for kind in self.kinds)
 
     def questions(self, count: int, seed: int) -> list[Question]:
         """`count` in all; the first n are the same whatever the count."""
         found = []
-        sources = {kind: np.random.default_rng((seed, 1 << 40, KINDS.index(kind))) for kind in self.kinds}
+        drawn_kinds = [kind for kind in self.kinds if kind in KINDS]
+        sources = {kind: np.random.default_rng((seed, 1 << 40, KINDS.index(kind))) for kind in drawn_kinds}
         for place in range(count):
             kind = self.kinds[place % len(self.kinds)]
+            if kind in SKETCHED:
+                found.append(SKETCHED[kind](random.Random(f"{kind} {seed} {place}")))
+                continue
             drawn = replace(scene(kind, sources[kind]), num_turns=1).sample(sources[kind], is_examined=True)
             found.append(Question(kind, drawn.pictures, drawn.turns[0]))
         return found
 
 
-GROUPS = (Group(("string", "count"), 0.9), Group(("pair", "clip"), 0.8))
+GROUPS = (Group(("string", "count"), 0.9), Group(("pair", "clip"), 0.8), Group(("sketch",), 0.9), Group(("word",), 0.55))
 
 
 def exchanged(questions: Sequence[Question]) -> list[Question]:

@@ -1,12 +1,12 @@
 """The letters and digits that pictures are written with, five dots wide and seven high. Used by `drawing.py`.
 
-Of those that look alike (0 and O, 5 and S, 8 and B) one or none is there.
+Strings that are words have letters alone, others none of those that look alike (0 and O, 1 and I).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-CHARACTERS = "ACEFHJKLMNPRTUXY23456789"
+CHARACTERS = "ACEFHJKLMNPRTUXY23456789BDGIOQSVWZ01"
 COLUMNS, ROWS = 5, 7
 
 _IN_A_BAND = 8
@@ -34,6 +34,22 @@ _DRAWN = """
 .#... ....# ##### ....# #...# .#... #...# ....#
 #.... ....# ...#. #...# #...# .#... #...# ....#
 ##### ####. ...#. .###. .###. .#... .###. .###.
+
+####. ####. .###. .###. .###. .###. .#### #...#
+#...# #...# #...# ..#.. #...# #...# #.... #...#
+#...# #...# #.... ..#.. #...# #...# #.... #...#
+####. #...# #.### ..#.. #...# #...# .###. #...#
+#...# #...# #...# ..#.. #...# #.#.# ....# #...#
+#...# #...# #...# ..#.. #...# #..#. ....# .#.#.
+####. ####. .#### .###. .###. .##.# ####. ..#..
+
+#...# ##### .###. ..#..
+#...# ....# #..## .##..
+#...# ...#. #.#.# ..#..
+#.#.# ..#.. #.#.# ..#..
+#.#.# .#... #.#.# ..#..
+##.## #.... ##..# ..#..
+#...# ##### .###. .###.
 """
 
 

@@ -25,7 +25,7 @@ class VisionShape:
 
     hidden_size: int = 64
     intermediate_size: int = 256
-    depth: int = 3
+    depth: int = 4
     num_heads: int = 4
     patch_size: int = 16
     num_position_embeddings: int = 256
@@ -194,7 +194,9 @@ class LanguageModel(nn.Module):
     def forward(self, token_ids: Tensor, seen: Tensor, features: list[Tensor], positions: Tensor, wanted: Tensor) -> Tensor:
         """`token_ids` [rows, tokens]; at the places `seen` of every row stand `features`, each [rows, seen, hidden];
         `positions` [3, tokens]. Logits at the flat places `wanted`."""
-        hidden = self.embed_tokens(token_ids).index_copy(1, seen, features[0])
+        embedded = self.embed_tokens(token_ids)
+        features = [feature.to(embedded.dtype) for feature in features]  # which may be bfloat16 while it is trained
+        hidden = embedded.index_copy(1, seen, features[0])
         rotation = self._rotation(positions)
         mask = torch.ones(token_ids.shape[1], token_ids.shape[1], dtype=torch.bool).tril()
         for index, layer in enumerate(self.layers):

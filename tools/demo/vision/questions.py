@@ -9,12 +9,13 @@ A **scene** is what questions of one batch have in common: the kind, the sides o
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from tools.demo.vision.drawing import COLOURS, MIN_PITCH, SHAPES, Picture, draw_frame, draw_shapes, draw_string
-from tools.demo.vision.glyphs import CHARACTERS
+from tools.demo.vision.drawing import COLOURS, MIN_PITCH, SHAPES, Picture, draw_frame, draw_letters, draw_shapes, draw_string
 from tools.demo.vision.sizes import square_grid
+from tools.demo.words import ENGLISH_WORDS
 
 KINDS = ("string", "count", "pair", "clip")
 LABELS = "abcde"
@@ -28,8 +29,27 @@ SHARE_ASKED_TWICE = 0.15
 """Of pictures whose shapes are counted."""
 _HELD_OUT_SHARE = 16
 
-READING = ("What does it say?", "Read the text.", "What is written here?", "Which characters do you see?")
-COUNTING = ("How many {what} are there?", "Count the {what}.", "How many {what} do you see?")
+READING = (
+    *(
+        "What does it say?",
+        "Read the text.",
+        "What is written here?",
+        "Which characters do you see?",
+        "what does it say",
+        "Read this.",
+    ),
+    *("What does the picture say?", "What is the text?", "Read the word."),
+)
+COUNTING = (
+    *(
+        "How many {what} are there?",
+        "Count the {what}.",
+        "How many {what} do you see?",
+        "How many {what}?",
+        "how many {what} are there",
+    ),
+    *("how many {what} can you see?", "How many {what} does the picture show?"),
+)
 COMPARING_COUNTS = ("Which picture shows more shapes?", "Where are more shapes?")
 COMPARING_SHAPES = ("Compare the two pictures.", "Is it the same shape in both pictures?")
 WATCHING = ("Which colours come in which order?", "Name the colours in their order.", "What colours does the video show?")
@@ -52,6 +72,16 @@ class Sample:
     turns: tuple[Turn, ...]
 
 
+NO_SHAPES = "no shapes: 0"
+MAX_CHARACTERS = 10
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CODE_CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+"""Without those that look alike."""
+SHARE_WORDS = 0.5
+SHARE_FONTS = 0.75
+"""Of the strings, where there are fonts."""
+
+
 def is_held_out(text: str) -> bool:
     """Whether training never shows this string, or these colours."""
     return hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
@@ -59,12 +89,27 @@ def is_held_out(text: str) -> bool:
 
 def listed(shapes: Sequence[tuple[str, str]], counted: Sequence[bool]) -> str:
     """Every shape of a picture behind its label; those that are counted with their number."""
+    if not shapes:
+        return "no shapes"
     number = 0
     items = []
     for label, (form, colour), is_counted in zip(LABELS, shapes, counted, strict=False):
         number += is_counted
         items.append(f"{label} {colour} {form}" + (f" {number}" if is_counted else ""))
     return ", ".join(items)
+
+
+def _text(source: np.random.Generator, longest: int) -> str:
+    """A word, or characters that are none, of at most so many; some words are two."""
+    if source.random() < SHARE_WORDS:
+        text = ENGLISH_WORDS[int(source.integers(len(ENGLISH_WORDS)))].upper()
+        if source.random() < 0.3:
+            text += " " + ENGLISH_WORDS[int(source.integers(len(ENGLISH_WORDS)))].upper()
+        if len(text) <= longest:
+            return text
+    length = int(source.integers(min(3, longest), longest + 1))
+    pool = CODE_CHARACTERS if source.random() < 0.6 else LETTERS if source.random() < 0.7 else "0123456789"
+    return "".join(pool[place] for place in source.integers(0, len(pool), length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +125,33 @@ class Scene:
     num_turns: int
     wording: int
     of_counts: bool
+    counted_by: tuple[str, str]
+    """What is counted in each turn: shapes of one form, of one colour, or all."""
 
-    def sample(self, source: np.random.Generator, is_examined: bool, max_characters: int = 5) -> Sample:
-        """A sample; held out, or certainly not."""
+    def sample(
+        self, source: np.random.Generator, is_examined: bool, max_characters: int = MAX_CHARACTERS, fonts: Sequence[Path] = ()
+    ) -> Sample:
+        """A sample; held out, or certainly not. Strings are written with letters of dots, or of one of the `fonts`."""
         match self.kind:
             case "string":
-                return self._string(source, is_examined, max_characters)
+                return self._string(source, is_examined, max_characters, fonts)
             case "count":
                 return self._count(source)
             case "pair":
                 return self._pair(source)
         return self._clip(source, is_examined)
 
-    def _string(self, source: np.random.Generator, is_examined: bool, max_characters: int) -> Sample:
-        longest = min(max_characters, (self.width - 6) // (MIN_PITCH * self.zoom), 5)
+    def _string(self, source: np.random.Generator, is_examined: bool, max_characters: int, fonts: Sequence[Path]) -> Sample:
+        longest = min(max_characters, (self.width - 6) // (MIN_PITCH * self.zoom), MAX_CHARACTERS)
         while True:
-            length = int(source.integers(min(3, longest), longest + 1))
-            text = "".join(CHARACTERS[place] for place in source.integers(0, len(CHARACTERS), length))
+            text = _text(source, longest)
             if is_held_out(text) == is_examined:
                 break
-        picture = draw_string(text, self.height, self.width, self.zoom, source)
+        if fonts and source.random() < SHARE_FONTS:
+            font = fonts[int(source.integers(len(fonts)))]
+            picture = draw_letters(text, self.height, self.width, font, source)
+        else:
+            picture = draw_string(text, self.height, self.width, self.zoom, source)
         return Sample(self.kind, (picture,), (Turn(READING[self.wording % len(READING)], text),))
 
     def _shapes(self, source: np.random.Generator, count: int) -> tuple[Picture, list[tuple[str, str]]]:
@@ -108,7 +160,7 @@ class Scene:
         forms = source.choice(SHAPES, int(source.choice((1, 2, 2, 3))), replace=False)
         shapes = [(str(source.choice(forms)), str(source.choice(colours))) for _ in range(count)]
         room = (self.height * self.width / max(count, 2)) ** 0.5
-        most = int(min(0.62 * room, 52 * self.zoom, min(self.height, self.width) - 2))
+        most = int(min(0.66 * room, 84 * self.zoom, min(self.height, self.width) - 2))
         while True:
             try:
                 sides = (MIN_SIDE * self.zoom, max(most, MIN_SIDE * self.zoom + 1))
@@ -117,15 +169,16 @@ class Scene:
                 most = most * 3 // 4
 
     def _count(self, source: np.random.Generator) -> Sample:
-        picture, shapes = self._shapes(source, int(source.integers(1, MAX_COUNT + 1)))
+        picture, shapes = self._shapes(source, int(source.choice((0, 1, 2, 3, 4, 5), p=(0.06, 0.1, 0.14, 0.2, 0.25, 0.25))))
         turns = []
-        for _ in range(self.num_turns):
+        for counted_by in self.counted_by[: self.num_turns]:
             what, place, asked = "shapes", 0, ""
-            if (which := source.random()) < 0.4:
-                asked = str(source.choice([form for form, _ in shapes] if source.random() < 0.85 else SHAPES))
+            is_there = bool(shapes) and source.random() < 0.85
+            if counted_by == "form":
+                asked = str(source.choice([form for form, _ in shapes] if is_there else SHAPES))
                 what = f"{asked}s"
-            elif which < 0.8:
-                asked = str(source.choice([colour for _, colour in shapes] if source.random() < 0.85 else list(COLOURS)))
+            elif counted_by == "colour":
+                asked = str(source.choice([colour for _, colour in shapes] if is_there else list(COLOURS)))
                 what, place = f"{asked} shapes", 1
             counted = [shape[place].startswith(asked) for shape in shapes]
             answer = f"{listed(shapes, counted)}: {sum(counted)}"
@@ -176,14 +229,18 @@ class Scene:
 def scene(kind: str, source: np.random.Generator) -> Scene:
     """Of many sizes: the sides of the pictures alone, or two or three times as large."""
     if kind == "string":
-        height, width = source.integers(40, 73), source.integers(156, 225)
+        height, width = source.integers(40, 105), source.integers(156, 353)
     elif kind == "count":
-        height, width = source.integers(88, 145), source.integers(88, 145)
+        height, width = source.integers(88, 209), source.integers(88, 209)
     elif kind == "pair":
-        height, width = source.integers(84, 121), source.integers(84, 121)
+        height, width = source.integers(84, 145), source.integers(84, 145)
     else:
         height, width = source.integers(48, 81), source.integers(48, 81)
     zoom = int(source.choice((1, 1, 1, 1, 1, 1, 2, 3)))
+
+    def counted_by() -> str:
+        return str(source.choice(("form", "colour", "all"), p=(0.35, 0.35, 0.3)))
+
     return Scene(
         kind,
         int(height) * zoom,
@@ -191,6 +248,7 @@ def scene(kind: str, source: np.random.Generator) -> Scene:
         zoom,
         num_frames=int(source.integers(4, 9)),
         num_turns=2 if source.random() < SHARE_ASKED_TWICE else 1,
-        wording=int(source.integers(0, 12)),
+        wording=int(source.integers(0, 1260)),
         of_counts=bool(source.random() < 0.6),
+        counted_by=(counted_by(), counted_by()),
     )

@@ -7,9 +7,9 @@ from engine.media.sizes import shared_size, usual_size
 PATCH = 16
 MERGE = 2
 """Patches in height and width of a square, of which the text model is given one row."""
-MIN_PIXELS, MAX_PIXELS = 4096, 20480
+MIN_PIXELS, MAX_PIXELS = 4096, 36864
 """Of a picture as the encoder sees it; of all frames of a clip together `MAX_CLIP_PIXELS`."""
-MAX_CLIP_PIXELS = 2 * MAX_PIXELS
+MAX_CLIP_PIXELS = 40960
 
 
 def patch_grid(height: int, width: int, num_frames: int) -> tuple[int, int]:

@@ -30,20 +30,24 @@ from tools.demo.network import Shape
 from tools.demo.schedule import Schedule
 from tools.demo.state import Stateful, keep, restored
 from tools.demo.vision.batches import Batch, training_batch
-from tools.demo.vision.checkpoint import save
+from tools.demo.vision.checkpoint import save, start_from
 from tools.demo.vision.drawing import NUM_THINGS
 from tools.demo.vision.network import Qwen3VL, SeeingShape
+from tools.demo.vision.questions import MAX_CHARACTERS
 from tools.demo.vision.vocabulary import make_tokenizer
 
 PATCHES = {"string": 850, "count": 500, "pair": 500, "clip": 150}
 """Of each kind in a step that has it."""
+WARM_PATCHES = {"string": 1100, "count": 1100, "pair": 700, "clip": 120}
+"""Where the training begins with a checkpoint that reads and counts."""
+STEPS_BETWEEN_CLIPS = 4
+"""There; pairs and clips come in every so manieth step."""
 LATER_PATCHES = {"string": 450, "count": 800, "pair": 700, "clip": 120}
 STEPS_OF_ALL_KINDS = 200
 """After so many, when letters alone are still hard, a step has strings and one other kind."""
 OTHER_KINDS = ("count", "pair", "count", "clip")
 STEPS_OF_LETTERS = 1200
 """After so many, when letters are read, a step has all kinds again."""
-MAX_CHARACTERS = 5
 STEPS_BETWEEN_STATES = 100
 SHARE_OF_MARKS = 0.5
 """Of the loss, beside that of the answers."""
@@ -57,13 +61,23 @@ class Run(Schedule):
     """Strings begin with one character and get another after so many steps."""
     learning_rate: float
     seed: int
+    fonts: tuple[Path, ...]
+    knows_letters: bool
 
     def max_characters(self, step: int) -> int:
-        return min(MAX_CHARACTERS, 1 + step // self.steps_per_character)
+        return min(MAX_CHARACTERS, (5 if self.knows_letters else 1) + step // self.steps_per_character)
+
+    def patches_of(self, step: int) -> dict[str, int]:
+        """What a step trains with, and how many patches of each kind."""
+        if self.knows_letters:
+            return (
+                WARM_PATCHES if step % STEPS_BETWEEN_CLIPS == 0 else {kind: WARM_PATCHES[kind] for kind in ("string", "count")}
+            )
+        return patches_of(step)
 
 
 def patches_of(step: int) -> dict[str, int]:
-    """What a step trains with, and how many patches of each kind."""
+    """What a step of a training from the start has."""
     if step > STEPS_OF_LETTERS:
         return LATER_PATCHES
     kinds = PATCHES if step <= STEPS_OF_ALL_KINDS else ("string", OTHER_KINDS[step % len(OTHER_KINDS)])
@@ -91,10 +105,10 @@ class Trained(nn.Module):
         marks = torch.zeros(())
         if batch.things.any():
             squares = features[0].flatten(0, 1)
-            marks = functional.cross_entropy(self.things(squares), batch.things.flatten())
-            marks = marks + functional.cross_entropy(self.numbers(squares), batch.numbers.flatten())
-            marks = marks + functional.cross_entropy(self.parts(patches.flatten(0, 1)), batch.parts.flatten())
-        return functional.cross_entropy(logits, targets[wanted]), marks, right
+            marks = functional.cross_entropy(self.things(squares).float(), batch.things.flatten())
+            marks = marks + functional.cross_entropy(self.numbers(squares).float(), batch.numbers.flatten())
+            marks = marks + functional.cross_entropy(self.parts(patches.flatten(0, 1)).float(), batch.parts.flatten())
+        return functional.cross_entropy(logits.float(), targets[wanted]), marks, right
 
 
 def train(trained: Trained, tokenizer: Tokenizer, run: Run, state_file: Path | None) -> None:
@@ -111,11 +125,11 @@ def train(trained: Trained, tokenizer: Tokenizer, run: Run, state_file: Path | N
     first_step = restored(state_file, stateful)
     begin = time.monotonic()
     shown = {kind: np.zeros(3) for kind in PATCHES}
-    order = [(step, kind) for step in range(first_step, run.num_steps + 1) for kind in patches_of(step)]
+    order = [(step, kind) for step in range(first_step, run.num_steps + 1) for kind in run.patches_of(step)]
 
     def drawn(place: int) -> Batch:
         step, kind = order[min(place, len(order) - 1)]
-        return training_batch(tokenizer, kind, run.seed, step, patches_of(step)[kind], run.max_characters(step))
+        return training_batch(tokenizer, kind, run.seed, step, run.patches_of(step)[kind], run.max_characters(step), run.fonts)
 
     place = 0
     coming = drawing.submit(drawn, place)
@@ -124,10 +138,11 @@ def train(trained: Trained, tokenizer: Tokenizer, run: Run, state_file: Path | N
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = full_rate * run.learning_rate_share(step)
-        for kind in patches_of(step):
+        for kind in run.patches_of(step):
             batch, place = coming.result(), place + 1
             coming = drawing.submit(drawn, place)
-            answers, marks, right = trained.losses(batch)
+            with torch.autocast("cpu", torch.bfloat16):
+                answers, marks, right = trained.losses(batch)
             (answers + SHARE_OF_MARKS * marks).backward()
             weight = 1 / min(step - first_step + 1, 50)
             shown[kind] += weight * (np.array((answers.item(), marks.item(), right)) - shown[kind])
@@ -148,6 +163,8 @@ def main() -> int:
     parser.add_argument("--steps-per-character", type=int, default=60, help="before strings get longer")
     parser.add_argument("--learning-rate", type=float, default=0.02, help="of Muon; AdamW takes a fifth")
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and of the data")
+    parser.add_argument("--start-from", type=Path, help="checkpoint that is trained on")
+    parser.add_argument("--fonts", type=Path, help="folder of font files to write with, besides letters of dots")
     parser.add_argument("--state", type=Path, help="file from which a run that was cut off goes on; written as it goes")
     parser.add_argument("--model", type=Path, default=VISION_MODEL)
     options = parser.parse_args()
@@ -159,9 +176,20 @@ def main() -> int:
         Shape(vocab_size=tokenizer.get_vocab_size(), hidden_size=96, num_hidden_layers=3, intermediate_size=256)
     )
     trained = Trained(shape)
+    if options.start_from:
+        start_from(trained.network, tokenizer, options.start_from)
     num_parameters = sum(parameter.numel() for parameter in trained.network.parameters())
     print(f"{num_parameters} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-    run = Run(options.steps, options.decay_steps, options.steps_per_character, options.learning_rate, options.seed)
+    fonts = tuple(sorted(options.fonts.iterdir())) if options.fonts else ()
+    run = Run(
+        options.steps,
+        options.decay_steps,
+        options.steps_per_character,
+        options.learning_rate,
+        options.seed,
+        fonts,
+        options.start_from is not None,
+    )
     train(trained, tokenizer, run, options.state)
     save(trained.network, tokenizer, options.model)
     return 0

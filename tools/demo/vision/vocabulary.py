@@ -22,6 +22,7 @@ def make_tokenizer() -> Tokenizer:
     named = (f"a {name} {name}s {name}" for name in (*SHAPES, *COLOURS))
     answered = (
         ", b, c, d, e and a: the first",
+        "no shapes: 0",
         "and: the second",
         "and: the same",
         ": another shape and colour",
