@@ -26,6 +26,9 @@ OPERATIONS = {  # what is asked of the model, by path
     "/v1/score": "rerank",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
+    "/score": "rerank",
+    "/rerank": "rerank",
+    "/v1/responses/compact": "chat",
 }
 MAX_STATE_CHARACTERS = 512  # of a `tracestate`, whole entries of which are left out to come to that
 MAX_STATE_ENTRIES = 32

@@ -9,13 +9,13 @@ overwrites them there once they are read.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from engine.config import EngineConfig
+from shm.blake2 import blake2b
 
 _SIGNING = ("object_store_secret_key", "object_store_session_token")  # fields of the configuration
 _VARIABLE = "TOKAMAK_RUN_SECRETS"  # JSON, in the environment of api processes
@@ -27,9 +27,9 @@ _ARG_START, _ARG_END = 45, 46  # of /proc/PID/stat, behind the name
 
 
 def key_digest(key: str | bytes) -> str:
-    """SHA-256 of a key, in hexadecimal digits; empty where there is no key."""
+    """blake2b of a key, 32 bytes in hexadecimal digits; empty where there is no key."""
     data = key.encode() if isinstance(key, str) else key
-    return hashlib.sha256(data).hexdigest() if data else ""
+    return blake2b(data, digest_size=32).hexdigest() if data else ""
 
 
 def without_secrets(config: EngineConfig) -> EngineConfig:

@@ -53,6 +53,12 @@ void on_bus_error(int number, siginfo_t *info, void *context) {
             return;
         }
     }
+    // Another handler, such as Python's faulthandler, may raise the signal again, which comes back to this one.
+    static std::atomic<bool> is_fatal{false};
+    if (is_fatal.exchange(true)) {
+        signal(number, SIG_DFL);
+        return;
+    }
     if (previous.sa_flags & SA_SIGINFO) {
         previous.sa_sigaction(number, info, context);
     } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
@@ -62,8 +68,12 @@ void on_bus_error(int number, siginfo_t *info, void *context) {
     }
 }
 
+// Whoever set a handler since the last file was mapped comes behind this one again.
 void install() {
     page_bytes = static_cast<u64>(sysconf(_SC_PAGESIZE));
+    struct sigaction present{};
+    sigaction(SIGBUS, nullptr, &present);
+    if ((present.sa_flags & SA_SIGINFO) && present.sa_sigaction == on_bus_error) return;
     struct sigaction action{};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -76,8 +86,7 @@ int guard_file(nb::handle memory) {
     const Buffer buffer(memory);
     const u64 begin = reinterpret_cast<u64>(buffer.data());
     const std::lock_guard<std::mutex> holder(lock);
-    static const bool is_installed = (install(), true);
-    (void)is_installed;
+    install();
     for (int index = 0; index < MAX_RANGES; ++index) {
         Range &range = ranges[index];
         if (range.end.load(std::memory_order_relaxed)) continue;

@@ -90,11 +90,10 @@ def test_a_conversation_and_a_refusal(edge: Edge) -> None:
     assert SECRET not in edge.run.log_path("api0").read_text()
 
 
-def test_an_id_that_is_refused_is_logged_under_another(edge: Edge) -> None:
-    """Which the answer has."""
-    for wrong in ("", f"{SECRET} 2", "x" * 200, f"{SECRET}/"):
-        answer = edge.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": wrong})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+def test_an_unsafe_id_is_logged_as_it_is_answered(edge: Edge) -> None:
+    for given in ("", "not safe 2", "x" * 200, "a/b"):
+        answer = edge.post("/v1/completions", {"prompt": 5}, headers={"x-request-id": given})
+        assert answer.status_code == 400
+        assert answer.headers["x-request-id"] != given
         (refused,) = lines(edge, answer.headers["x-request-id"])
         assert refused.items() >= {"method": "POST", "path": "/v1/completions", "status": 400}.items()
-    assert SECRET not in edge.run.log_path("api0").read_text()

@@ -68,4 +68,4 @@ def test_from_python() -> None:
 
 def test_a_picture() -> None:
     with EngineProcess(VISION_MODEL) as engine:
-        assert typed(block("--image"), engine).endswith(": 3\n")
+        assert typed(block("--image").replace("chat", f"chat --url {engine.url}"), engine).endswith(": 3\n")

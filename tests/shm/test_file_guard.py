@@ -97,3 +97,22 @@ def test_other_bus_errors_still_end_the_process(path: Path, dump: str) -> None:
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == -signal.SIGBUS
     assert ("Bus error" in ended.stderr) == (dump == "dump")
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_guard_comes_before_handlers_set_later(path: Path, is_guarded: bool) -> None:
+    """As Python's faulthandler, which an actor enables; without a guard the fault still ends the process by its signal."""
+    code = f"""
+import faulthandler, mmap, os
+from shm.file_guard import FileGuard
+first = FileGuard(mmap.mmap(-1, 4096))
+faulthandler.enable()
+with open({str(path)!r}, "rb") as file:
+    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+guard = FileGuard(data) if {is_guarded} else FileGuard(mmap.mmap(-1, 4096))
+os.truncate({str(path)!r}, 0)
+assert not any(data[:])
+assert guard.is_lost
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (0 if is_guarded else -signal.SIGBUS), done.stderr

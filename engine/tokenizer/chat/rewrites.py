@@ -6,13 +6,13 @@ Contents are strings or lists of parts, as `read_messages` gives them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from engine.tokenizer.chat.messages import Message
+from shm.blake2 import blake2b
 
 SEPARATOR = "\n\n"  # between contents that become one
 SHORT_ID_CHARACTERS = 9  # of a call's id, for Mistral's templates
@@ -190,7 +190,7 @@ def _short_id(call_id: Any) -> str:
     text = call_id if isinstance(call_id, str) else ""
     if len(text) == SHORT_ID_CHARACTERS and text.isascii() and text.isalnum():
         return text
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:SHORT_ID_CHARACTERS]
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()[:SHORT_ID_CHARACTERS]
 
 
 # ---------------------------------------------------------------------------------------------------------- contents
