@@ -33,6 +33,9 @@ ADMIN_PREFIX = "/admin"
 ADMIN_PATHS = (  # where vLLM and FastDeploy have them
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
     "/clear_load_weight",
     "/update_model_weight",
 )

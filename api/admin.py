@@ -24,7 +24,10 @@ from api.schemas.requests import (
     RebalanceRequest,
     ReloadRequest,
     UnloadAdapterRequest,
+    convert,
+    shown,
 )
+from api.schemas.responses import Sleeping
 from engine.errors import CheckpointError, ControlError, RequestError
 from engine.messages import (
     AbortRequest,
@@ -40,8 +43,10 @@ from engine.messages import (
     RestartActor,
     Resume,
     UnloadAdapter,
+    WeightsState,
 )
 from engine.process.gangs import gang_ranks
+from engine.process.topology import SCHEDULER, actors_of
 from shm.experts import ExpertTable
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -90,6 +95,31 @@ async def pause(request: Request) -> Response:
 async def sleep(request: Request) -> Response:
     body = await _parse(request, PauseRequest)
     return await _carry_out(request, Pause(body.mode, level="sleep"))
+
+
+async def sleep_by_query(request: Request) -> Response:
+    """vLLM's route: `mode` in the query; both of its levels give all memory of the weights back."""
+    await _parse(request, EmptyRequest)
+    given = {name: value for name, value in request.query_params.items() if name == "mode"}
+    body = convert(given, PauseRequest)
+    level = request.query_params.get("level", "1")
+    if level not in ("0", "1", "2"):
+        raise RequestError(f"level: expected 0, 1 or 2, got {shown(level)}", code="invalid_value", param="level")
+    return await _carry_out(request, Pause(body.mode) if level == "0" else Pause(body.mode, level="sleep"))
+
+
+async def wake_up(request: Request) -> Response:
+    """vLLM's route. All wakes at once, whatever `tags` name."""
+    await _parse(request, EmptyRequest)
+    return await _carry_out(request, Resume())
+
+
+async def is_sleeping(request: Request) -> Response:
+    """vLLM's route: whether the weights are out of memory."""
+    context = Exchange.of(request).services.context
+    schedulers = actors_of(SCHEDULER, (actor.name for actor in context.counters.actors()))
+    states = [context.counters.counter("engine_state", name).value for name in schedulers]
+    return json_response(Sleeping(is_sleeping=WeightsState.CLEARED in states))
 
 
 async def resume(request: Request) -> Response:

@@ -110,6 +110,9 @@ def routes() -> list[BaseRoute]:
         Route("/admin/resume", admin.resume, methods=["POST"]),
         Route("/admin/sleep", admin.sleep, methods=["POST"]),
         Route("/admin/wake", admin.resume, methods=["POST"]),
+        Route("/sleep", admin.sleep_by_query, methods=["POST"]),
+        Route("/wake_up", admin.wake_up, methods=["POST"]),
+        Route("/is_sleeping", admin.is_sleeping),
         Route("/admin/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
         Route("/admin/reset_encoder_cache", admin.reset_encoder_cache, methods=["POST"]),
         Route("/admin/reload", admin.reload_weights, methods=["POST"]),
@@ -247,22 +250,24 @@ class _Passage:
 
 
 async def list_models(request: Request) -> Response:
-    model = Exchange.of(request).services.model
+    services = Exchange.of(request).services
+    model = services.model
     if anthropic_errors.is_spoken(request.url.path, request.headers):
         from api.anthropic import models as anthropic_models  # on first use
 
         return json_response(anthropic_models.page(model, request.query_params))
-    return json_response(ModelList(data=[model.card(name) for name in model.all_names]))
+    return json_response(ModelList(data=[model.card(name, services.fingerprints.current()) for name in model.all_names]))
 
 
 async def show_model(request: Request) -> Response:
-    model = Exchange.of(request).services.model
+    services = Exchange.of(request).services
+    model = services.model
     name = model.resolve(request.path_params["id"])
     if anthropic_errors.is_spoken(request.url.path, request.headers):
         from api.anthropic import models as anthropic_models
 
         return json_response(anthropic_models.card(model, name))
-    return json_response(model.card(name))
+    return json_response(model.card(name, services.fingerprints.current()))
 
 
 def _refusal(passage: _Passage, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None) -> Response:

@@ -16,6 +16,7 @@ from starlette.types import Receive
 from api.body_budget import GRACE_NS, LEAST_BODY_BYTES_PER_S, BodyBudget, BodyShare
 from api.client.client import EdgeClient
 from api.client.generation import ClientGone, Generation
+from api.fingerprint import Fingerprints
 from api.json_body import BodyDecoder
 from api.media.request import MediaRequests
 from api.model import ServedModel
@@ -51,6 +52,7 @@ class Services(msgspec.Struct, frozen=True):
     watch: Watch
     renderings: Renderings
     responses: ResponseStore
+    fingerprints: Fingerprints
     request_log: RequestLog | None = None  # where requests are to be logged
     spans: Spans | None = None  # where somebody collects them
 

@@ -24,8 +24,8 @@ from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 MAX_STALE_NS = 4_000_000_000  # a work loop beats every 100 ms; a worker after each op of a step, and one may be long
 _NOT_SERVING = {
     WeightsState.PAUSED: "is paused by an operator, what comes waits: resume it",
-    WeightsState.CLEARED: "is asleep, it has no weights: POST /admin/wake (`tokamak ctl wake`) loads them again; if they are "
-    "lost (see the errors), reload others",
+    WeightsState.CLEARED: "is asleep; POST /wake_up (`tokamak ctl wake`) loads the weights again; if they are lost (see the "
+    "errors), reload others",
 }
 
 

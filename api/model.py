@@ -102,7 +102,7 @@ class ServedModel(msgspec.Struct, frozen=True):
                 param="model",
             )
 
-    def card(self, name: str) -> responses.Model:
+    def card(self, name: str, system_fingerprint: str = "") -> responses.Model:
         adapter = self.adapter_of(name)
         return responses.Model(
             id=name,
@@ -112,6 +112,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             max_model_len=self.max_model_len,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
+            system_fingerprint=system_fingerprint,
             input_modalities=list(self.modalities),
         )
 

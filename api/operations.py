@@ -233,6 +233,9 @@ OPERATIONS = (
     _order("clear_weights", "Drop the weights", requests.PauseRequest),
     _order("clear_load_weight", "As /admin/clear_weights", requests.PauseRequest, folder=""),
     _order("update_model_weight", "As /admin/reload", requests.ReloadRequest, folder=""),
+    _order("sleep", "As /admin/sleep, by vLLM's name", folder=""),
+    _order("wake_up", "As /admin/wake, by vLLM's name", folder=""),
+    Operation("get", "/is_sleeping", "Whether the engine sleeps", responses.Sleeping, errors=_ORDERS, security="admin_key"),
     *(
         Operation("get", path, summary, responses.AdminAnswer, errors=_ORDERS, security="admin_key")
         for path, summary in (

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from api.fingerprint import Fingerprints
 from api.model import ServedModel
 from engine.config import EngineConfig
 from engine.installation import package_version
@@ -44,8 +45,9 @@ class Renderings:
     is made share the next, and in the long run they take `SHARE` of a processor's time: who asks again and again waits.
     """
 
-    def __init__(self, context: ActorContext, model: ServedModel) -> None:
+    def __init__(self, context: ActorContext, model: ServedModel, fingerprints: Fingerprints) -> None:
         self.context = context
+        self.fingerprints = fingerprints
         self._model = model
         self._next: dict[bool, asyncio.Task[bytes]] = {}  # by `is_open`; those that have not begun
         self._turn = asyncio.Lock()
@@ -69,12 +71,16 @@ class Renderings:
             await asyncio.sleep(self._paid_s - BURST_S - loop.time())
             del self._next[is_open]
             adapters = {} if self._model.adapters is None else {each.slot: each.name for each in self._model.adapters.adapters}
-            text, taken_s = await asyncio.to_thread(rendered, self.context, self._model.names[0], is_open, adapters)
+            text, taken_s = await asyncio.to_thread(
+                rendered, self.context, self._model.names[0], is_open, adapters, self.fingerprints
+            )
             self._paid_s = max(self._paid_s, loop.time()) + taken_s / SHARE
             return text
 
 
-def rendered(context: ActorContext, model_name: str, is_open: bool, adapters: Mapping[int, str]) -> tuple[bytes, float]:
+def rendered(
+    context: ActorContext, model_name: str, is_open: bool, adapters: Mapping[int, str], fingerprints: Fingerprints
+) -> tuple[bytes, float]:
     """The text, and the seconds of a processor that it took, what the first one imports left out."""
     from prometheus_client.exposition import generate_latest
     from prometheus_client.openmetrics.exposition import ALLOWUTF8  # else it writes an underscore for the colon of names
@@ -85,7 +91,7 @@ def rendered(context: ActorContext, model_name: str, is_open: bool, adapters: Ma
     look = Look(
         context.counters,
         rings(context.run.run_id),
-        information(config),
+        information(config, fingerprints.current()),
         {"model_name": model_name},
         config.metrics_prefix,
         adapters,
@@ -95,7 +101,7 @@ def rendered(context: ActorContext, model_name: str, is_open: bool, adapters: Ma
     return text, time.thread_time() - begin_s
 
 
-def information(config: EngineConfig) -> list[Row]:
+def information(config: EngineConfig, system_fingerprint: str = "") -> list[Row]:
     """What does not change while the engine runs: gauges that are 1, with labels."""
     build = {
         "version": package_version(),
@@ -105,6 +111,7 @@ def information(config: EngineConfig) -> list[Row]:
         "dtype": config.dtype,
         "quantization": config.quantization,
         "kernels": config.kernels_text,
+        "system_fingerprint": system_fingerprint,
     }
     cache = {
         "block_size": config.block_size,

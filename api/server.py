@@ -26,6 +26,7 @@ from api.body_budget import BodyBudget
 from api.client.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
+from api.fingerprint import Fingerprints
 from api.json_body import BodyDecoder, DecodingLimits
 from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
@@ -80,6 +81,7 @@ class ApiActor(Actor):
                 config.max_connections,
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             )
+        fingerprints = Fingerprints(config, self.context.run)
         services = Services(
             self.context,
             self.client,
@@ -89,8 +91,9 @@ class ApiActor(Actor):
             BodyBudget(config.max_body_bytes),
             MediaRequests(self.context, self._desk, model.media_kinds, 2 * num_spare // 3),
             Watch(self.context),
-            Renderings(self.context, model),
+            Renderings(self.context, model, fingerprints),
             ResponseStore(self.context.run.responses_path),
+            fingerprints,
             self._request_log(),
             self._spans,
         )

@@ -29,6 +29,7 @@ from api.client.submission import (
 )
 from api.errors import json_response
 from api.exchange import Exchange, until_finished
+from api.fingerprint import Fingerprints
 from api.media.parts import MediaPart, take_parts
 from api.model import ServedModel
 from api.openai.completions import likeliest
@@ -74,9 +75,10 @@ async def create_chat_completion(request: Request) -> Response:
     generation, n = await open_chat(request, fields, body)
     if body.stream:
         head.object = "chat.completion.chunk"
-        return EventStream(generation, ChatWriter(head, body, echoed))
+        return EventStream(generation, ChatWriter(head, body, exchange.services.fingerprints, echoed))
     await until_finished(generation, request.receive)
-    return await _answer(head, body, generation, n, echoed)
+    fingerprint = exchange.services.fingerprints.of(generation.weight_version)
+    return await _answer(head, body, generation, n, echoed, fingerprint)
 
 
 async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest) -> tuple[Generation, int]:
@@ -228,8 +230,8 @@ def _num_logprobs(body: ChatRequest) -> int:
 class ChatWriter(ChunkWriter):
     """The first piece of each choice carries the role."""
 
-    def __init__(self, head: ChatHead, body: ChatRequest, echoed: str = "") -> None:
-        super().__init__(head, body)
+    def __init__(self, head: ChatHead, body: ChatRequest, fingerprints: Fingerprints, echoed: str = "") -> None:
+        super().__init__(head, body, fingerprints)
         self._echoed = echoed
         self._shown = LogprobsShown.of(body, body.top_logprobs or 0)
         self._body = body
@@ -261,7 +263,9 @@ class ChatWriter(ChunkWriter):
         return choices
 
 
-async def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: int, echoed: str = "") -> Response:
+async def _answer(
+    head: ChatHead, body: ChatRequest, generation: Generation, n: int, echoed: str = "", fingerprint: str = ""
+) -> Response:
     chosen = [generation.samples[index] for index in likeliest(generation, 0, n)]
     choices = []
     for index, sample in enumerate(chosen):
@@ -274,6 +278,7 @@ async def _answer(head: ChatHead, body: ChatRequest, generation: Generation, n: 
         choices=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,
+        system_fingerprint=fingerprint,
         timings=timings_of(generation) if body.timings else UNSET,
     )
     if body.prompt_logprobs is not None:

@@ -28,6 +28,7 @@ from api.client.submission import (
     sampling_params,
 )
 from api.exchange import Exchange, until_finished
+from api.fingerprint import Fingerprints
 from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
 from api.openai.logprobs import CompletionLogprobsBuilder, LogprobsShown, logprobs_by_id, prompt_logprobs
@@ -66,9 +67,10 @@ async def create_completion(request: Request) -> Response:
     generation, n = await open_completion(request, body, behind, prompts, DEFAULT_MAX_TOKENS)
     builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(generation.samples_per_prompt)]
     if body.stream:
-        return EventStream(generation, CompletionWriter(head, body, builders))
+        return EventStream(generation, CompletionWriter(head, body, exchange.services.fingerprints, builders))
     await until_finished(generation, request.receive)
-    return await _answer(head, generation, builders, n, bool(body.timings))
+    fingerprint = exchange.services.fingerprints.of(generation.weight_version)
+    return await _answer(head, generation, builders, n, bool(body.timings), fingerprint)
 
 
 async def open_completion(
@@ -197,8 +199,10 @@ class ChoiceBuilder:
 
 
 class CompletionWriter(ChunkWriter):
-    def __init__(self, head: CompletionHead, body: CompletionRequest, builders: Sequence[ChoiceBuilder]) -> None:
-        super().__init__(head, body)
+    def __init__(
+        self, head: CompletionHead, body: CompletionRequest, fingerprints: Fingerprints, builders: Sequence[ChoiceBuilder]
+    ) -> None:
+        super().__init__(head, body, fingerprints)
         self._builders = builders
 
     def choices(self, index: int, sample: OpenSample, delta: Delta) -> list[CompletionChoice]:
@@ -211,6 +215,7 @@ async def _answer(
     builders: Sequence[ChoiceBuilder],
     n: int,
     has_timings: bool = False,
+    fingerprint: str = "",
 ) -> Response:
     choices: list[bytes] = []
     for start in range(0, len(generation.samples), generation.samples_per_prompt):
@@ -224,6 +229,7 @@ async def _answer(
         choices=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,
+        system_fingerprint=fingerprint,
         timings=timings_of(generation) if has_timings else UNSET,
     )
     return WholeAnswer(answer, choices, generation.headers)

@@ -9,6 +9,7 @@ import msgspec
 
 from api.client.generation import Generation, OpenSample
 from api.errors import error_body
+from api.fingerprint import Fingerprints
 from api.openai.usage import progress_of, timings_of, usage_of
 from api.schemas.requests import GenerationRequest, StreamOptions
 from api.schemas.responses import encoder
@@ -23,9 +24,10 @@ class ChunkWriter(EventWriter):
     """Writes the events of one stream. `head` is the part that all have in common: a struct of id, object, created and
     model."""
 
-    def __init__(self, head: msgspec.Struct, request: GenerationRequest) -> None:
+    def __init__(self, head: msgspec.Struct, request: GenerationRequest, fingerprints: Fingerprints) -> None:
         options = request.stream_options or StreamOptions()
         self._prefix = b"data: " + encoder.encode(head)[:-1] + b',"choices":['
+        self._fingerprints = fingerprints
         self._has_usage = bool(options.include_usage)
         self._has_continuous_usage = bool(options.include_usage and options.continuous_usage_stats)
         self._has_progress = bool(request.return_progress)
@@ -56,6 +58,7 @@ class ChunkWriter(EventWriter):
             tail += b',"timings":' + encoder.encode(timings_of(generation))
         if sample.is_finished:
             tail += b',"weight_version":"%s"' % sample.weight_version.encode()
+        tail += b',"system_fingerprint":"%s"' % self._fingerprints.of(sample.weight_version).encode()
         choices = self.choices(index, sample, sample.take())
         if len(choices) == 1:  # nearly always
             return b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choices[0]), tail)
@@ -67,7 +70,12 @@ class ChunkWriter(EventWriter):
 
     def _tail(self, generation: Generation) -> bytes:
         usage = encoder.encode(usage_of(generation))
-        return b'%s],"usage":%s,"weight_version":"%s"}\n\n' % (self._prefix, usage, generation.weight_version.encode())
+        return b'%s],"usage":%s,"weight_version":"%s","system_fingerprint":"%s"}\n\n' % (
+            self._prefix,
+            usage,
+            generation.weight_version.encode(),
+            self._fingerprints.of(generation.weight_version).encode(),
+        )
 
     def failed(self, error: RequestError) -> bytes:
         return b"data: " + error_body(error) + b"\n\n" + DONE

@@ -45,10 +45,19 @@ async def create_scores(request: Request) -> Response:
     if len(firsts) not in (1, len(seconds)):
         raise invalid("text_1", f"{len(firsts)} texts against {len(seconds)} of text_2; send one, or as many")
     pairs = list(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
-    scores, prompts, generation = await _scores(request, body, pairs, body.use_activation, "text_2")
-    data = [Score(index=index, score=score) for index, score in enumerate(scores)]
-    for made, token_ids in zip(data, prompts, strict=False):
-        made.prompt_token_ids = token_ids
+    filled = [index for index, pair in enumerate(pairs) if all(pair)]
+    if not filled:
+        raise invalid("text_2", "each pair has an empty text; send at least one pair of texts that are not")
+    scores, prompts, generation = await _scores(
+        request, body, [pairs[index] for index in filled], body.use_activation, "text_2"
+    )
+    data = [Score(index=index, score=0.0) for index in range(len(pairs))]
+    for index, score in zip(filled, scores, strict=True):
+        data[index].score = score
+    if prompts:
+        found = dict(zip(filled, prompts, strict=True))
+        for made in data:
+            made.prompt_token_ids = found.get(made.index, [])
     return json_response(
         ScoreList(
             id=f"score-{exchange.request_id}",

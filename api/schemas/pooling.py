@@ -23,7 +23,7 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
 
 
 Text = Annotated[str, Meta(min_length=1)]
-Texts = Annotated[list[Text], Meta(min_length=1)]
+ScoreTexts = Annotated[list[str], Meta(min_length=1)]
 
 
 class EmbeddingRequest(PoolingRequest, kw_only=True):
@@ -56,10 +56,10 @@ class RerankRequest(PoolingRequest, kw_only=True):
 
 
 class ScoreRequest(PoolingRequest, kw_only=True):
-    """One text against each of several, or as many against as many."""
+    """One text against each of several, or as many against as many. A pair with an empty text has the score 0."""
 
-    text_1: Annotated[Text | Texts, Meta(description="Or as many as text_2 has.")]
-    text_2: Text | Texts
+    text_1: Annotated[str | ScoreTexts, Meta(description="Or as many as text_2 has.")]
+    text_2: str | ScoreTexts
     use_activation: bool | None = None
 
 

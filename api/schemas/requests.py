@@ -14,6 +14,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from api.schemas.accepted import Step, accepted
 from api.schemas.formats import FormatFields
 from engine.config import MAX_LOGPROBS
 from engine.errors import RequestError
@@ -391,7 +392,7 @@ def convert(fields: dict[str, Any], type_: type[T]) -> T:
     try:
         return msgspec.convert(fields, type_, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _named(str(error), fields) from None
+        raise _named(str(error), fields, type_) from None
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
 
@@ -423,7 +424,7 @@ def invalid(param: str, message: str) -> RequestError:
     return RequestError(f"{param}: {message}", code="invalid_value", param=param)
 
 
-def _named(text: str, fields: dict[str, Any]) -> RequestError:
+def _named(text: str, fields: dict[str, Any], type_: type[msgspec.Struct]) -> RequestError:
     """`text` is msgspec's: what is wrong, which may quote the value, and behind the last " - at " the place."""
     what, _, place = text.rpartition(" - at ")
     match = _PLACE.fullmatch(place)
@@ -435,9 +436,22 @@ def _named(text: str, fields: dict[str, Any]) -> RequestError:
         param = f"{path}.{missing['name']}" if path else missing["name"]
         return RequestError(f"{param} is required", code="missing_required_parameter", param=param)
     is_key = match is not None and match["key"] is not None
-    got = "" if ", got" in what or is_key or match is None else _got(fields, match["path"])
+    got = "" if is_key or match is None else _got(fields, match["path"])
+    if got:
+        wanted = accepted(type_, _steps(match["path"]) if match else (), fields)
+        if wanted:
+            what = f"expected {wanted}"
+        elif what.startswith("Expected `null`"):
+            what, got = "not supported", f"{got}; leave it out"
+        else:
+            what = what.partition(", got ")[0]
     where = f"a key of {path}" if is_key else path or "the body"
     return RequestError(f"{where}: {what[0].lower()}{_shortened(what[1:], 256)}{got}", code="invalid_value", param=path)
+
+
+def _steps(path: str) -> list[Step]:
+    """Of msgspec's path."""
+    return [step["name"] or int(step["index"]) for step in _STEP.finditer(path)]
 
 
 def _got(fields: object, path: str) -> str:

@@ -109,6 +109,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage
     weight_version: str
+    system_fingerprint: str = ""
     timings: Timings | UnsetType = UNSET
 
 
@@ -165,6 +166,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     weight_version: str
+    system_fingerprint: str = ""
     timings: Timings | UnsetType = UNSET
 
 
@@ -212,6 +214,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     prompt_progress: PromptProgress | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -226,6 +229,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_progress: PromptProgress | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class Model(msgspec.Struct, kw_only=True):
@@ -238,6 +242,7 @@ class Model(msgspec.Struct, kw_only=True):
     max_model_len: int
     tool_call_parser: str
     reasoning_parser: str
+    system_fingerprint: str = ""
     input_modalities: list[str]  # what a message may have: "text", "image", "video"
 
 
@@ -267,6 +272,10 @@ class Health(msgspec.Struct, kw_only=True):
     actor: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     problems: list[HealthProblem] = []
+
+
+class Sleeping(msgspec.Struct):
+    is_sleeping: bool
 
 
 class Version(msgspec.Struct):

@@ -27,6 +27,7 @@ from api import prometheus
 from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
+from api.fingerprint import Fingerprints
 from api.health import problems
 from api.model import ServedModel
 from api.openapi import document
@@ -162,7 +163,7 @@ def test_stuck_actor_is_told_before_it_is_replaced(role: str, hang_timeout_s: fl
 @pytest.mark.parametrize(
     ("state", "status", "reason"),
     [
-        (WeightsState.CLEARED, 503, "is asleep, it has no weights: POST /admin/wake"),
+        (WeightsState.CLEARED, 503, "is asleep; POST /wake_up"),
         (WeightsState.PAUSED, 503, "paused"),
         (WeightsState.LOADING, 200, ""),
     ],
@@ -368,7 +369,8 @@ def renderings(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> Renderings:
     """Of this process, as the api process has them, none of which is waited for."""
     monkeypatch.setattr(prometheus, "BURST_S", 3600.0)
     record = ModelRecord.of_run(edge.run.model_path)
-    return Renderings(ActorContext(edge.run, edge.config, "api0", 1), ServedModel.of(edge.config, record, None))
+    context, model = ActorContext(edge.run, edge.config, "api0", 1), ServedModel.of(edge.config, record, None)
+    return Renderings(context, model, Fingerprints(edge.config, edge.run))
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -398,7 +400,7 @@ def test_who_asks_again_and_again_waits(renderings: Renderings, monkeypatch: pyt
     async def ask() -> None:
         first = await renderings.text(False)
         waiting = [asyncio.create_task(renderings.text(False)) for _ in range(50)]
-        await asyncio.to_thread(prometheus.rendered, renderings.context, "tiny", False, {})
+        await asyncio.to_thread(prometheus.rendered, renderings.context, "tiny", False, {}, renderings.fingerprints)
         assert renderings.is_awaited
         assert not any(task.done() for task in waiting)
         assert first

@@ -46,6 +46,18 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("demo").id == "demo"
 
 
+def test_fingerprint_is_the_same_everywhere(client: openai.OpenAI, engine: EngineProcess) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": QUESTION, "max_tokens": 4}
+    whole = client.chat.completions.create(**asked)
+    chunks = [chunk.system_fingerprint for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    text = client.completions.create(model="demo", prompt="a", max_tokens=1)
+    card = client.models.retrieve("demo").model_extra or {}
+    found = {whole.system_fingerprint, *chunks, text.system_fingerprint, card["system_fingerprint"]}
+    assert len(found) == 1
+    assert (whole.system_fingerprint or "").startswith("fp_")
+    assert engine.metric("build_info", system_fingerprint=whole.system_fingerprint or "") == 1
+
+
 def test_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
     assert "42" in (answer.choices[0].message.content or "")

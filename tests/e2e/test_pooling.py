@@ -192,25 +192,55 @@ def test_empty_document_is_ranked_last(embedder: EngineProcess, scorer: EnginePr
         assert [(each["index"], each["relevance_score"]) for each in found[-2:]] == [(0, 0), (len(TEXTS) + 1, 0)]
 
 
+def test_pair_with_empty_text_scores_zero(embedder: EngineProcess, scorer: EngineProcess) -> None:
+    for engine in (embedder, scorer):
+        alone = [each["score"] for each in post(engine, "/score", text_1=QUERY, text_2=TEXTS)["data"]]
+        found = [each["score"] for each in post(engine, "/score", text_1=QUERY, text_2=["", *TEXTS])["data"]]
+        assert found == [0, *alone]
+        refused = httpx.post(f"{engine.url}/score", json={"text_1": "", "text_2": TEXTS}, timeout=WATCHDOG_S)
+        assert refused.status_code == 400
+        assert "empty" in refused.json()["error"]["message"]
+
+
+def test_sleeping_engine_says_how_to_wake_it(embedder: EngineProcess) -> None:
+    expected = vectors(embedder, TEXTS)
+    assert httpx.post(f"{embedder.url}/sleep", timeout=WATCHDOG_S).status_code == 401
+
+    def is_sleeping() -> bool:
+        answer = httpx.get(f"{embedder.url}/is_sleeping", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+        return bool(answer.json()["is_sleeping"])
+
+    wrong = httpx.post(f"{embedder.url}/sleep?mode=nap", headers=OPERATOR, timeout=WATCHDOG_S)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "mode")
+    assert not is_sleeping()
+    httpx.post(f"{embedder.url}/sleep?level=1&mode=wait", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+    assert is_sleeping()
+    health = httpx.get(f"{embedder.url}/health", timeout=WATCHDOG_S)
+    assert (health.status_code, "asleep; POST /wake_up" in health.json()["reason"]) == (503, True)
+    httpx.post(f"{embedder.url}/wake_up", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+    assert not is_sleeping()
+    assert vectors(embedder, TEXTS) == expected
+
+
 LONG = "the sun " * 300
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {}, "input", "required"),
-    ("/v1/embeddings", {"input": ""}, "input", "length"),
-    ("/v1/embeddings", {"input": []}, "input", "length"),
-    ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "length"),
+    ("/v1/embeddings", {"input": ""}, "input", "at least 1"),
+    ("/v1/embeddings", {"input": []}, "input", "at least 1"),
+    ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "at least 1"),
     ("/v1/embeddings", {"input": ["a", 3]}, "input", "mixture"),
-    ("/v1/embeddings", {"input": [[]]}, "input[0]", "length"),
+    ("/v1/embeddings", {"input": [[]]}, "input[0]", "at least 1"),
     ("/v1/embeddings", {"input": [1024]}, "input", "1024"),
     ("/v1/embeddings", {"input": LONG}, "input", "200 tokens"),
     ("/v1/embeddings", {"input": ["a", LONG]}, "input", "200 tokens"),
     ("/v1/embeddings", {"input": ["a"] * 5000}, "input", "the limit"),
-    ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", "from 1 to"),
     ("/v1/embeddings", {"input": "a", "dimensions": 49}, "dimensions", "48"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "hex"),
     ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype", "float16"),
     ("/v1/embeddings", {"input": "a", "endianness": "big"}, "endianness", "big"),
-    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "null"),
-    ("/v1/rerank", {"query": "a", "documents": []}, "documents", "length"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+    ("/v1/rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
     ("/v1/rerank", {"query": "a", "documents": ["", ""]}, "documents", "empty"),
     ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents", "200 tokens"),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1", "as many"),

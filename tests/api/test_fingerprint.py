@@ -1,0 +1,25 @@
+"""The hash of what an answer depends on besides its request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from api.fingerprint import Fingerprints
+from engine.messages import WeightsRecord
+from engine.process.run_directory import Run
+from tests.configurations import engine_config
+
+
+def test_fingerprint_follows_weights_and_precision(tmp_path: Path) -> None:
+    config, run = engine_config(model="m"), Run("r", tmp_path)
+    first = WeightsRecord.of_start(config)
+    run.write_weights(msgspec.structs.replace(first, last_version=3, version=3, contents={1: "a", 2: "b", 3: "a"}))
+    found = Fingerprints(config, run)
+    assert found.of("1").startswith("fp_")
+    assert found.of("1") == found.of("3") == found.current()  # loaded again from the same files
+    assert len({found.of("1"), found.of("2"), found.of("1,2")}) == 3
+    other = msgspec.structs.replace(config, kv_cache_dtype="other")
+    assert Fingerprints(other, run).of("1") != found.of("1")
+    assert found.of("") == ""
