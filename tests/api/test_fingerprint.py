@@ -13,7 +13,8 @@ from tests.configurations import engine_config
 
 
 def test_fingerprint_follows_weights_and_precision(tmp_path: Path) -> None:
-    config, run = engine_config(run_dir=8, run_dir=8, num_kv_blocks=8, model="m", max_model_len=64), Run("r", tmp_path)
+    sizes = {"max_model_len": 64, "num_kv_blocks": 8}
+    config, run = engine_config(model="m", run_id="r", run_dir=str(tmp_path), **sizes), Run("r", tmp_path)
     first = WeightsRecord.of_start(config)
     run.write_weights(msgspec.structs.replace(first, last_version=3, version=3, contents={1: "a", 2: "b", 3: "a"}))
     found = Fingerprints(config, run)
