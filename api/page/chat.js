@@ -2,13 +2,16 @@
 
 import * as attachments from "./attachments.js";
 import { receive } from "./answer.js";
-import { $, button, download, make } from "./dom.js";
+import { $, button, download, iconButton, make } from "./dom.js";
 import { fill, shownMessage } from "./message.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
 import * as trees from "./tree.js";
 
 const MIN_REDRAW_MS = 50;
+const KEEP_MS = 1000;  // how often an answer under way is kept
+const OPENED = "tokamak.opened";  // the conversation that this tab shows
+const STARTERS = ["What are you?", "What is 12 + 345?", "Explain in two sentences what a KV cache is.", "Write a Python function that reverses a list."];
 
 let tree = trees.begin();
 let kept = [];
@@ -55,8 +58,12 @@ async function run(jobs) {
   running = new AbortController();
   $("send").textContent = "Stop";
   const mine = tree;
+  remember();
+  keep(mine);
+  const keeping = setInterval(() => store.keep(mine).catch(() => {}), KEEP_MS);
   draw(jobs.length > 1 ? jobs.map((job) => job.node) : []);
   await Promise.all(jobs.map((job) => stream(job)));
+  clearInterval(keeping);
   running = null;
   $("send").textContent = "Send";
   await keep(mine);
@@ -129,9 +136,14 @@ function draw(compared = []) {
   const shown = trees.path(tree).filter((node) => !compared.some((other) => other.parent === node.parent));
   const boxes = shown.map((node) => placed(node, isOpen));
   if (compared.length) boxes.push(make("div.compared", {}, ...compared.map((node) => placed(node, isOpen))));
-  if (!boxes.length) boxes.push(make("p.hint", {}, "Ask something. Conversations are kept in this browser only."));
+  if (!boxes.length) boxes.push(shownStart());
   $("talk").replaceChildren(...boxes);
   $("talk").scrollTop = $("talk").scrollHeight;
+}
+
+function shownStart() {
+  const starters = STARTERS.map((text) => make("button.starter", { type: "button", onclick: () => { if (!isBusy()) ask(text); } }, text));
+  return make("div.start", {}, make("p.hint", {}, "Ask something. Conversations are kept in this browser only."), make("div.starters", {}, ...starters));
 }
 
 function placed(node, isOpen) {
@@ -161,19 +173,35 @@ async function keep(one) {
 function list() {
   const words = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
   $("conversations").replaceChildren(...kept.filter((one) => store.holds(one, words)).map((one) => make("li", {},
-    make("button.title", { type: "button", "aria-current": String(one.id === tree.id), onclick: () => open(one) }, one.title || "Untitled"),
-    button("⤓", `Export ${one.title}`, () => download(`${one.title || "chat"}.json`, JSON.stringify(one))),
-    button("MD", `Export ${one.title} as Markdown`, () => download(`${one.title || "chat"}.md`, trees.asMarkdown(one))),
-    button("×", `Delete ${one.title}`, () => remove(one)))));
+    make("button.title", { type: "button", title: one.title, "aria-current": String(one.id === tree.id), onclick: () => open(one) }, one.title || "Untitled"),
+    make("span.icons", {},
+      iconButton("export", `Export ${one.title}`, "Export", () => download(`${one.title || "chat"}.json`, JSON.stringify(one))),
+      iconButton("written", `Export ${one.title} as Markdown`, "Export as Markdown", () => download(`${one.title || "chat"}.md`, trees.asMarkdown(one))),
+      iconButton("delete", `Delete ${one.title}`, "Delete", () => remove(one))))));
 }
 
 function open(one) {
   running?.abort();
   tree = structuredClone(one);
+  for (const node of Object.values(tree.nodes)) if (node.isOpen) cutOff(node);
+  remember();
   document.body.classList.remove("list-open");
   draw();
   list();
   $("input").focus();
+}
+
+// Of an answer that was under way when its page was left or loaded anew, what had come is kept.
+function cutOff(node) {
+  delete node.isOpen;
+  delete node.progress;
+  node.note = "cut off when the page was left; Continue goes on";
+}
+
+function remember() {
+  try {
+    sessionStorage.setItem(OPENED, tree.id);
+  } catch { /* without storage: a reload begins a new chat */ }
 }
 
 async function remove(one) {
@@ -236,9 +264,12 @@ export async function begin() {
     if ($("import-file").files[0]) await read($("import-file").files[0]);
     $("import-file").value = "";
   });
+  addEventListener("pagehide", () => { if (running) store.keep(tree).catch(() => {}); });
   draw();
   try {
     kept = await store.all();
+    const shown = kept.find(({ id }) => id === sessionStorage.getItem(OPENED));
+    if (shown) open(shown);
   } catch { /* without storage: nothing is kept */ }
   list();
 }

@@ -32,7 +32,7 @@ export async function look() {
     if (status !== "ok") return ["bad", `${actor} ${reason}`];
     return slow ? ["slow", `answers after ${seconds((performance.now() - begun) / 1000)}`] : ["ok", "all actors well"];
   } catch (error) {
-    looks.push(null);
+    looks.push({ figures: null, at: Date.now() });
     if (looks.length > KEPT_LOOKS) looks.shift();
     if (error.status === 0) return ["bad", "the server does not answer: it is stopped, or its address changed"];
     if (error.status === -1) return ["slow", "the server is there and slow: no answer for 8 s"];
@@ -47,22 +47,26 @@ function table(caption, head, rows) {
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))))));
 }
 
-function chart(label, value, of) {
-  return make("div.chart", {}, make("span", {}, label), make("strong", {}, value), line(looks.map((one) => (one ? of(one.figures) ?? null : null)), label));
+// `written`: a value with its unit.
+function chart(label, value, of, written) {
+  const values = looks.map(({ figures }) => (figures ? of(figures) ?? null : null));
+  return make("div.chart", {}, make("span", {}, label), make("strong", {}, value), line(values, label, written, looks.at(-1).at - looks[0].at));
 }
+
+const perSecond = (value) => `${rate(value)} /s`;
 
 function draw(found) {
   const { figures } = found;
   const used = figures.num_kv_blocks ? figures.num_used_kv_blocks / figures.num_kv_blocks : 0;
   const charts = make("section.charts", { "aria-label": "The last minutes" },
-    chart("tokens per second", rate(figures.generation_tokens_per_s), (f) => f.generation_tokens_per_s),
-    chart("prompt tokens per second", rate(figures.prompt_tokens_per_s), (f) => f.prompt_tokens_per_s),
-    chart("running", count(figures.num_running), (f) => f.num_running),
-    chart("waiting", count(figures.num_waiting), (f) => f.num_waiting),
-    chart("KV blocks in use", share(used), (f) => (f.num_kv_blocks ? f.num_used_kv_blocks / f.num_kv_blocks : 0)),
-    chart("time to first token, median", seconds(figures.latency.ttft.p50), (f) => f.latency.ttft.p50),
-    chart("between tokens, median", seconds(figures.latency.itl.p50), (f) => f.latency.itl.p50),
-    chart("prefix cache hits", share(figures.prefix_hit_share), (f) => f.prefix_hit_share));
+    chart("tokens generated", perSecond(figures.generation_tokens_per_s), (f) => f.generation_tokens_per_s, perSecond),
+    chart("prompt tokens", perSecond(figures.prompt_tokens_per_s), (f) => f.prompt_tokens_per_s, perSecond),
+    chart("requests running", count(figures.num_running), (f) => f.num_running, count),
+    chart("requests waiting", count(figures.num_waiting), (f) => f.num_waiting, count),
+    chart("KV blocks in use", share(used), (f) => (f.num_kv_blocks ? f.num_used_kv_blocks / f.num_kv_blocks : 0), share),
+    chart("time to first token, median", seconds(figures.latency.ttft.p50), (f) => f.latency.ttft.p50, seconds),
+    chart("between tokens, median", seconds(figures.latency.itl.p50), (f) => f.latency.itl.p50, seconds),
+    chart("prefix cache hits", share(figures.prefix_hit_share), (f) => f.prefix_hit_share, share));
   const about = make("p", {}, `${found.model} on ${found.device}${found.kernels ? `, ${found.kernels}` : ""}; weights ${figures.weight_version}, ${figures.engine_state}; ` +
     `${count(figures.num_cached_kv_blocks)} of ${count(figures.num_kv_blocks)} KV blocks cached, ${count(figures.num_preemptions)} preemptions, ${count(figures.num_resubmissions)} resubmissions`);
   const latency = table("Latency", ["", "count", "mean", "50 %", "90 %", "99 %"], Object.entries({

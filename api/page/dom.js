@@ -18,6 +18,12 @@ export function make(kind, properties = {}, ...children) {
 export const button = (text, title, onclick) =>
   make("button.plain", { type: "button", title, "aria-label": title, onclick }, text);
 
+// A button that is a picture: `name` for screen readers and `icon` of style.css; `title` tells more on hover.
+export function iconButton(icon, name, title, onclick) {
+  const made = make(`button.icon.${icon}`, { type: "button", title: title || name, "aria-label": name, onclick });
+  return made;
+}
+
 export function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
   make("a", { href: url, download: name }).click();

@@ -1,5 +1,7 @@
 // Small line charts of the last minutes.
 
+import { make } from "./dom.js";
+
 const WIDTH = 240;
 const HEIGHT = 48;
 const SVG = "http://www.w3.org/2000/svg";
@@ -10,13 +12,15 @@ function element(name, attributes) {
   return made;
 }
 
-// `values` by time, null where nothing is known.
-export function line(values, label) {
+// `values` by time, null where nothing is known. Axes: the greatest value as `written` says it, and the minutes that are shown.
+export function line(values, label, written, spanMs) {
   const known = values.filter((value) => value !== null);
   const top = Math.max(...known, 1e-9);
   const points = values.map((value, index) => (value === null ? null
     : `${((index / Math.max(values.length - 1, 1)) * WIDTH).toFixed(1)},${(HEIGHT - 2 - (value / top) * (HEIGHT - 4)).toFixed(1)}`));
-  const chart = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "line", role: "img", "aria-label": `${label}, the last minutes, up to ${top.toPrecision(3)}`, preserveAspectRatio: "none" });
+  const greatest = known.length ? written(Math.max(...known)) : "–";
+  const chart = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "line", role: "img", "aria-label": `${label}, the last ${ago(spanMs)}, up to ${greatest}`, preserveAspectRatio: "none" });
+  for (const y of [2, HEIGHT - 2]) chart.append(element("line", { x1: 0, x2: WIDTH, y1: y, y2: y }));
   let piece = [];
   for (const point of [...points, null]) {
     if (point !== null) piece.push(point);
@@ -25,5 +29,12 @@ export function line(values, label) {
       piece = [];
     }
   }
-  return chart;
+  return make("div.axes", {},
+    make("div.scale", {}, make("small", {}, greatest), make("small", {}, "0")), chart,
+    make("div.times", {}, make("small", {}, spanMs ? `${ago(spanMs)} ago` : ""), make("small", {}, "now")));
+}
+
+function ago(spanMs) {
+  const seconds = Math.round(spanMs / 1000);
+  return seconds < 60 ? `${seconds} s` : `${Math.floor(seconds / 60)} min${seconds % 60 ? ` ${seconds % 60} s` : ""}`;
 }

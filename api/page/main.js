@@ -26,9 +26,16 @@ async function watch() {
   setTimeout(watch, document.hidden ? 5000 : 1000);
 }
 
+function showModel() {
+  const name = settings.modelAsked();
+  $("model").textContent = name;
+  $("model").title = name;
+}
+
 async function load() {
   try {
     await settings.load();
+    showModel();
     attachments.allow(settings.modalitiesTaken(), settings.modelShown());
   } catch (error) {
     if (error.status > 0 && error.status !== 401) fail(error.message);
@@ -42,6 +49,8 @@ $("open-settings").addEventListener("click", () => {
   toggle("settings", !$("settings").hidden);
 });
 $("open-list").addEventListener("click", () => toggle("list", document.body.classList.toggle("list-open")));
+
+$("settings").addEventListener("change", showModel);
 
 settings.restore();
 settings.draw();

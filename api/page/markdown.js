@@ -2,19 +2,32 @@
 // attributes that load, run or style something.
 
 import { marked } from "./vendor/marked.js";
+import hljs from "./vendor/highlight.js";
 import DOMPurify from "./vendor/purify.js";
 import { button, make } from "./dom.js";
+import { extensions, shownMath } from "./math.js";
 
 const MAX_RENDERED_CHARACTERS = 200_000;
 const RULES = {
   ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "li", "ol", "p",
     "pre", "s", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"],
-  ALLOWED_ATTR: ["href", "start", "align"],
+  ALLOWED_ATTR: ["href", "start", "align", "class"],
   ALLOWED_URI_REGEXP: /^(https?:|mailto:)/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
+
+const MAX_COLORED_CHARACTERS = 20_000;
+const COLORS = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true };
+
+marked.use({ extensions });
+
+// Of classes only the language of code and the colours of its parts are kept: others would let text look like a part of the page.
+const CLASSES = { CODE: /^language-[\w+#.-]{1,30}$/, SPAN: /^(hljs-\w+|language-\w+|\w+_| )+$/ };
+DOMPurify.addHook("uponSanitizeAttribute", (element, data) => {
+  if (data.attrName === "class") data.keepAttr = CLASSES[element.tagName]?.test(data.attrValue) ?? false;
+});
 
 export function rendered(text) {
   if (text.length > MAX_RENDERED_CHARACTERS) return make("div.plain-text", {}, text);
@@ -29,6 +42,10 @@ export function rendered(text) {
     link.target = "_blank";
     link.rel = "noopener noreferrer";
   }
+  for (const code of shown.querySelectorAll("code[class]")) {
+    const language = code.className.slice("language-".length);
+    if (!shownMath(code, language)) color(code, language);
+  }
   for (const code of shown.querySelectorAll("pre")) {
     const copy = button("Copy", "Copy this code", async () => {
       await copied(code.querySelector("code")?.textContent ?? code.textContent);
@@ -40,6 +57,13 @@ export function rendered(text) {
     box.append(code, copy);
   }
   return shown;
+}
+
+// Colours code of a known language. Its text is escaped by the library, and only its spans are taken.
+function color(code, language) {
+  const text = code.textContent;
+  if (!hljs.getLanguage(language) || text.length > MAX_COLORED_CHARACTERS) return;
+  code.replaceChildren(DOMPurify.sanitize(hljs.highlight(text, { language, ignoreIllegals: true }).value, COLORS));
 }
 
 export async function copied(text) {

@@ -1,7 +1,7 @@
 // One message as it is shown: its text, what was thought before it, calls, pictures, probabilities, and what can be done with it.
 
 import { shownPart } from "./attachments.js";
-import { button, make } from "./dom.js";
+import { iconButton, make } from "./dom.js";
 import { copied, rendered } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
@@ -15,17 +15,18 @@ export function shownMessage(node, place, isBusy, actions) {
   if (node.error) box.append(make("p.error", { role: "alert" }, node.error));
   const row = make("div.row.actions");
   if (place[1] > 1) {
-    row.append(button("‹", "The branch before", () => actions.choose(node, -1)), make("span", {}, `${place[0]} of ${place[1]}`),
-      button("›", "The next branch", () => actions.choose(node, 1)));
+    row.append(iconButton("before", "The branch before", "", () => actions.choose(node, -1)), make("span", {}, `${place[0]} of ${place[1]}`),
+      iconButton("next", "The next branch", "", () => actions.choose(node, 1)));
   }
   if (node.note) row.append(make("small", {}, node.note));
   if (!isBusy) {
-    row.append(button("Copy", "Copy this message", () => copied(node.content)));
-    if (node.role === "user") row.append(button("Edit", "Edit this message in a new branch", () => actions.edit(node, box)));
+    const icons = make("span.icons", {}, iconButton("copy", "Copy", "Copy this message", () => copied(node.content)));
+    if (node.role === "user") icons.append(iconButton("edit", "Edit", "Edit this message in a new branch", () => actions.edit(node, box)));
     if (node.role === "assistant") {
-      row.append(button("Regenerate", "Answer again in a new branch", () => actions.regenerate(node)));
-      if (node.content && !node.calls) row.append(button("Continue", "Go on with this answer", () => actions.proceed(node)));
+      icons.append(iconButton("again", "Regenerate", "Answer again in a new branch", () => actions.regenerate(node)));
+      if (node.content && !node.calls) icons.append(iconButton("proceed", "Continue", "Continue this answer", () => actions.proceed(node)));
     }
+    row.append(icons);
   }
   box.append(row);
   return box;

@@ -17,6 +17,8 @@ let adminKey = "";
 export const adminKeyOf = () => adminKey;
 export const isCompared = () => state.compare;
 export const modelShown = () => models[0];
+export const modelAsked = () => (state.compare ? state.sets : state.sets.slice(0, 1)).map(({ model }) => model || models[0] || "")
+  .filter((name, index, all) => name && all.indexOf(name) === index).join(", ");
 export const modalitiesTaken = () => modalities;
 export const isLoaded = () => models.length > 0;
 

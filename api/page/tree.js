@@ -9,7 +9,7 @@ export function add(tree, parent, node) {
   tree.nodes[id] = { ...node, id, parent };
   tree.chosen[parent] = id;
   tree.changed = Date.now();
-  if (!tree.title && node.role === "user") tree.title = node.content.replace(/\s+/g, " ").slice(0, 60) || "Pictures";
+  if (!tree.title && node.role === "user") tree.title = node.content.replace(/\s+/g, " ").slice(0, 120) || "Pictures";
   return tree.nodes[id];
 }
 

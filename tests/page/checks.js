@@ -56,3 +56,17 @@ function bring(way, base64) {
     : new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true });
   return document.getElementById("input").dispatchEvent(event);
 }
+
+// The text of the last answer in what this browser keeps.
+function keptText() {
+  return new Promise((resolve) => {
+    const request = indexedDB.open("tokamak", 1);
+    request.onsuccess = () => {
+      const all = request.result.transaction("conversations").objectStore("conversations").getAll();
+      all.onsuccess = () => {
+        request.result.close();
+        resolve(all.result.flatMap((tree) => Object.values(tree.nodes)).filter(({ role }) => role === "assistant").at(-1)?.content ?? "");
+      };
+    };
+  });
+}

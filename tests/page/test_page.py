@@ -164,6 +164,8 @@ def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProc
     page.click("show-engine")
     actors = set(engine.actors())
     page.until(lambda: actors <= set(page.texts("#engine td:first-child")), "a row for each actor")
+    page.until(lambda: any(text.endswith(" ago") for text in page.texts(".times small")), "an axis of time")
+    assert all(page.texts(".chart .scale small:first-child"))
     page.shoot("engine")
     page.press("#engine", "log tokenizer0")
     page.until(lambda: page.texts("#engine .log"), "a log")
@@ -241,6 +243,109 @@ def test_hostile_outputs_run_nothing_and_ask_nobody(page: Browser, tmp_path: Pat
     assert page.check("dangerous", "#talk") == []
     assert all("violates the following Content Security Policy" in text for text in page.complaints())  # refused, and said
     assert page.text("send") == "Send"
+
+
+SHOWN = """Sum $\\frac{a}{b}$ and \\(x^2\\), from $5 to $10:
+
+$$\\sqrt{\\sum_{i=0}^n i}$$
+
+```python
+def f(x):  # twice
+    return 2 * x
+```
+"""
+HOSTILE_FORMULAS = (
+    r"$\\href{javascript:window.pwned=1}{x}$",
+    r"$\\includegraphics{http://203.0.113.9/x}$",
+    r"$$\\htmlClass{offscreen}{x} \\htmlStyle{position:fixed}{x} \\htmlId{send}{x}$$",
+    r"$\\text{<img src=x onerror=window.pwned=1>}$",
+    r"\\(\\def\\x{\\x\\x}\\x\\)",
+    "```math\n<script>window.pwned=1</script>\n```",
+    "```html\n<img src=x onerror=window.pwned=1><script>window.pwned=1</script>\n```",
+    "```js\n</code></pre><img src=x onerror=window.pwned=1>\n```",
+    "<code class='language-math-block'><img src=x onerror=window.pwned=1>x^2</code>",
+    "<code class='offscreen'>x</code><span class='hljs-x'>x</span><p class='error'>x</p>",
+    "[x](javascript:window.pwned=1) <a href='javascript:window.pwned=1'>x</a>",
+)
+
+
+def conversation(file: Path, title: str, *texts: str) -> Path:
+    """A file that the page imports: a question, and an answer for each text."""
+    nodes: dict[str, dict[str, object]] = {"1": {"id": "1", "parent": "", "role": "user", "content": title}}
+    for number, text in enumerate(texts, 2):
+        nodes[str(number)] = {"id": str(number), "parent": str(number - 1), "role": "assistant", "content": text}
+    chosen = {str(number or ""): str(number + 1) for number in range(len(nodes))}
+    tree = {"id": "x", "title": title, "changed": 0, "next": len(nodes) + 1, "nodes": nodes, "chosen": chosen}
+    file.write_text(json.dumps(tree))
+    return file
+
+
+def test_code_and_formulas_are_shown(page: Browser, tmp_path: Path) -> None:
+    page.find("import-file").send_keys(str(conversation(tmp_path / "a.json", "Formulas and code", SHOWN)))
+    page.until(lambda: page.all("article.assistant .katex"), "formulas")
+    assert len(page.all("article.assistant .formula .katex-html")) == 3
+    assert "from $5 to $10:" in page.texts("article.assistant .body")[0]
+    assert page.texts("article.assistant .hljs-keyword") == ["def", "return"]
+    assert page.texts("article.assistant .hljs-comment") == ["# twice"]
+    assert page.script("return document.fonts.ready.then(() => [...document.fonts].some((one) => one.status === 'loaded'))")
+    page.click("open-settings")
+    page.shoot("formulas")
+    for scheme in ("light", "dark"):
+        page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert page.check("pale") == []
+    page.devtools("Emulation.setEmulatedMedia", features=[])
+
+
+def test_hostile_formulas_code_and_titles_run_nothing(page: Browser, tmp_path: Path) -> None:
+    title = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
+    page.find("import-file").send_keys(str(conversation(tmp_path / "a.json", title, *HOSTILE_FORMULAS)))
+    page.until(lambda: len(page.all("article.assistant")) == len(HOSTILE_FORMULAS), "all of them")
+    assert page.script("return typeof window.pwned") == "undefined"
+    assert page.texts("#conversations .title") == [title]
+    assert not page.all(
+        "#talk script, #talk img, #talk a[href], #talk .offscreen, .body .error, .body [id], #conversations img"
+    )
+    assert all("Content Security Policy" in text for text in page.complaints())  # refused, and said
+
+
+def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess) -> None:
+    page.script("document.querySelector('#settings details').open = true")
+    page.set("min tokens", "1900")
+    page.say("What are you?")
+    page.until(lambda: len("".join(page.texts("article.assistant .body"))) > 20, "the beginning of an answer")
+    engine.kill("worker0", signal.SIGSTOP)
+    try:
+        page.until(
+            lambda: page.check("keptText").startswith(page.texts("article.assistant .body")[0][:20]), "what came is kept"
+        )
+        page.driver.refresh()
+        page.until(lambda: page.texts("article.assistant .body"), "the conversation is shown again")
+    finally:
+        engine.kill("worker0", signal.SIGCONT)
+    (text,) = page.answered()
+    assert len(text) > 20
+    assert page.texts("article.user .body") == ["What are you?"]
+    page.click("open-settings")
+    page.script("document.querySelector('#settings details').open = true")
+    page.set("min tokens", "")
+    page.set("max completion tokens", "8")
+    page.press("article.assistant", "Continue")
+    page.until(lambda: len(page.answered()[0]) > len(text), "it goes on")
+    page.complaints()
+
+
+def test_start_shows_model_and_questions(page: Browser) -> None:
+    assert page.text("model") == "tokamak-demo"
+    assert len(page.texts(".starter")) == 4
+    page.click("open-settings")
+    page.shoot("start")
+    page.press(".starters", "What is 12 + 345?")
+    assert page.answered() == ["12 + 345 = 357"]
+    assert page.all("article.assistant .actions button[aria-label=Copy]")
+    row, title = page.script(
+        "return ['#conversations li', '#conversations .title'].map((one) => document.querySelector(one).clientWidth)"
+    )
+    assert title >= row - 2, "icons take no room until they are shown"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
