@@ -311,7 +311,13 @@ def test_page(edge: Edge) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         asked = re.findall(r'(?:(?:src|href)=|from )"((?:page|\.)/[^"]+)"', answer.text)
         waiting += {posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) for name in asked} - seen
-    assert {"/page/main.js", "/page/style.css", "/page/vendor/marked.js", "/page/vendor/purify.js", "/page/vendor/highlight.js"} <= seen
+    assert {
+        "/page/main.js",
+        "/page/style.css",
+        "/page/vendor/marked.js",
+        "/page/vendor/purify.js",
+        "/page/vendor/highlight.js",
+    } <= seen
     assert edge.get("/page/vendor/katex/fonts/KaTeX_Main-Regular.woff2").headers["content-type"] == "font/woff2"
     assert edge.get("/version").json()["version"]
     assert edge.get("/").headers["content-type"] == "text/html; charset=utf-8"
