@@ -121,5 +121,6 @@ class StepCost:
 
     @property
     def _spare_ns(self) -> float:
-        """What a step without prompts leaves of the longest."""
-        return max(self._max_step_ns - self.base_ns, self.base_ns / 2)
+        """What a step without prompts leaves of the longest step, which is three times as long at least: prompts would hardly
+        get on where streams alone take nearly all of it."""
+        return max(self._max_step_ns - self.base_ns, 2 * self.base_ns)
