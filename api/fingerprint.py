@@ -5,8 +5,6 @@ Weights, kernels, precision and the version of the engine. Runs in the api proce
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from engine.config import EngineConfig
@@ -14,6 +12,7 @@ from engine.errors import TokamakError
 from engine.installation import package_version
 from engine.messages import WeightsRecord
 from engine.process.run_directory import Run
+from shm.blake2 import blake2b
 
 
 class Fingerprints:
@@ -31,6 +30,7 @@ class Fingerprints:
         )
         self._path = config.model
         self._known: dict[str, str] = {}  # by the version of the weights
+        self._contents: dict[int, str] = {}  # digests of weights, by version: the record forgets those that are out of use
 
     def of(self, weight_version: str) -> str:
         """Of answers that weights of this version made, which may name several: `1,2`. Empty: no version is known yet."""
@@ -49,9 +49,11 @@ class Fingerprints:
         if not weight_version or record is None:
             return ""
         numbers = [int(number) for number in weight_version.split(",")]
-        weights = [record.contents.get(number) or f"{self._path} {number}" for number in numbers]
-        digest = hashlib.blake2b(msgspec.json.encode((self._engine, weights)), digest_size=8).hexdigest()
-        if all(number in record.contents for number in numbers):  # else a rank has still to say what it loaded
+        self._contents |= record.contents
+        known = [self._contents[number] for number in numbers if number in self._contents]
+        weights = [*dict.fromkeys(known)] or [self._path]  # equal ones count once
+        digest = blake2b(msgspec.json.encode((self._engine, weights)), digest_size=8).hexdigest()
+        if len(known) == len(numbers):  # else a rank has still to say what it loaded
             self._known[weight_version] = f"fp_{digest}"
         return f"fp_{digest}"
 

@@ -23,4 +23,5 @@ def test_fingerprint_follows_weights_and_precision(tmp_path: Path) -> None:
     assert len({found.of("1"), found.of("2"), found.of("1,2")}) == 3
     other = msgspec.structs.replace(config, kv_cache_dtype="other")
     assert Fingerprints(other, run).of("1") != found.of("1")
+    assert found.of("1,3") == found.of("1")  # an answer across a reload of equal weights
     assert found.of("") == ""

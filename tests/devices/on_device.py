@@ -25,7 +25,7 @@ from tests.devices.build import NAME
 from tests.devices.child import Linears
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
-from tests.workers.serving import Sample, Serving, ServingAhead, golden_samples, make_runner
+from tests.workers.serving import Sample, Serving, ServingAhead, golden_samples, make_runner, swap_slots
 from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
 from workers.devices.card_ops import current_stream
 from workers.runner import ModelRunner
@@ -248,7 +248,7 @@ def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answer
             inputs.start(slots, slot)
 
     def swap(first: int, second: int) -> None:
-        slots.swap(first, second)
+        swap_slots(slots, first, second)
         tell(first, second)
         for sample in samples:
             sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)

@@ -381,7 +381,7 @@ def test_no_weights_are_left(truth: dict[str, list[Answer]], model_b: Path, tmp_
         epoch = engine.kill("worker0")
         wait_until(partial(is_back, engine, "worker0", epoch), what="worker0 restarted")
         wait_until(lambda: engine.metric("engine_state") == WeightsState.CLEARED, what="without weights")
-        assert "has no weights" in httpx.get(f"{engine.url}/health", timeout=WATCHDOG_S).json()["reason"]
+        assert "reload others" in httpx.get(f"{engine.url}/health", timeout=WATCHDOG_S).json()["reason"]
         reload(engine, model_b)
         assert stripped(answers(engine, SHORT)) == truth["b"]
 

@@ -29,5 +29,5 @@ def test_those_that_ran_replace_their_rows_alone(tmp_path: Path) -> None:
 
 
 def test_the_table_has_every_client_in_the_version_that_is_pinned() -> None:
-    found = set(re.findall(r"^\| ([a-z-]+) \| (\d\S*) \|", RESULTS.read_text(), re.MULTILINE))
+    found = set(re.findall(r"^\| ([@a-z/-]+) \| (\d\S*) \|", RESULTS.read_text(), re.MULTILINE))
     assert found == {(distribution, pinned(distribution)) for _, distribution in CLIENTS.values()}
