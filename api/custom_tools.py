@@ -29,7 +29,7 @@ def function_of(name: str, description: str | None, syntax: str | None, definiti
 
 
 def input_of(arguments: str) -> str:
-    """The text that a model gave to a custom tool; all that it wrote, where that is not the JSON that was asked for."""
+    """Return the text that a model gave to a custom tool; all that it wrote, where that is not the JSON that was asked for."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, str])[INPUT]
     except (msgspec.MsgspecError, KeyError):

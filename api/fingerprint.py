@@ -33,14 +33,14 @@ class Fingerprints:
         self._contents: dict[int, str] = {}  # digests of weights, by version: the record forgets those that are out of use
 
     def of(self, weight_version: str) -> str:
-        """Of answers that weights of this version made, which may name several: `1,2`. Empty: no version is known yet."""
+        """Return the fingerprint of answers made by one weight version or several (`1,2`); empty before one is known."""
         found = self._known.get(weight_version)
         if found is None:
             found = self._made(weight_version)
         return found
 
     def current(self) -> str:
-        """Of the weights that are in use now."""
+        """Return the fingerprint of the weights in use."""
         record = self._record()
         return self.of(str(record.version)) if record is not None else ""
 

@@ -34,21 +34,30 @@ def lark_of(format_: AnswerFormat, marks: dict[str, int]) -> str:
 
 
 def _json(format_: AnswerFormat, marks: dict[str, int]) -> str:
-    schema = _parsed(format_.text)
-    body = _schema(schema, format_.whitespace, format_.is_strict)
-    note = f"{UNIQUE_KEYS}\n" if has_open_objects(prepared(schema, format_.is_strict)) else ""
-    return f"{note}start: {body}\n"
+    schema = _checked(_parsed(format_.text), format_.is_strict)
+    note = f"{UNIQUE_KEYS}\n" if has_open_objects(schema) else ""
+    return f"{note}start: {_body(schema, format_.whitespace, format_.is_strict)}\n"
 
 
-def _schema(schema: Any, whitespace: str | None = None, is_strict: bool = False) -> str:
-    """As a rule's body. What llguidance's own option could loosen is not the request's to choose."""
+def _schema(schema: Any) -> str:
+    """The body of a rule for a schema within structural tags."""
+    return _body(_checked(schema))
+
+
+def _checked(schema: Any, is_strict: bool = False) -> Any:
+    """The schema as llguidance takes it. What its own option could loosen is not the request's to choose. ValueError."""
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a schema is an object, true or false, not {type(schema).__name__}")
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ValueError('the keyword "x-guidance" is not supported')
+    return prepared(schema, is_strict)
+
+
+def _body(schema: Any, whitespace: str | None = None, is_strict: bool = False) -> str:
+    """The body of a rule for a schema that is checked."""
     pattern = _WHITESPACE if whitespace is None else whitespace
     options: dict[str, Any] = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
-    return rule_of(prepared(schema, is_strict), options | {"coerce_one_of": not is_strict}, _quoted)
+    return rule_of(schema, options | {"coerce_one_of": not is_strict}, _quoted)
 
 
 def _regex(format_: AnswerFormat, marks: dict[str, int]) -> str:

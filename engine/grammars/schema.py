@@ -137,7 +137,7 @@ def _values(node: Mapping[str, Any]) -> list[Any]:
 
 
 class _Rule:
-    """A schema as Lark: `%json` but for the way to values that the library would round."""
+    """Lark rules for a schema: `%json`, except on the way to integers that the library would round."""
 
     def __init__(self, root: Any, options: Mapping[str, Any], literal: Callable[[str], str]) -> None:
         self._root = root

@@ -19,7 +19,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """As argparse's. An unknown argument ends the process with exit code 2."""
+        """Parse as argparse does. An unknown argument ends the process with exit code 2."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.refuse(unknown[0])
@@ -44,7 +44,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def _option_strings(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Of the parser and the parsers of its commands, but for those that help does not show."""
+    """Yield the options that help shows, of the parser and of its commands."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS:
             yield from action.option_strings

@@ -80,7 +80,7 @@ class CallFamily(ABC):
         """The body of a rule of the name `rule`: a call of the function `name`."""
 
     def call_beside(self, form: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
-        """As `call_rule`, where the answer may be of `form` instead and begin as a call does; empty: it makes no difference."""
+        """Return the rule of a call beside a structured answer that may begin alike; empty: `call_rule` will do."""
         return ""
 
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:

@@ -62,7 +62,7 @@ class LineWriter:
     def _run(self) -> None:
         while (data := self._next()) is not None:
             with contextlib.suppress(OSError):  # the terminal was closed, or the disk is full; the next may be written
-                self._write(data)
+                write_patiently(self._descriptor, data, self._is_over)
 
     def _next(self) -> bytes | None:
         """The next text, or the notice of those that are missing behind the last; None at the end."""
@@ -78,13 +78,17 @@ class LineWriter:
                 return data
             return None
 
-    def _write(self, data: bytes) -> None:
-        """All of `data`, however long that takes, but not beyond the end. OSError: it cannot be written."""
-        while data:
-            if self._is_ending and time.monotonic() > self._end_s:
-                raise TimeoutError
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLOUT)
-            if poll.poll(100):
-                with contextlib.suppress(BlockingIOError):  # others write there too
-                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+    def _is_over(self) -> bool:
+        return self._is_ending and time.monotonic() > self._end_s
+
+
+def write_patiently(descriptor: int, data: bytes, is_over: Callable[[], bool]) -> None:
+    """Write all of `data`, however long the reader takes. TimeoutError once `is_over`; OSError: it cannot be written."""
+    while data:
+        if is_over():
+            raise TimeoutError
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        if poll.poll(100):
+            with contextlib.suppress(BlockingIOError):  # others write there too
+                data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]

@@ -8,9 +8,7 @@ faulthandler or its interpreter write is in them too.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import threading
 import time
 from collections.abc import Iterable
@@ -19,6 +17,7 @@ import msgspec
 
 from engine.process.log import json_line, printable
 from engine.process.run_directory import Run
+from engine.supervisor.line_writer import write_patiently
 
 CHUNK_BYTES = 64 << 10
 END_TIMEOUT_S = 1.0  # for what is left when the engine has ended
@@ -103,15 +102,7 @@ class LogRelay:
         return json_line(log.name, "info", printable(line.decode(errors="replace"))) + b"\n"
 
     def _write(self, data: bytes) -> None:
-        """All of it, however long that takes, but not beyond the end. OSError: nobody reads it."""
-        while data:
-            if self._is_ending and time.monotonic() > self._end_s:
-                raise TimeoutError
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLOUT)
-            if poll.poll(100):
-                with contextlib.suppress(BlockingIOError):  # others write there too
-                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+        write_patiently(self._descriptor, data, lambda: self._is_ending and time.monotonic() > self._end_s)
 
 
 def _size(path: str) -> int:

@@ -16,7 +16,7 @@ _report: Callable[[], None] | None = None
 
 
 def report_progress_to(report: Callable[[], None] | None) -> None:
-    """What to call from now on; None: nothing."""
+    """Set the function to call from now on; None: call nothing."""
     global _report
     _report = report
 

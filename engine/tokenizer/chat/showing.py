@@ -79,7 +79,7 @@ class Showing:
 
     @cached_property
     def _tools(self) -> Any:
-        """What the trials give as tools: none, but to templates that render nothing without."""
+        """Tools for trial renders: none, except for templates that render nothing without tools."""
         return None if self._shows([_user(_MARK)], 1, None) else _PROBE_TOOLS
 
     @cached_property
