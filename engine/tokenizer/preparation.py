@@ -13,9 +13,11 @@ import msgspec
 
 from engine.errors import RequestError
 from engine.messages import (
+    AnswerFormat,
     ChatPrompt,
     Detokenize,
     Detokenized,
+    Grammar,
     Prompt,
     SamplingParams,
     Submission,
@@ -132,15 +134,24 @@ class Preparation:
         if (lark or form) and not sampling.stop_token_ids:
             raise RequestError("the model has no end token; send stop_token_ids", param="stop_token_ids")
         grammar = None
-        if format_ is not None:
-            grammar = self._formats.grammar(form, format_.param)  # by itself first, since messages name what was sent
         if lark:
-            grammar = self._formats.of_calls(lark, form)
+            grammar = self._of_calls(lark, form, format_)
+        elif format_ is not None:
+            grammar = self._formats.grammar(form, format_.param)
         if grammar is not None:
             self._formats.check_tokens(grammar, sampling)
         if parsing is not None and parsing.thinking_token_budget >= 0:
             grammar = self._formats.with_budget(grammar, parsing.thinking_token_budget)
         return msgspec.structs.replace(sampling, grammar=grammar)
+
+    def _of_calls(self, lark: str, form: str, format_: AnswerFormat | None) -> Grammar:
+        """The grammar of calls, or of calls or an answer. An error names the format where that alone cannot be compiled."""
+        try:
+            return self._formats.of_calls(lark, form)
+        except RequestError:
+            if format_ is not None:
+                self._formats.grammar(form, format_.param)
+            raise
 
     def _prompt(self, prompt: Prompt, submission: Submission) -> PreparedPrompt | Refusal:
         try:

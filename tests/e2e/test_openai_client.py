@@ -432,6 +432,9 @@ def test_a_call_follows_thinking(client: openai.OpenAI) -> None:
     assert "reasoning_content" in (answer.choices[0].message.model_extra or {})
 
 
+LOOKAHEAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -443,6 +446,7 @@ def test_a_call_follows_thinking(client: openai.OpenAI) -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "strange"}}}]},
             "tools",
         ),
+        ({"tools": TOOLS, "response_format": LOOKAHEAD}, "response_format"),
     ],
 )
 def test_tools_that_cannot_be(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
