@@ -7,11 +7,14 @@ So a user's process never meets our `tools` or `api`, and ours none of theirs, w
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 DISTRIBUTION = "tokamak-serve"  # on PyPI, where `tokamak` is another project
 PACKAGES = Path(__file__).resolve().parents[1]  # has `engine` and its sister packages
+IS_CHECKOUT = (PACKAGES / "tools" / "serve").is_file()  # a wheel has no scripts
+BUILD_AGAIN = "run tools/serve to build them" if IS_CHECKOUT else f"run pip install --force-reinstall {DISTRIBUTION}"
 
 
 def package_version() -> str:
@@ -29,3 +32,22 @@ def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
     given = (path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path)
     paths = dict.fromkeys([str(PACKAGES), *(os.path.abspath(path) for path in given)])
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def program(name: str) -> str:
+    """How a shell in this directory starts a program of this environment."""
+    path = Path(sys.executable).parent / name
+    places = (Path(place) / name for place in os.get_exec_path())
+    if not path.exists() or next((place for place in places if os.access(place, os.X_OK)), None) == path:
+        return name
+    return relative(path)
+
+
+def relative(path: Path) -> str:
+    """A path as a user of this directory writes it: relative where it lies below."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def command(subcommand: str) -> str:
+    """How a shell in this directory starts a subcommand of `tokamak`."""
+    return f"{program('tokamak')} {subcommand}"

@@ -24,7 +24,7 @@ def resolve_collector(given: str, senders: tuple[str, ...] = SENDERS) -> str:
         )
     if not all(map(_is_there, senders)):
         raise OptionError(
-            f"--otlp-traces-endpoint {given} needs opentelemetry-sdk and its exporter; pip install '.[otel]', or "
+            f"--otlp-traces-endpoint {given} needs opentelemetry-sdk and its exporter; "
             "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         )
     return given if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import OptionError
-from engine.installation import DISTRIBUTION, PACKAGES
+from engine.installation import DISTRIBUTION, IS_CHECKOUT, PACKAGES
 
 INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
 WHEELS = {  # which build has the device, and which channel of Paddle's own index has that: PyPI has neither of the last two
@@ -110,7 +110,8 @@ def remedy(device: str) -> str:
         return "custom devices come with a plugin of their own for that Paddle (CUSTOM_DEVICE_ROOT names its directory)"
     wheel, index = WHEELS[device]
     where = f" --extra-index-url {index}" if index else ""
-    return f"run pip install '{DISTRIBUTION}[{device}]'{where} ({wheel}) or TOKAMAK_EXTRA={device} tools/serve"
+    script = f" or TOKAMAK_EXTRA={device} tools/serve" if IS_CHECKOUT else ""
+    return f"run pip install '{DISTRIBUTION}[{device}]'{where} ({wheel}){script}"
 
 
 def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ import msgspec
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import OptionError, StartError, TokamakError
+from engine.installation import command, program, relative
 from engine.keys import hide_arguments, without_secrets
 from engine.messages import AdaptersRecord
 from engine.options.resolve import ChooseKernels, as_built, resolve
@@ -160,6 +162,7 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdou
         f"reasoning {config.reasoning_parser}, drafts {config.speculative_config.method or 'none'}, "
         f"ready after {seconds:.1f} s; try:",
         *(f"    {line}" for line in _examples(config, name)),
+        *_places(config),
     ]
     if config.print_client != "none":
         from engine.supervisor.clients import client_settings  # where somebody asks for them
@@ -170,31 +173,27 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdou
 
 def _examples(config: EngineConfig, name: str) -> tuple[str, ...]:
     """curl, the openai client, and the monitor; of the embedded model that sees, which knows little else, its picture."""
-    url, monitor = config.url, f"{_program('tokamak')} top"
+    url, monitor = config.url, command("top")
     picture = Path(config.model).parent / "shapes.png"
     if config.encoder_depth and picture.is_file():
-        options = f"--url {url}{' --api-key KEY' if config.api_key else ''} --image {_relative(picture)}"
-        return f'{_program("tokamak")} chat {options} "How many red shapes are there?"', monitor
+        options = f"--url {url}{' --api-key KEY' if config.api_key else ''} --image {relative(picture)}"
+        return f'{command("chat")} {options} "How many red shapes are there?"', monitor
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     task = config.pooling.task if config.pooling else "generate"
     path, content, call, part = _TRIALS[task]
     place = f"--unix-socket {config.uds} http://localhost" if config.uds else url
     curl = f"curl {place}{path}{key} -H 'Content-Type: application/json' -d '{{\"model\": \"{name}\", {content}}}'"
-    if not call or config.uds:
+    if not call or config.uds or importlib.util.find_spec("openai") is None:
         return curl, monitor
     client = f"OpenAI(base_url='{url}/v1', api_key='{'KEY' if key else '-'}')"
-    python = f"{_program('python')} -c \"from openai import OpenAI; print({client}.{call}(model='{name}', {part})\""
+    python = f"{program('python')} -c \"from openai import OpenAI; print({client}.{call}(model='{name}', {part})\""
     return curl, python, monitor
 
 
-def _program(name: str) -> str:
-    """How a shell in this directory starts a program of this environment."""
-    path = Path(sys.executable).parent / name
-    places = (Path(place) / name for place in os.get_exec_path())
-    if not path.exists() or next((place for place in places if os.access(place, os.X_OK)), None) == path:
-        return name
-    return _relative(path)
-
-
-def _relative(path: Path) -> str:
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+def _places(config: EngineConfig) -> list[str]:
+    """Where a person talks to the model, or watches one that does not chat."""
+    page = "" if config.uds else f"{config.url}/"
+    if config.pooling:
+        return [f"  watch it in a browser: {page}"] if page else []
+    chat = f"{command('chat')} --url {config.url}{' --api-key KEY' if config.api_key else ''}"
+    return [f"  chat in a terminal: {chat}", *([f"  chat in a browser: {page}"] if page else [])]

@@ -32,6 +32,7 @@ class Behaviour:
     bytes_per_packet: int = 0  # cut the stream in such packets instead
     needs_key: bool = False
     pieces: tuple[str, ...] = ()  # of every reply, in place of the numbered ones
+    thoughts: tuple[str, ...] = ()  # reasoning before every reply of a chat
 
 
 @dataclass
@@ -150,6 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server_state.behaviour.error_in_stream:
             yield json.dumps({"error": {"message": self.server_state.behaviour.error_in_stream}})
             return
+        for thought in self.server_state.behaviour.thoughts if is_chat else ():
+            yield json.dumps({"choices": [{"index": 0, "delta": {"reasoning_content": thought}}]})
         for piece in pieces:
             yield json.dumps({"choices": [choice(piece, None)], "usage": None})
         yield json.dumps({"choices": [choice(None, "length")], "usage": None})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
 import pty
 import select
 import signal
+import stat
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +23,11 @@ import pytest
 from tests.paths import REPOSITORY
 from tests.tools.openai_server import API_KEY, Behaviour, openai_server
 from tests.waiting import WATCHDOG_S, wait_until
-from tools.chat import printable
+from tools.conversation import printable
 
-COMMAND = [sys.executable, "-c", "import sys; from tools.chat import main; sys.exit(main(sys.argv[1:]))"]
+CODE = "import sys; from tools.chat import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = [sys.executable, "-c", CODE]
+ON_TERMINAL = [sys.executable, "-c", f"import os; os.close(os.open(os.ttyname(0), os.O_RDWR)); {CODE}"]  # Ctrl+C is sent to it
 CHAT = "/v1/chat/completions"
 
 
@@ -55,10 +61,18 @@ class TerminalChat:
 
 
 @contextmanager
-def terminal_chat(*arguments: str) -> Iterator[TerminalChat]:
+def terminal_chat(*arguments: str, term: str = "dumb", cache: Path | None = None) -> Iterator[TerminalChat]:
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_CACHE_HOME": str(cache or "/nowhere")}
     process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"}
+        [*ON_TERMINAL, *arguments],
+        cwd=REPOSITORY,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
     )
     os.close(theirs)
     try:
@@ -162,10 +176,19 @@ def test_a_picture_stays_in_its_conversation(tmp_path: Path) -> None:
             terminal.until("> ")
             terminal.type(question + "\n")
             terminal.until("tokens in")
-        first, second = server.bodies(CHAT)
+        terminal.until("> ")
+        terminal.type(f"/image {file}\n")
+        terminal.until("next question")
+        for question in ("/retry", "three"):
+            terminal.until("> ")
+            terminal.type(question + "\n")
+            terminal.until("tokens in")
+        first, second, again, third = server.bodies(CHAT)
     assert [part["type"] for part in first["messages"][0]["content"]] == ["image_url", "text"]
     assert second["messages"][0] == first["messages"][0]
     assert second["messages"][-1] == {"role": "user", "content": "two"}
+    assert again["messages"] == second["messages"]
+    assert [part["type"] for part in third["messages"][-1]["content"]] == ["image_url", "text"]
 
 
 def test_a_conversation_has_a_history() -> None:
@@ -210,3 +233,101 @@ def test_ctrl_c_stops_a_reply_and_keeps_what_came() -> None:
         terminal.type("\x04")
         assert terminal.process.wait(WATCHDOG_S) == 0
     assert server.bodies(CHAT)[1]["messages"][1] == {"role": "assistant", "content": "w0 w1 "}
+
+
+def test_each_piped_line_is_a_message() -> None:
+    with openai_server(Behaviour(thoughts=("hm",), pieces=("**an** ", "answer"))) as server:
+        done = chat("--url", server.url, piped="one\n\n  /help\nthree")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "**an** answer\n" * 3, "")
+    questions = [
+        [message["content"] for message in body["messages"] if message["role"] == "user"] for body in server.bodies(CHAT)
+    ]
+    assert questions == [["one"], ["one", "/help"], ["one", "/help", "three"]]
+
+
+def test_piped_line_is_answered_before_the_next() -> None:
+    with openai_server() as server:
+        process = subprocess.Popen(
+            [*COMMAND, "--url", server.url], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process:
+            for question in ("one", "two"):
+                process.stdin.write(question + "\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "w0 w1 w2 \n"
+            process.stdin.close()
+            assert process.wait(WATCHDOG_S) == 0
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
+def test_retry_replaces_the_last_answer(term: str, tmp_path: Path) -> None:
+    with openai_server() as server, terminal_chat("--url", server.url, term=term, cache=tmp_path) as terminal:
+        terminal.until("/help")
+        terminal.until(">")
+        terminal.type("/retry\r")
+        terminal.until("no question to ask again")
+        terminal.until(">")
+        for question in ("one", "two", "/retry", "/retry"):
+            terminal.type(question + "\r")
+            terminal.until("tokens in")
+            terminal.until(">")
+        terminal.type("\x04")
+        assert terminal.process.wait(WATCHDOG_S) == 0
+    conversations = [[message["content"] for message in body["messages"]] for body in server.bodies(CHAT)]
+    assert conversations == [["one"], *[["one", "w0 w1 w2 ", "two"]] * 3]
+
+
+MARKED = ("# Title\n\nSome **bold** and `code`.\n\n", "- one\n- two\n\n```py\nx = 1\n```\n", "&#27;[2Ja list<int> \x1b[2J")
+
+
+def test_terminal_shows_markdown_and_reasoning(tmp_path: Path) -> None:
+    behaviour = Behaviour(thoughts=("let me ", "think"), pieces=MARKED)
+    with (
+        openai_server(behaviour) as server,
+        terminal_chat("--url", server.url, term="xterm-256color", cache=tmp_path) as terminal,
+    ):
+        terminal.until("/help")
+        terminal.until(">")
+        terminal.type("one\r")
+        shown = terminal.until("tokens in")
+        assert "\x1b[2mlet me " in shown
+        for raw in ("**", "`", "# Title", "- one"):
+            assert raw not in shown
+        for text in ("Title", "bold", "\u2022", "two", "list<int>"):
+            assert text in shown
+        assert "\x1b[2J" not in shown
+        terminal.until(">")
+        os.kill(terminal.process.pid, signal.SIGWINCH)
+        terminal.type("\x1b[A\x15\x04")  # up, forget the line, leave
+        assert terminal.process.wait(WATCHDOG_S) == 0
+    history = tmp_path / "tokamak" / "chat_history"
+    assert "+one" in history.read_text()
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+def test_ctrl_c_ends_the_answer_on_a_terminal(tmp_path: Path) -> None:
+    behaviour = Behaviour(hang_after=3)
+    with (
+        openai_server(behaviour) as server,
+        terminal_chat("--url", server.url, term="xterm-256color", cache=tmp_path) as terminal,
+    ):
+        terminal.until("/help")
+        terminal.until(">")
+        terminal.type("one\r")
+        terminal.until("w0")
+        terminal.type("\x03")
+        terminal.until("stopped")
+        behaviour.hang_after = -1
+        terminal.until(">")
+        terminal.type("two\r")
+        terminal.until("w0 w1 w2")
+        terminal.until("tokens in")
+        terminal.until(">")
+        terminal.type("\x03")  # while a line is typed
+        terminal.until("Ctrl+D to leave")
+        terminal.until(">")
+        terminal.type("\x04")
+        assert terminal.process.wait(WATCHDOG_S) == 0
+    assert [message["role"] for message in server.bodies(CHAT)[1]["messages"]] == ["user", "assistant", "user"]

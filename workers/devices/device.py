@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.installation import BUILD_AGAIN
 from ops import _cpu
 from ops.cpu import table as native
 from ops.cpu.executors import Immediate
@@ -102,9 +103,7 @@ class HostDevice:
         self.ops = native.make_table(Immediate(gang))
         self.traffic = Traffic()
         if missing := missing_variants():
-            _LOG.warning(
-                "kernels: %s, though this processor runs %s; tools/serve builds them", _cpu.variant(), ", ".join(missing)
-            )
+            _LOG.warning("kernels: %s, though this processor runs %s; %s", _cpu.variant(), ", ".join(missing), BUILD_AGAIN)
 
     def tensor(self, host: np.ndarray) -> np.ndarray:
         return host

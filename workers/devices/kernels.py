@@ -26,7 +26,7 @@ import msgspec
 from engine.checkpoint.files import replace_file
 from engine.config import text_of_kernels
 from engine.errors import OptionError
-from engine.installation import PACKAGES, python_environment
+from engine.installation import BUILD_AGAIN, IS_CHECKOUT, PACKAGES, python_environment
 from engine.process.run_directory import read_document
 from ops import _cpu
 from ops.cpu.choice import ATTENTION, BASE, LINEARS, NUM_CASES, TIMED, choose, kernels_of
@@ -88,7 +88,7 @@ def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
         built = ", ".join(name for name, is_built, _ in _cpu.known_variants() if is_built)
         raise OptionError(
             f"--ops native: the native modules were built for another processor: they have kernels for {built}, none of which "
-            "this one runs; tools/serve builds them again, as does pip install"
+            f"this one runs; {BUILD_AGAIN}"
         )
     if asked != AUTO:
         check(asked)
@@ -104,9 +104,8 @@ def check(variant: str) -> None:
     known = {name: is_runnable for name, _, is_runnable in _cpu.known_variants()}
     cause = "there are none of that name"
     if variant in known:
-        cause = (
-            "they are not built (TOKAMAK_BUILD_ALL=1 tools/serve builds all)" if known[variant] else "this processor lacks them"
-        )
+        build_all = "run TOKAMAK_BUILD_ALL=1 tools/serve to build all" if IS_CHECKOUT else BUILD_AGAIN
+        cause = f"they are not built ({build_all})" if known[variant] else "this processor lacks them"
     raise OptionError(f"--cpu-kernels {variant}: {cause}; what runs here: {', '.join((AUTO, *_cpu.candidates()))}")
 
 

@@ -12,7 +12,7 @@ import pytest
 from engine.config import PoolingConfig
 from engine.options.table import OPTIONS
 from engine.supervisor.clients import AGENTS, CLIENTS, client_settings
-from engine.supervisor.launch import _examples
+from engine.supervisor.launch import _examples, _places
 from tests.engine.scheduler.simulation import small_config
 from tools.demo import MODEL, VISION_MODEL
 
@@ -43,6 +43,15 @@ def test_those_that_pool_are_asked_for_what_they_make(task: Literal["embed", "cl
     for client in clients:
         compile(shlex.split(client)[-1], "client", "exec")
     assert len(clients) == (task == "embed")
+
+
+def test_ready_lines_mention_chat_and_the_page() -> None:
+    config = small_config(MODEL, model=str(MODEL), host="127.0.0.1", port=8001, api_key=("secret",))
+    chat, page = _places(config)
+    assert chat.endswith("tokamak chat --url http://127.0.0.1:8001 --api-key KEY")
+    assert page.endswith("http://127.0.0.1:8001/")
+    socket = small_config(MODEL, model=str(MODEL), uds="/run/it")
+    assert [line.split()[-1] for line in _places(socket)] == ["unix:/run/it"]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
