@@ -27,7 +27,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.keys import key_digest
 
-PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/score", "/rerank", "/v2/rerank")
+PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify")
 PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
 ADMIN_PREFIX = "/admin"
 ADMIN_PATHS = (  # where vLLM and FastDeploy have them

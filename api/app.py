@@ -73,6 +73,8 @@ def routes() -> list[BaseRoute]:
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "get_response")),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "delete_response"), methods=["DELETE"]),
         Route("/v1/embeddings", on_first_use("api.pooling.embeddings", "create_embeddings"), methods=["POST"]),
+        Route("/pooling", on_first_use("api.pooling.embeddings", "pool"), methods=["POST"]),
+        Route("/classify", on_first_use("api.pooling.labels", "classify"), methods=["POST"]),
         Route("/v1/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),
         Route("/v1/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
         Route("/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),

@@ -22,7 +22,7 @@ from engine.process.adapters import AdapterRegistry
 _TASKS = {
     "generate": "to generate text, for /v1/chat/completions and /v1/completions; --runner pooling makes vectors of its states",
     "embed": "to make vectors, for /v1/embeddings, /v1/rerank and /v1/score",
-    "classify": "to score pairs of texts, for /v1/rerank and /v1/score",
+    "classify": "to score texts or pairs of texts, for /classify, /v1/rerank and /v1/score",
 }
 
 

@@ -74,8 +74,11 @@ def _message(path: str, summary: str, answer: Any, body: Shapes, event: Any = No
     )
 
 
-def _pool(path: str, summary: str, answer: Any, body: type[pooling.PoolingRequest]) -> Operation:
-    return Operation("post", path, summary, answer, ((body,),), errors=(*_WITH_BODY, 409), security="api_key")
+def _pool(
+    path: str, summary: str, answer: Any, body: type[pooling.PoolingRequest], has_conversation: bool = False
+) -> Operation:
+    shapes = ((body, pooling.PooledInput), (body, requests.Conversation)) if has_conversation else ((body,),)
+    return Operation("post", path, summary, answer, shapes, errors=(*_WITH_BODY, 409), security="api_key")
 
 
 def _ollama(
@@ -194,7 +197,9 @@ OPERATIONS = (
         responses.RenderedPrompt,
         ((requests.ChatRequest, requests.Conversation),),
     ),
-    _pool("/v1/embeddings", "Texts as vectors", pooling.EmbeddingList, pooling.EmbeddingRequest),
+    _pool("/v1/embeddings", "Texts as vectors", pooling.EmbeddingList, pooling.EmbeddingRequest, True),
+    _pool("/pooling", "What the model makes of texts: vectors or scores", pooling.PooledList, pooling.PoolRequest, True),
+    _pool("/classify", "Texts by label", pooling.ClassificationList, pooling.ClassificationRequest, True),
     _pool("/v1/score", "How well texts fit each other", pooling.ScoreList, pooling.ScoreRequest),
     _pool("/v1/rerank", "Documents by how well they fit a query", pooling.Ranking, pooling.RerankRequest),
     _pool("/score", "As /v1/score", pooling.ScoreList, pooling.ScoreRequest),

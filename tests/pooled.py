@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ TOLERANCE = 1e-4
 QUERY = "what is the sun"
 
 
-def write_checkpoint(name: str, directory: Path) -> Path:
-    """The files of the model `name` in `directory`, which is made."""
+def write_checkpoint(name: str, directory: Path, labels: Sequence[str] = ()) -> Path:
+    """The files of the model `name` in `directory`, which is made. `labels`: of a classifier with more of them."""
     model = MODELS[name]
+    if labels:
+        head = {name: [len(labels), *shape[1:]] for name, shape in model["shapes"].items() if name.startswith("classifier.")}
+        config = model["config"] | {"id2label": {str(index): label for index, label in enumerate(labels)}}
+        model = model | {"config": config, "shapes": model["shapes"] | head}
     directory.mkdir(parents=True)
     for file, content in {"config.json": model["config"], **model["files"]}.items():
         (directory / file).parent.mkdir(exist_ok=True)

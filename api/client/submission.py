@@ -120,7 +120,7 @@ def _breakers(request: GenerationRequest) -> list[str]:
     return list(DRY_BREAKERS) if request.dry_sequence_breakers is None else request.dry_sequence_breakers
 
 
-def truncation_of(request: GenerationRequest) -> int:
+def truncation_of(request: GenerationRequest | PoolingRequest) -> int:
     """As `TextOptions.truncate_prompt_tokens`."""
     if request.truncate_prompt_tokens == 0:
         raise invalid("truncate_prompt_tokens", "0 leaves nothing of the prompt; expected at least 1, or -1")

@@ -1,4 +1,6 @@
-"""`POST /v1/embeddings`: texts or token ids as vectors, in OpenAI's shape. Runs in the api process."""
+"""`POST /v1/embeddings`, in OpenAI's shape, and `POST /pooling`, in vLLM's: texts, token ids or a conversation as vectors, or
+as the scores that the model gives them. Runs in the api process.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +13,73 @@ from starlette.responses import Response
 
 from api.exchange import Exchange
 from api.model import ServedModel
-from api.openai.completions import prompts_of
 from api.openai.usage import usage_of
 from api.openai.whole import WholeAnswer
-from api.pooling.submission import check_count, numbers_of, pooled
-from api.schemas.pooling import Embedding, EmbeddingList, EmbeddingRequest
+from api.pooling import prompts
+from api.pooling.submission import numbers_of, pooled
+from api.schemas.pooling import Embedding, EmbeddingList, EmbeddingRequest, Pooled, PooledList, PoolRequest
 from api.schemas.requests import invalid
 from api.schemas.responses import encoder
-from engine.messages import Pooling
+from engine.messages import Pooling, Prompt
 
 
 async def create_embeddings(request: Request) -> Response:
-    """The route."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
-    body = await exchange.parse(request, EmbeddingRequest)
-    name = model.resolve(body.model)
+    """The route of vectors."""
+    body, found, param = await prompts.read(request, EmbeddingRequest)
+    model = Exchange.of(request).services.model
     model.check_task("embed")
-    prompts = prompts_of(body.input, model, body.add_special_tokens is not False, "input")
-    check_count(len(prompts), "input", model)
     pooling = Pooling(dimensions_of(body.dimensions, model), body.normalize)
-    generation = await pooled(request, body, prompts, pooling, "input")
-    vectors: list[bytes] = []
+    return await _answer(request, body, found, param, pooling, Embedding, "embd")
+
+
+async def pool(request: Request) -> Response:
+    """The route of whatever the model pools."""
+    body, found, param = await prompts.read(request, PoolRequest)
+    model = Exchange.of(request).services.model
+    if body.task is None:
+        model.check_task("embed", "classify")
+    else:
+        model.check_task(body.task)
+    assert model.pooling is not None
+    if model.pooling.task == "embed":
+        pooling = Pooling(dimensions_of(body.dimensions, model), body.normalize)
+    elif body.dimensions is not None:
+        raise invalid("dimensions", "this model gives scores, which are not cut; leave it out")
+    else:
+        pooling = Pooling(is_finished=body.use_activation)
+    return await _answer(request, body, found, param, pooling, Pooled, "pool")
+
+
+async def _answer(
+    request: Request,
+    body: EmbeddingRequest,
+    found: list[Prompt],
+    param: str,
+    pooling: Pooling,
+    type_: type[Embedding] | type[Pooled],
+    prefix: str,
+) -> Response:
+    exchange = Exchange.of(request)
+    generation = await pooled(request, body, found, pooling, param)
+    made: list[bytes] = []
     for index, sample in enumerate(generation.samples):
         is_base64 = body.encoding_format == "base64"
-        vector = base64.b64encode(sample.pooled).decode() if is_base64 else numbers_of(sample.pooled)
-        made = Embedding(index=index, embedding=vector)
+        values = base64.b64encode(sample.pooled).decode() if is_base64 else numbers_of(sample.pooled)
+        one = Embedding(index=index, embedding=values) if type_ is Embedding else Pooled(index=index, data=values)
         if body.return_token_ids:
-            made.prompt_token_ids = sample.prompt_token_ids
-        vectors.append(encoder.encode(made))
+            one.prompt_token_ids = sample.prompt_token_ids
+        made.append(encoder.encode(one))
         await asyncio.sleep(0)
-    answer = EmbeddingList(
-        id=f"embd-{exchange.request_id}",
+    answer_type = EmbeddingList if type_ is Embedding else PooledList
+    answer = answer_type(
+        id=f"{prefix}-{exchange.request_id}",
         created=int(time.time()),
-        model=name,
+        model=exchange.services.model.resolve(body.model),
         data=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,
     )
-    return WholeAnswer(answer, vectors, generation.headers, "data")
+    return WholeAnswer(answer, made, generation.headers, "data")
 
 
 def dimensions_of(asked: int | None, model: ServedModel) -> int:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from api.access import priority_of, source_of
 from api.client.generation import Generation
-from api.client.submission import deadline_of, pinned_replica
+from api.client.submission import deadline_of, pinned_replica, truncation_of
 from api.exchange import ABORT_KEY, Exchange, until_finished
 from api.model import ServedModel
 from api.schemas.pooling import PoolingRequest
@@ -33,7 +33,12 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     config = exchange.services.context.config
     options = PromptOptions(adapter=exchange.services.model.use_of(body.model))
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
-    text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids))
+    num_kept, limit = truncation_of(body), exchange.services.model.max_model_len
+    if num_kept > limit:
+        raise invalid(
+            "truncate_prompt_tokens", f"{num_kept} is more than the model's limit of {limit} tokens; send less, or -1"
+        )
+    text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids), truncate_prompt_tokens=num_kept)
     priority = priority_of(request.headers, body.priority, config)
     source = source_of(request, config)
     replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(exchange, body)

@@ -19,24 +19,44 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the answer.")] | None = None
     user: str | None = None
     return_token_ids: Annotated[bool, Meta(description="Of each prompt, beside what is made of it.")] | None = None
-    truncate_prompt_tokens: Annotated[None, Meta(description="Not supported: what is too long is refused.")] = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, le=MAX_INT32, description="The last so many of each prompt count; -1: as many as fit.")]
+        | None
+    ) = None
 
 
 Text = Annotated[str, Meta(min_length=1)]
+UseActivation = Annotated[bool, Meta(description="false: scores as the model's head gives them.")]
 ScoreTexts = Annotated[list[str], Meta(min_length=1)]
 
 
-class EmbeddingRequest(PoolingRequest, kw_only=True):
+class PooledInput(msgspec.Struct, kw_only=True):
+    """Prompts; a conversation (`api.schemas.requests.Conversation`) may come in their place."""
+
     input: Annotated[
         Text | Annotated[list[TokenId | Text | TokenIds], Meta(min_length=1)],
         Meta(description="Text, token ids, a list of texts, or a list of lists of token ids."),
     ]
+    add_special_tokens: bool | None = None
+
+
+class EmbeddingRequest(PoolingRequest, kw_only=True):
     encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: of float32, little-endian.")] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32, description="The first so many numbers.")] | None = None
     embed_dtype: Annotated[Literal["float32"], Meta(description="No other is supported.")] | None = None
     endianness: Annotated[Literal["native", "little"], Meta(description="Of base64; no other is supported.")] | None = None
-    add_special_tokens: bool | None = None
     normalize: Annotated[bool, Meta(description="Of length 1; when not given, as the model's files say.")] | None = None
+
+
+class PoolRequest(EmbeddingRequest, kw_only=True):
+    """Whatever the model pools: its vectors, or the scores of its labels."""
+
+    task: Annotated[Literal["embed", "classify"], Meta(description="The model's own, which need not be given.")] | None = None
+    use_activation: UseActivation | None = None
+
+
+class ClassificationRequest(PoolingRequest, kw_only=True):
+    use_activation: UseActivation | None = None
 
 
 class DocumentText(msgspec.Struct, kw_only=True):
@@ -52,7 +72,7 @@ class RerankRequest(PoolingRequest, kw_only=True):
     top_n: Annotated[int, Meta(ge=0, le=MAX_INT32, description="0: all.")] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[None, Meta(description="Not supported: what is too long is refused.")] = None
-    use_activation: Annotated[bool, Meta(description="false: scores as the model's head gives them.")] | None = None
+    use_activation: UseActivation | None = None
 
 
 class ScoreRequest(PoolingRequest, kw_only=True):
@@ -60,7 +80,7 @@ class ScoreRequest(PoolingRequest, kw_only=True):
 
     text_1: Annotated[str | ScoreTexts, Meta(description="Or as many as text_2 has.")]
     text_2: str | ScoreTexts
-    use_activation: bool | None = None
+    use_activation: UseActivation | None = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -76,6 +96,41 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     created: int
     model: str
     data: list[Embedding]
+    usage: Usage
+    weight_version: str
+
+
+class Pooled(msgspec.Struct, kw_only=True):
+    object: Literal["pooling"] = "pooling"
+    index: int
+    data: list[float] | str
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class PooledList(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: Usage
+    weight_version: str
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    index: int
+    label: Annotated[str, Meta(description="Of the highest score.")]
+    probs: Annotated[list[float], Meta(description="By label, in their order.")]
+    num_classes: int
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ClassificationList(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classification]
     usage: Usage
     weight_version: str
 

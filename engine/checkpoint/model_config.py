@@ -18,7 +18,7 @@ from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES, POOLED_NAMES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import Bidirectional, Family, Latents
 from engine.checkpoint.json_fields import JsonOptions, read_json
-from engine.checkpoint.model_task import ScoreActivation, Task, num_labels_of, score_activation_of, task_of
+from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.mrope import pair_axes
 from engine.checkpoint.quantization_config import QuantizationConfig
 from engine.checkpoint.vision_config import VisionConfig
@@ -99,6 +99,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     vision_experts: ExpertsConfig | None = None  # of media's tokens, stored behind those of text
     task: Task = "generate"  # what its head is for
     num_labels: int = 0  # of a head that classifies
+    labels: tuple[str, ...] = ()  # their names
     score_activation: ScoreActivation | None = None  # of what it gives; None: what its number of labels suggests
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # hidden states that stand for the prompt, where nothing is said of it
     bidirectional: Bidirectional | None = None  # of encoders
@@ -125,6 +126,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         weights are replaced in place."""
         harmless = (
             "task",
+            "labels",
             "score_activation",
             "matryoshka_dimensions",
             "dtype",
@@ -209,6 +211,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         vision_experts=family.vision_experts(text, num_layers),
         task=task,
         num_labels=num_labels_of(options) if task == "classify" else 0,
+        labels=labels_of(options) if task == "classify" else (),
         score_activation=score_activation_of(options),
         pooled_kind=family.pooled_kind,
         bidirectional=bidirectional,

@@ -23,8 +23,13 @@ def task_of(options: JsonOptions) -> Task:
 
 def num_labels_of(options: JsonOptions) -> int:
     """Two where nothing is said, as in transformers."""
-    labels = options.mapping("id2label")
-    return len(labels) or options.count("num_labels", 2)
+    return len(options.mapping("id2label")) or options.count("num_labels", 2)
+
+
+def labels_of(options: JsonOptions) -> tuple[str, ...]:
+    """Names of the labels by their ids; `LABEL_0` and so on where the file has no name, as in transformers."""
+    names = options.mapping("id2label")
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(num_labels_of(options)))
 
 
 def score_activation_of(options: JsonOptions) -> ScoreActivation | None:

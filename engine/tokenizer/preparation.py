@@ -162,13 +162,16 @@ class Preparation:
             kept = self._cut(placed.token_ids, submission.text.truncate_prompt_tokens, asked, is_whole)
             is_cut = submission.text.is_max_tokens_cut
             max_tokens = self._rules.max_tokens(asked, len(kept), param_of(prompt), placed.note, is_cut)
+            second_start = placed.second_start
+            if second_start and len(kept) < len(placed.token_ids):
+                second_start = max(1, second_start - (len(placed.token_ids) - len(kept)))
             _check_bounds(submission.mask_bounds, len(kept))
             token_ids = kept.tobytes()
             parsing = submission.text.parsing
             is_thinking = self.parsers.finds_reasoning(parsing) and self.parsers.begins_thinking(
                 parsing, prompt, self._vocabulary.end_of(token_ids)
             )
-            return PreparedPrompt(TokenizedPrompt(token_ids, max_tokens, placed.units, is_thinking, placed.second_start))
+            return PreparedPrompt(TokenizedPrompt(token_ids, max_tokens, placed.units, is_thinking, second_start))
         except BaseException as error:
             return refusal_of(error)
 
@@ -179,7 +182,8 @@ class Preparation:
         return Tokenized(call.call_id, token_ids.tobytes(), self._max_model_len, tokens)
 
     def _cut(self, token_ids: array[int], num_kept: int, max_tokens: int, is_whole: bool) -> array[int]:
-        """The last of a prompt, as `truncate_prompt_tokens` has it. `is_whole`: it can only be taken as a whole."""
+        """The last of a prompt, as `truncate_prompt_tokens` has it, behind the token that an encoder's prompts begin with.
+        `is_whole`: it can only be taken as a whole."""
         first = self._rules.first_token(num_kept, max_tokens, len(token_ids))
         if first and is_whole:
             raise RequestError(
@@ -187,7 +191,8 @@ class Preparation:
                 code="invalid_value",
                 param="truncate_prompt_tokens",
             )
-        return token_ids[first:]
+        num_begin = self._encoder.num_begin_tokens if first else 0
+        return token_ids[:num_begin] + token_ids[first + num_begin :]
 
     def _ids(self, token_ids: bytes) -> array[int]:
         return self._encoder.checked(array("i", token_ids), "tokens")

@@ -54,6 +54,11 @@ class PromptEncoder:
         self._num_token_types = num_token_types
         self._max_text_bytes = max_text_bytes(vocabulary, max_model_len)
 
+    @property
+    def num_begin_tokens(self) -> int:
+        """Tokens at the start of a prompt that are kept where it is cut: an encoder's first one may stand for all of it."""
+        return int(self._num_token_types > 0)
+
     def encode(
         self,
         prompt: Prompt,

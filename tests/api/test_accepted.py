@@ -21,8 +21,8 @@ CASES: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
     (EmbeddingRequest, {"input": "a", "encoding_format": "hex"}, "encoding_format: expected 'base64' or 'float', got 'hex'"),
     (
         EmbeddingRequest,
-        {"input": "a", "truncate_prompt_tokens": 5},
-        "truncate_prompt_tokens: not supported, got 5",
+        {"input": "a", "truncate_prompt_tokens": -2},
+        "truncate_prompt_tokens: expected an integer from -1 to 2147483647, got -2",
     ),
     (Conversation, {"messages": 5}, "messages: expected a list"),
 ]

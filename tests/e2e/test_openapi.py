@@ -10,7 +10,7 @@ from tests.e2e.engine_process import GOLDEN, OPERATOR, REPOSITORY, EngineProcess
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 # `test_pooling.py` has an engine that answers these
-POOLING_ROUTES = "^/v1/(embeddings|score|rerank)$|^/v2/rerank$|^/api/(embed|embeddings)$"
+POOLING_ROUTES = "^/v1/(embeddings|score|rerank)$|^/(v2/rerank|pooling|classify)$|^/api/(embed|embeddings)$"
 ORDERS = "^/(admin|sleep|wake_up|is_sleeping|clear_load_weight|update_model_weight)"  # after which other answers differ
 TRANSLATED_ROUTES = "^/(v1/(messages|responses)|api/(chat|generate|show|tags|ps|version))"
 

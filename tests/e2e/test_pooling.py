@@ -29,6 +29,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess
     """In chunks of 16 tokens, of which a mean is made."""
     model = write_checkpoint(EMBEDDER, tmp_path_factory.mktemp("embedder") / "model")
     options = ("--dtype", "float32", "--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--restart-limit", "100")
+    options = (*options, "--trust-request-chat-template")
     with EngineProcess(model, *options, "--max-model-len", "200") as running:
         yield running
         running.wait_until_idle()
@@ -38,6 +39,15 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     model = write_checkpoint(SCORER, tmp_path_factory.mktemp("scorer") / "model")
     with EngineProcess(model, "--dtype", "float32", "--restart-limit", "100") as running:
+        yield running
+        running.wait_until_idle()
+
+
+@pytest.fixture(scope="module")
+def sorter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """Three labels, by names of the checkpoint's own."""
+    model = write_checkpoint(SCORER, tmp_path_factory.mktemp("sorter") / "model", labels=("bad", "good", "so-so"))
+    with EngineProcess(model, "--dtype", "float32", "--api-key", "k", "--trust-request-chat-template") as running:
         yield running
         running.wait_until_idle()
 
@@ -96,6 +106,75 @@ def test_the_ollama_client(embedder: EngineProcess) -> None:
             assert raised.value.status_code == 400
         with pytest.raises(ollama.ResponseError, match="to make vectors"):
             client.generate(name, "a")
+
+
+TURNS = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+
+
+def test_conversation_is_embedded_as_its_prompt(embedder: EngineProcess) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    for options, text in (
+        ({}, "<user>the cat<assistant>sat"),
+        ({"add_generation_prompt": True}, "<user>the cat<assistant>sat<answer>"),
+    ):
+        body = {"messages": TURNS, "chat_template": template, **options}
+        found = post(embedder, "/v1/embeddings", **body)["data"][0]["embedding"]
+        assert found == post(embedder, "/v1/embeddings", input=text, add_special_tokens=False)["data"][0]["embedding"]
+        assert found == post(embedder, "/pooling", **body)["data"][0]["data"]
+
+
+def test_last_tokens_of_a_text_are_embedded(embedder: EngineProcess) -> None:
+    """By vLLM's name: the last k, -1: as many as the model takes."""
+    token_ids = httpx.post(f"{embedder.url}/tokenize", json={"prompt": LONG}, timeout=WATCHDOG_S).json()["tokens"]
+    for num_kept, expected in ((5, 5), (200, 200), (-1, 200)):
+        for path, key in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+            (made,) = post(embedder, path, input=LONG, truncate_prompt_tokens=num_kept, return_token_ids=True)["data"]
+            assert made["prompt_token_ids"] == token_ids[-expected:]
+            assert made[key] == post(embedder, "/v1/embeddings", input=token_ids[-expected:])["data"][0]["embedding"]
+    short = post(embedder, "/v1/embeddings", input=TEXTS[1], truncate_prompt_tokens=100)["data"]
+    assert short == post(embedder, "/v1/embeddings", input=TEXTS[1])["data"]
+    ranks = post(embedder, "/rerank", query=QUERY, documents=[LONG, TEXTS[0]], truncate_prompt_tokens=-1)["results"]
+    assert len(ranks) == 2
+
+
+def test_pair_is_cut_behind_its_first_token(scorer: EngineProcess) -> None:
+    body = {"text_1": QUERY, "text_2": LONG, "return_token_ids": True}
+    whole = post(scorer, "/score", **body | {"text_2": TEXTS[0]})["data"][0]["prompt_token_ids"]
+    for num_kept in (4, 20, -1):
+        (made,) = post(scorer, "/score", **body, truncate_prompt_tokens=num_kept)["data"]
+        assert len(made["prompt_token_ids"]) == (num_kept if num_kept > 0 else 128)
+        assert made["prompt_token_ids"][0] == whole[0]
+        assert made["prompt_token_ids"][-1] == whole[-1]
+        assert (made["score"] > 0) == (made["score"] < 1)
+
+
+def test_texts_get_the_labels_of_the_model(sorter: EngineProcess) -> None:
+    def ask(path: str, **body: Any) -> Any:
+        headers = {"authorization": "Bearer k"}
+        return httpx.post(f"{sorter.url}{path}", json=body, headers=headers, timeout=WATCHDOG_S).raise_for_status().json()
+
+    answer = ask("/classify", input=TEXTS)
+    assert (answer["object"], answer["id"][:9]) == ("list", "classify-")
+    logits = [made["probs"] for made in ask("/classify", input=TEXTS, use_activation=False)["data"]]
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for index, made in enumerate(answer["data"]):
+        assert (made["index"], made["num_classes"]) == (index, 3)
+        assert made["probs"] == pytest.approx(shares[index], abs=1e-6)
+        assert made["label"] == ("bad", "good", "so-so")[int(np.argmax(shares[index]))]
+    pooled = ask("/pooling", input=TEXTS, task="classify")
+    assert [made["data"] for made in pooled["data"]] == [made["probs"] for made in answer["data"]]
+    assert {made["object"] for made in pooled["data"]} == {"pooling"}
+    as_bytes = ask("/pooling", input=TEXTS, encoding_format="base64")["data"]
+    assert np.frombuffer(base64.b64decode(as_bytes[0]["data"]), np.float32) == pytest.approx(answer["data"][0]["probs"])
+    turns = ask("/classify", messages=TURNS, chat_template="{{ messages[0].content }}")["data"]
+    assert turns[0]["probs"] == ask("/classify", input="the cat", add_special_tokens=False)["data"][0]["probs"]
+    assert (
+        len(ask("/classify", input=LONG, truncate_prompt_tokens=7, return_token_ids=True)["data"][0]["prompt_token_ids"]) == 7
+    )
+    for path in ("/classify", "/pooling"):
+        assert httpx.post(f"{sorter.url}{path}", json={"input": "a"}, timeout=WATCHDOG_S).status_code == 401
 
 
 def test_alone_as_together(embedder: EngineProcess) -> None:
@@ -239,7 +318,21 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "hex"),
     ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype", "float16"),
     ("/v1/embeddings", {"input": "a", "endianness": "big"}, "endianness", "big"),
-    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "from -1"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 201}, "truncate_prompt_tokens", "200"),
+    ("/v1/embeddings", {"input": "a", "messages": TURNS}, "messages", "send one"),
+    ("/v1/embeddings", {"messages": []}, "messages", "at least 1"),
+    (
+        "/v1/embeddings",
+        {"messages": [{"role": "user", "content": LONG}], "chat_template": "{{ messages[0].content }}"},
+        "messages",
+        "200 tokens",
+    ),
+    ("/pooling", {}, "input", "required"),
+    ("/pooling", {"input": "a", "task": "classify"}, "model", "to make vectors"),
+    ("/pooling", {"input": "a", "task": "token_embed"}, "task", "token_embed"),
+    ("/classify", {"input": "a"}, "model", "to make vectors"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
     ("/v1/rerank", {"query": "a", "documents": ["", ""]}, "documents", "empty"),
     ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents", "200 tokens"),

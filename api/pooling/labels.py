@@ -1,0 +1,44 @@
+"""`POST /classify`: texts or a conversation by label, in vLLM's shape. Runs in the api process."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.errors import json_response
+from api.exchange import Exchange
+from api.openai.usage import usage_of
+from api.pooling import prompts
+from api.pooling.submission import numbers_of, pooled
+from api.schemas.pooling import Classification, ClassificationList, ClassificationRequest
+from engine.messages import Pooling
+
+
+async def classify(request: Request) -> Response:
+    """The route."""
+    exchange = Exchange.of(request)
+    model = exchange.services.model
+    body, found, param = await prompts.read(request, ClassificationRequest)
+    model.check_task("classify")
+    generation = await pooled(request, body, found, Pooling(is_finished=body.use_activation), param)
+    data = []
+    for index, sample in enumerate(generation.samples):
+        scores = numbers_of(sample.pooled)
+        label = max(range(len(scores)), key=scores.__getitem__)
+        names = model.shape.labels
+        name = names[label] if label < len(names) else f"LABEL_{label}"
+        made = Classification(index=index, label=name, probs=scores, num_classes=len(scores))
+        if body.return_token_ids:
+            made.prompt_token_ids = sample.prompt_token_ids
+        data.append(made)
+    answer = ClassificationList(
+        id=f"classify-{exchange.request_id}",
+        created=int(time.time()),
+        model=model.resolve(body.model),
+        data=data,
+        usage=usage_of(generation),
+        weight_version=generation.weight_version,
+    )
+    return json_response(answer, headers=generation.headers)

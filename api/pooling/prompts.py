@@ -1,0 +1,46 @@
+"""The prompts of a body that pools: its `input`, or the one that its `messages` come to. Runs in the api process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from api.exchange import Exchange
+from api.openai.chat import chat_prompt
+from api.openai.completions import prompts_of
+from api.pooling.submission import check_count
+from api.schemas import requests
+from api.schemas.pooling import PooledInput, PoolingRequest
+from api.schemas.requests import invalid
+from engine.messages import Prompt
+
+T = TypeVar("T", bound=PoolingRequest)
+
+
+async def read(request: Request, type_: type[T]) -> tuple[T, list[Prompt], str]:
+    """The body, its prompts, and the field that they came from."""
+    exchange = Exchange.of(request)
+    services = exchange.services
+    fields = await exchange.fields(request)
+    body = requests.convert(fields, type_)
+    await asyncio.sleep(0)  # what comes next may take as long
+    services.model.resolve(body.model)
+    if fields.get("messages") is None:
+        given = requests.convert(fields, PooledInput)
+        prompts = prompts_of(given.input, services.model, given.add_special_tokens is not False, "input")
+        check_count(len(prompts), "input", services.model)
+        return body, prompts, "input"
+    if fields.get("input") is not None:
+        raise invalid("messages", "not together with input; send one of them")
+    if fields.get("add_special_tokens"):
+        raise invalid("add_special_tokens", "the chat template adds them to messages; leave it out")
+    if fields.get("add_generation_prompt") is None:
+        fields["add_generation_prompt"] = False  # nothing is generated
+    prompt, parts, _ = chat_prompt(
+        fields, services.client.max_record_bytes, services.context.config.default_chat_template_kwargs
+    )
+    if parts:
+        raise invalid("messages", "this model takes no pictures or video; send text")
+    return body, [prompt], "messages"
