@@ -1,7 +1,7 @@
-"""`tokamak models`: what was downloaded from the hub and what was packed of it, on this machine; and its removal.
+"""`tokamak models`: the models on this machine (embedded, downloaded from the hub, packed for its kernels), and their removal.
 
 Called by tools/cli.py, in its own process. The hub's cache is huggingface_hub's, shared with other programs; packed weights are
-the engines', and one that is in use is not removed. Exit codes: 0 done, 1 not done, 2 bad arguments.
+the engines', and a file that is in use is not removed. Exit codes: 0 done, 1 not done, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -10,38 +10,53 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from engine.checkpoint.files import user_cache
+from engine.checkpoint.gguf.file import LINK_NAME
+from engine.installation import PACKAGES
 from engine.options.argument_parser import ArgumentParser
+from engine.options.resolve import EMBEDDED_MODEL_NAMES
 from tools import units
+from tools.demo import MODELS
+
+_CELLS = ("{:<{}}", "{:<{}}", "{:>{}}", "{:<{}}", "{:<{}}")
+_SERVED_BY = {"text": "tokamak serve", "vision": "tokamak serve --demo vision"}
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Something that takes room: `name` as `rm` takes it."""
+    """A model as it lies on the disk. `rm` takes the name or the id."""
 
-    kind: str  # "hub" | "packed"
     name: str
+    id: str  # of packed weights
     num_bytes: int
     used_s: float  # seconds since the epoch
+    about: str
     path: Path
-    revisions: tuple[str, ...] = ()  # of the hub
+    revisions: tuple[str, ...] = ()  # of a repository of the hub
+    is_embedded: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    found = [*_downloaded(), *_packed(options.weight_cache_dir)]
+    found = [*_embedded(), *_downloaded(), *_packed(options.weight_cache_dir)]
     if options.command != "rm":
         print("\n".join(_lines(found)))
         return 0
-    missing = [name for name in options.names if not any(stored.name == name for stored in found)]
+    chosen = [stored for stored in found if not {stored.name, stored.id}.isdisjoint(options.names)]
+    missing = [name for name in options.names if not any(name in (stored.name, stored.id) for stored in chosen)]
     if missing:
         print(f"tokamak models: error: there is no {', '.join(missing)}; `tokamak models` lists what there is", file=sys.stderr)
         return 1
-    return max(_remove(stored) for stored in found if stored.name in options.names)
+    removable = [stored for stored in chosen if not stored.is_embedded]
+    if not removable:
+        print(f"tokamak models: error: {chosen[0].name} is part of Tokamak and cannot be removed", file=sys.stderr)
+        return 1
+    return max([_remove(stored) for stored in removable])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,61 +65,120 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weight-cache-dir", type=Path, default=Path(cache), metavar="DIR", help="default: %(default)s")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="show what there is (so does no command)")
-    remove = commands.add_parser("rm", help="remove some of it")
-    remove.add_argument("names", nargs="+", metavar="NAME", help="as listed")
+    remove = commands.add_parser("rm", help="remove downloaded and packed models")
+    remove.add_argument("names", nargs="+", metavar="NAME|ID", help="as listed; NAME: all that have it")
     return parser
 
 
 def _lines(found: Sequence[Stored]) -> list[str]:
-    if not found:
-        return ["nothing was downloaded or packed"]
-    width = max(len(stored.name) for stored in found)
-    lines = [f"{'':6}  {'name':<{width}}  {'size':>6}  last used"]
-    for stored in sorted(found, key=lambda one: (one.kind, one.name)):
-        age = units.seconds(max(0.0, time.time() - stored.used_s))
-        lines.append(f"{stored.kind:<6}  {stored.name:<{width}}  {units.size(stored.num_bytes):>6}  {age} ago")
-    return [*lines, f"{'':6}  {'':<{width}}  {units.size(sum(stored.num_bytes for stored in found)):>6}"]
+    rows = [("name", "id", "size", "last used", "what it is")]
+    for stored in sorted(found, key=lambda one: (not one.is_embedded, one.name, -one.used_s)):
+        age = "" if stored.is_embedded else f"{units.seconds(max(0.0, time.time() - stored.used_s))} ago"
+        rows.append((stored.name, stored.id, units.size(stored.num_bytes), age, stored.about))
+    rows.append(("", "", units.size(sum(stored.num_bytes for stored in found)), "", ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.format, _CELLS, row, widths)).rstrip() for row in rows]
 
 
-def _downloaded() -> list[Stored]:
-    from huggingface_hub import scan_cache_dir
+def _embedded() -> Iterator[Stored]:
+    for demo, directory in MODELS.items():
+        path = Path(directory)
+        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        about = f"embedded: {_SERVED_BY[demo]}"
+        yield Stored(EMBEDDED_MODEL_NAMES[demo], "", num_bytes, 0.0, about, path, is_embedded=True)
+
+
+def _downloaded() -> Iterator[Stored]:
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
-        return []
-    return [
-        Stored(
-            "hub",
+        return
+    for repository in repositories:
+        if repository.repo_type != "model":
+            continue
+        revisions = sorted(repository.revisions, key=lambda revision: revision.last_modified)
+        yield Stored(
             repository.repo_id,
+            "",
             repository.size_on_disk,
             repository.last_accessed,
+            f"downloaded: {_about_files(revisions[-1].snapshot_path) if revisions else 'nothing complete'}",
             Path(repository.repo_path),
-            tuple(revision.commit_hash for revision in repository.revisions),
+            tuple(revision.commit_hash for revision in revisions),
         )
-        for repository in repositories
-        if repository.repo_type == "model"
-    ]
 
 
-def _packed(directory: Path) -> list[Stored]:
-    paths = sorted(directory.glob("*.weights")) if directory.is_dir() else []
-    return [Stored("packed", path.stem, path.stat().st_size, path.stat().st_mtime, path) for path in paths]
+def _about_files(snapshot: Path) -> str:
+    """Architecture and precision of a downloaded checkpoint, or its GGUF files."""
+    try:
+        config: Any = msgspec.json.decode((snapshot / "config.json").read_bytes())
+        stated = config.get("text_config") or config
+        quantization = config.get("quantization_config", {}).get("quant_method")
+        dtype = next((options[key] for options in (config, stated) for key in ("dtype", "torch_dtype") if key in options), None)
+        return ", ".join(filter(None, (config.get("model_type"), dtype, quantization)))
+    except (OSError, msgspec.DecodeError, AttributeError, TypeError):
+        return ", ".join(sorted(file.name for file in snapshot.glob("*.gguf"))) or "no configuration"
+
+
+def _packed(directory: Path) -> Iterator[Stored]:
+    for path in sorted(directory.glob("*.weights")) if directory.is_dir() else ():
+        label, _, id = path.stem.rpartition("-")
+        try:
+            status = path.stat()
+            name, about = _about_packed(path)
+        except FileNotFoundError:
+            continue  # removed by an engine that needed its room
+        yield Stored(name or label, id, status.st_size, status.st_atime, f"packed: {about}", path)
+
+
+def _about_packed(path: Path) -> tuple[str, str]:
+    """The name of the model, where the file tells it, and what else it says about itself."""
+    from workers.weights.packed_file import DamagedFileError, PackedFile
+
+    try:
+        description = PackedFile(path, is_checked=False).description
+    except (DamagedFileError, OSError) as error:
+        return "", f"cannot be used: {error}"
+    of, source = description["of"], description.get("source", {})
+    precision = [of["dtype"], *(of[key] for key in ("quantization", "vision_quantization") if of[key] != "none")]
+    values = ["random values"] if of["contents"].startswith("random ") else []
+    about = ", ".join(filter(None, [source.get("architecture"), *precision, *values]))
+    if not source:
+        return "", about
+    checkpoint = Path(source["path"])
+    if (checkpoint / LINK_NAME).is_symlink():
+        checkpoint = (checkpoint / LINK_NAME).readlink()
+    place = f"{checkpoint}" if checkpoint.exists() else f"{checkpoint}, which is gone"
+    return _name_of(checkpoint), f"{about}, of {place}"
+
+
+def _name_of(checkpoint: Path) -> str:
+    """As `tokamak serve` names a model: an embedded one, a repository of the hub, a directory or a GGUF file."""
+    for demo, directory in MODELS.items():
+        if checkpoint.match(str(Path(directory).relative_to(PACKAGES))):
+            return EMBEDDED_MODEL_NAMES[demo]
+    for parent in checkpoint.parents:
+        if parent.name.startswith("models--"):
+            return parent.name.removeprefix("models--").replace("--", "/")
+    return checkpoint.stem if checkpoint.suffix == ".gguf" else checkpoint.name
 
 
 def _remove(stored: Stored) -> int:
-    if stored.kind == "hub":
+    if stored.revisions:
         from huggingface_hub import scan_cache_dir
 
-        scan_cache_dir().delete_revisions(*stored.revisions).execute()
+        scan_cache_dir(stored.path.parent).delete_revisions(*stored.revisions).execute()
         is_gone = not any(stored.path.glob("snapshots/*"))
     else:
         from workers.weights.cache import WeightCache
 
-        is_gone = WeightCache(stored.path.parent, limit=0).remove(stored.name)
+        is_gone = WeightCache(stored.path.parent, limit=0).remove(stored.path.stem)
+    name = f"{stored.name} {stored.id}".rstrip()
     if is_gone:
-        print(f"removed {stored.name}, {units.size(stored.num_bytes)}")
+        print(f"removed {name}, {units.size(stored.num_bytes)}")
         return 0
-    print(f"tokamak models: error: {stored.name} is in use, or not this user's; stop its engines first", file=sys.stderr)
+    print(f"tokamak models: error: {name} is in use, or not this user's; stop its engines first", file=sys.stderr)
     return 1

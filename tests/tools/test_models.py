@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from engine.checkpoint.gguf.file import LINK_NAME
+from engine.checkpoint.model_config import ModelConfig
+from ops.cpu.executors import Immediate
+from ops.cpu.table import make_table
+from tools.demo import MODEL
 from tools.models import main
+from workers.weights.cache import WeightCache
+from workers.weights.loader import load_model
+
+TABLE = make_table(Immediate())
+LONG_AGO_S = 1_000_000_000
+
+
+def pack(checkpoint: Path, directory: Path, seed: int | None = None) -> str:
+    """Have the weights of `checkpoint` kept; the id of the file."""
+    before = set(directory.glob("*"))
+    config = ModelConfig.read(checkpoint)
+    cache = WeightCache(directory, limit=1 << 30, is_shared=seed is not None)
+    load_model(checkpoint, config, TABLE, 16, lambda done, total: None, cache=cache, random_seed=seed)
+    (path,) = (path for path in set(directory.glob("*.weights")) - before)
+    os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+    return path.stem.rpartition("-")[2]
 
 
 @pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of packed weights, and a cache of the hub with one model in it."""
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the hub with one repository. Returns its snapshot."""
     from huggingface_hub import constants
 
-    hub = tmp_path / "hub"
-    snapshot = hub / "models--owner--tiny" / "snapshots" / ("0" * 40)
-    blob = hub / "models--owner--tiny" / "blobs" / "abc"
-    refs = hub / "models--owner--tiny" / "refs"
-    for directory in (snapshot, blob.parent, refs):
+    snapshot = tmp_path / "hub" / "models--owner--tiny" / "snapshots" / ("0" * 40)
+    repository = snapshot.parent.parent
+    for directory in (snapshot, repository / "blobs", repository / "refs"):
         directory.mkdir(parents=True)
-    blob.write_bytes(bytes(5 << 20))
-    (snapshot / "model.safetensors").symlink_to(blob)
-    (refs / "main").write_text("0" * 40)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    for file in MODEL.iterdir():
+        shutil.copy(file, repository / "blobs" / file.name)
+        (snapshot / file.name).symlink_to(repository / "blobs" / file.name)
+    (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return snapshot
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
     directory = tmp_path / "weights"
     directory.mkdir()
-    for name in ("first-1a", "second-2b"):
-        (directory / f"{name}.weights").write_bytes(bytes(3 << 20))
     return directory
 
 
@@ -36,29 +62,76 @@ def models(weights: Path, *arguments: str) -> int:
     return main(["--weight-cache-dir", str(weights), *arguments])
 
 
-def test_what_is_listed_is_removed_by_its_name(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def listed(weights: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines about models, without runs of spaces."""
+    capsys.readouterr()
     assert models(weights) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[:3] for line in lines[1:-1]] == [
-        ["hub", "owner/tiny", "5.00M"],
-        ["packed", "first-1a", "3.00M"],
-        ["packed", "second-2b", "3.00M"],
-    ]
-    assert models(weights, "rm", "owner/tiny", "first-1a") == 0
-    assert models(weights, "list") == 0
-    left = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("hub", "packed"))]
-    assert [line[1] for line in left] == ["second-2b"]
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[1:-1]]
 
 
-def test_what_is_in_use_stays(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with (weights / "first-1a.weights").open("rb") as held:
+def test_models_are_listed_by_name(hub: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantized = tmp_path / "mine-1234"  # as of a GGUF file
+    shutil.copytree(MODEL, quantized)
+    (tmp_path / "mine.gguf").touch()
+    ids = [pack(each, weights) for each in (MODEL, hub)]
+    ids.append(pack(quantized, weights, seed=3))
+    (quantized / LINK_NAME).symlink_to(tmp_path / "mine.gguf")
+    text, vision, *others = listed(weights, capsys)
+    assert text.startswith("tokamak-demo ")
+    assert text.endswith("embedded: tokamak serve")
+    assert vision.endswith("embedded: tokamak serve --demo vision")
+    for line, (name, id, about) in zip(
+        others,
+        [
+            ("mine", ids[2], f"packed: qwen3, float32, random values, of {tmp_path}/mine.gguf"),
+            ("owner/tiny", "", f"downloaded: qwen3, {json.loads((MODEL / 'config.json').read_text())['dtype']}"),
+            ("owner/tiny", ids[1], f"packed: qwen3, float32, of {hub}"),
+            ("tokamak-demo", ids[0], f"packed: qwen3, float32, of {MODEL}"),
+        ],
+        strict=True,
+    ):
+        assert line.startswith(f"{name} {id}".rstrip())
+        assert line.endswith(about)
+
+
+def test_listing_is_no_use(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(MODEL, weights)
+    for _ in range(2):
+        assert any("d" in line.split(" ago")[0].split()[-1] for line in listed(weights, capsys) if "packed" in line)
+    (path,) = weights.glob("*.weights")
+    assert path.stat().st_atime == LONG_AGO_S
+
+
+def test_name_removes_all_and_id_one_of_them(hub: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(hub, weights, seed=3)
+    id = pack(MODEL, weights)
+    assert models(weights, "rm", id) == 0
+    assert [line.split()[0] for line in listed(weights, capsys)[2:]] == ["owner/tiny", "owner/tiny"]
+    assert models(weights, "rm", "owner/tiny") == 0
+    assert len(listed(weights, capsys)) == 2
+    assert not hub.exists()
+
+
+def test_what_is_in_use_stays(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(MODEL, weights)
+    (path,) = weights.glob("*.weights")
+    with path.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        assert models(weights, "rm", "first-1a") == 1
+        assert models(weights, "rm", "tokamak-demo") == 1
         assert "in use" in capsys.readouterr().err
-    assert (weights / "first-1a.weights").exists()
+    assert path.exists()
 
 
-def test_what_is_not_there(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert models(weights, "rm", "first-1a", "third") == 1
+def test_missing_names_remove_nothing(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert models(weights, "rm", "owner/tiny", "third") == 1
     assert "there is no third" in capsys.readouterr().err
-    assert (weights / "first-1a.weights").exists()
+    assert hub.exists()
+    assert models(weights, "rm", "tokamak-demo") == 1
+    assert "part of Tokamak" in capsys.readouterr().err
+
+
+def test_damaged_files_are_listed_and_removed(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (weights / "old-1a.weights").write_bytes(bytes(3 << 20))
+    assert "cannot be used" in listed(weights, capsys)[2]
+    assert models(weights, "rm", "old") == 0
+    assert list(weights.iterdir()) == []

@@ -119,6 +119,7 @@ def load_model(
     directory = cache if ops.layout is not None else None
     layout = ops.layout and digest_of(ops.layout())
     description = {"model": _shape(config, weights), "layout": layout} | msgspec.structs.asdict(precision)
+    source = {"path": str(path), "architecture": config.architecture}
 
     if node:
         description["node"] = node
@@ -129,13 +130,13 @@ def load_model(
     if random_seed is not None:
         found = f"random {random_seed}"
         is_narrow = precision != Precision() and ops.layout is not None
-        loading = _Loading(path.name, weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
+        loading = _Loading(source, weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
         if directory is not None and directory.is_shared:
             loading.pack_with(directory, of(found))
         else:
             loading.pack_into_memory()
     else:
-        loading = _Loading(path.name, weights, None, ops, precision, on_progress)
+        loading = _Loading(source, weights, None, ops, precision, on_progress)
         if contents and directory and loading.map_from(directory, of(contents)) == "hit":
             outcome, found = "hit", contents
         else:
@@ -160,14 +161,20 @@ def load_model(
 
 
 class _Loading:
-    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it. `label`: what
-    people know them by. A description tells what is kept from all else that could be."""
+    """One load: every module of `weights` with values of `stored`, or with those that the cache kept of it. `source`: the path
+    and architecture that `tokamak models` shows. A description tells what is kept from all else that could be."""
 
     def __init__(
-        self, label: str, weights: Weights, stored: Stored | None, ops: OpTable, precision: Precision, on_progress: Progress
+        self,
+        source: dict[str, str],
+        weights: Weights,
+        stored: Stored | None,
+        ops: OpTable,
+        precision: Precision,
+        on_progress: Progress,
     ) -> None:
         self.stored = stored
-        self._label = label
+        self._source = source
         self._weights = weights
         self._ops = ops
         self._precision = precision
@@ -232,7 +239,7 @@ class _Loading:
         name, layout = self._name_of(description), Layout()
         sizes = self._sizes(layout)
         try:
-            written = {"of": description, "formats": self._formats()}
+            written = {"of": description, "formats": self._formats(), "source": self._source}
             with cache.writer(name, layout, written, self._say_alive) as writer:
                 if writer is None:
                     return None
@@ -243,7 +250,7 @@ class _Loading:
         return cache.written(name)
 
     def _name_of(self, description: dict[str, Any]) -> str:
-        return f"{self._label}-{digest_of(description)}"
+        return f"{Path(self._source['path']).name}-{digest_of(description)}"
 
     def _say_alive(self) -> None:
         self._on_progress(self._num_done, self.num_bytes)

@@ -185,6 +185,8 @@ class PackedFile:
         descriptor = open_file(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with contextlib.suppress(PermissionError):  # another user's file
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NOATIME)  # reading is no use; `cache.py` marks those
             status = os.fstat(descriptor)
             size = status.st_size
             if size < _HEAD.size:
