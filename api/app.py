@@ -70,6 +70,8 @@ def routes() -> list[BaseRoute]:
         Route("/v1/responses", on_first_use("api.responses.routes", "create_response"), methods=["POST"]),
         Route("/v1/responses/input_tokens", on_first_use("api.responses.routes", "count_input_tokens"), methods=["POST"]),
         Route("/v1/responses/compact", on_first_use("api.responses.routes", "compact_conversation"), methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", on_first_use("api.responses.routes", "list_input_items")),
+        Route("/v1/responses/{id}/cancel", on_first_use("api.responses.routes", "cancel_response"), methods=["POST"]),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "get_response")),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "delete_response"), methods=["DELETE"]),
         Route("/v1/embeddings", on_first_use("api.pooling.embeddings", "create_embeddings"), methods=["POST"]),

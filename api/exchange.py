@@ -30,6 +30,7 @@ from engine.process.control_client import ControlClient
 
 if TYPE_CHECKING:
     from api.request_log import RequestLog
+    from api.responses.background import BackgroundResponses
     from api.span import SpanContext
     from api.spans import Spans
 
@@ -52,6 +53,7 @@ class Services(msgspec.Struct, frozen=True):
     watch: Watch
     renderings: Renderings
     responses: ResponseStore
+    background: BackgroundResponses
     fingerprints: Fingerprints
     request_log: RequestLog | None = None  # where requests are to be logged
     spans: Spans | None = None  # where somebody collects them

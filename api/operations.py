@@ -182,6 +182,16 @@ OPERATIONS = (
     _work("/v1/responses/input_tokens", "The tokens of items", openai_responses.InputTokens, ((InputTokensRequest,),)),
     _work("/v1/responses/compact", "A conversation as a summary", openai_responses.CompactedResponse, ((InputTokensRequest,),)),
     _model("/v1/responses/{id}", "An earlier response", openai_responses.OpenAIResponse, ("id",)),
+    _model("/v1/responses/{id}/input_items", "What a response answers", openai_responses.InputItems, ("id",)),
+    Operation(
+        "post",
+        "/v1/responses/{id}/cancel",
+        "End a response that is made in the background",
+        openai_responses.OpenAIResponse,
+        errors=(*_WITH_KEY, 404, 503),
+        security="api_key",
+        parameters=("id",),
+    ),
     Operation(
         "delete",
         "/v1/responses/{id}",

@@ -32,6 +32,7 @@ from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
 from api.model import ServedModel
 from api.prometheus import Renderings
+from api.responses.background import BackgroundResponses
 from api.responses.store import ResponseStore
 from api.watch import Watch
 from engine.checkpoint.record import ModelRecord
@@ -82,6 +83,8 @@ class ApiActor(Actor):
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             )
         fingerprints = Fingerprints(config, self.context.run)
+        responses = ResponseStore(self.context.run.responses_path)
+        self._background = BackgroundResponses(self.context, responses)
         services = Services(
             self.context,
             self.client,
@@ -92,7 +95,8 @@ class ApiActor(Actor):
             MediaRequests(self.context, self._desk, model.media_kinds, 2 * num_spare // 3),
             Watch(self.context),
             Renderings(self.context, model, fingerprints),
-            ResponseStore(self.context.run.responses_path),
+            responses,
+            self._background,
             fingerprints,
             self._request_log(),
             self._spans,
@@ -172,6 +176,7 @@ class ApiActor(Actor):
                 self._turns.turn()
                 now_ns = time.monotonic_ns()
                 self.client.on_tick(now_ns)
+                self._background.on_tick(now_ns)
                 if self._desk is not None:
                     self._desk.flush()
                 if self.context.is_stopping:

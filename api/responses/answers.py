@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 from api.schemas.responses import TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+OPEN: tuple[ResponseStatus, ...] = ("queued", "in_progress")
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -153,7 +154,7 @@ class OpenAIResponse(msgspec.Struct, kw_only=True):
     tools: msgspec.Raw
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
 
@@ -164,6 +165,14 @@ class CompactedResponse(msgspec.Struct, kw_only=True):
     created_at: int
     output: list[msgspec.Raw]  # the user's messages, and the summary
     usage: ResponseUsage | None
+
+
+class InputItems(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]  # as they were sent, each with an id
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedResponse(msgspec.Struct):
@@ -186,6 +195,10 @@ class _Lifecycle(_Event, kw_only=True):
 
 
 class ResponseCreated(_Lifecycle, tag="response.created"):
+    pass
+
+
+class ResponseQueued(_Lifecycle, tag="response.queued"):
     pass
 
 
@@ -274,6 +287,7 @@ class CustomInputDone(_InItem, kw_only=True, tag="response.custom_tool_call_inpu
 
 ResponseEvent = (
     ResponseCreated
+    | ResponseQueued
     | ResponseInProgress
     | ResponseCompleted
     | ResponseIncomplete

@@ -6,7 +6,7 @@ with their results. What changes an answer and cannot be done is refused by name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import msgspec
@@ -43,7 +43,6 @@ from api.responses.requests import (
 from api.responses.seal import unseal
 from api.responses.tool_set import LOCAL_SHELL, TOOL_SEARCH, ToolSet
 from api.responses.tools import CustomTool, NamespaceTool, ResponseFunction, Tool
-from api.schemas.requests import invalid
 from api.translation import Translation
 
 _NAMES = {
@@ -70,17 +69,23 @@ class ResponseTranslation(Translation, kw_only=True):
     dropped: list[str]  # what is not in the prompt: types of tools, and of items
 
 
-def translate(body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool = False) -> ResponseTranslation:
-    """`items`: of the conversation, the first `num_past` of them those of an earlier response. RequestError names the field as
-    its client knows it."""
-    if isinstance(body, ResponsesRequest) and body.background:
-        raise invalid("background", "this server answers while its client waits; leave it out, or stream")
+def translate(
+    body: InputTokensRequest,
+    items: list[InputItem],
+    num_past: int,
+    compacts: bool = False,
+    kept: Container[int] | None = None,
+) -> ResponseTranslation:
+    """`items`: of the conversation, the first `num_past` of them those of an earlier response; `kept`: indexes of those
+    that are in the prompt, None: all. RequestError names the field as its client knows it."""
     loaded = [tool for item in items if isinstance(item, (ToolSearchOutputItem, AdditionalToolsItem)) for tool in item.tools]
     tools = ToolSet(body.tools or (), loaded)
     turns = _Turns(tools)
     if body.instructions:
         turns.add("system", [_text(body.instructions)], "instructions")
     for index, item in enumerate(items):
+        if kept is not None and index not in kept:
+            continue
         turns.take(item, f"input[{index - num_past}]" if index >= num_past else "previous_response_id")
     if compacts or turns.compacts:
         turns.add("user", [_text(_COMPACT)], "input")

@@ -213,7 +213,9 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    truncation: Annotated[Literal["disabled"], Meta(description="No other is supported.")] | None = None
+    truncation: (
+        Annotated[Literal["auto", "disabled"], Meta(description="auto: the oldest items go where all are too long.")] | None
+    ) = None
     conversation: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None
     prompt: Annotated[dict[str, Any], Meta(max_length=0, description="Not supported: no prompts are kept here.")] | None = None
 
@@ -228,5 +230,5 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     top_logprobs: NumTopLogprobs | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     user: str | None = None
-    background: Annotated[bool, Meta(description="Not supported: false.")] | None = None
+    background: Annotated[bool, Meta(description="Answer at once and go on; needs `store`.")] | None = None
     context_management: Nothing | None = None

@@ -23,11 +23,13 @@ from api.responses.answers import (
     ResponseFailure,
     ResponseIncomplete,
     ResponseInProgress,
+    ResponseQueued,
     ResponseUsage,
 )
 from api.responses.conversation import ResponseTranslation, has_logprobs
 from api.responses.items import Items
 from api.responses.requests import ResponsesRequest
+from api.responses.store import MAX_RESPONSE_BYTES, StoredResponse
 from api.schemas.requests import dump
 from api.schemas.responses import TokenLogprob, encoder
 from api.sse import EventWriter
@@ -37,17 +39,14 @@ from engine.messages import Delta
 _ENDS: dict[str, type[ResponseEvent]] = {
     "completed": ResponseCompleted,
     "incomplete": ResponseIncomplete,
+    "cancelled": ResponseIncomplete,  # there is no event of that name
     "failed": ResponseFailed,
 }
+END_NAMES = {status: str(event.__struct_config__.tag) for status, event in _ENDS.items()}  # of the last event
 _CUT_OFF = {
     "timeout": "the time of the request was over before its answer was complete",
     "abort": "an operator ended the request",
 }
-
-
-class StoredResponse(msgspec.Struct):
-    response: msgspec.Raw
-    items: msgspec.Raw  # of the conversation up to its end, as they may be sent
 
 
 class ResponseWriter(EventWriter):
@@ -65,11 +64,13 @@ class ResponseWriter(EventWriter):
         self._items_sent = dump(fields["input"], "input")
         self._num_logprobs = (body.top_logprobs or 0) if has_logprobs(body) else None
         self._num_events = 0
+        self._key, self._owner = (exchange.key, exchange.services.background.owner) if body.background else ("", "")
         reasoning = body.reasoning
         self.response = OpenAIResponse(
             id=self._store.new_id(exchange.source),  # who knows it may read it: made of nothing that logs tell
             created_at=int(time.time()),
-            status="in_progress",
+            status="queued" if body.background else "in_progress",
+            background=bool(body.background),
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
@@ -84,6 +85,7 @@ class ResponseWriter(EventWriter):
             tools=_raw(fields, "tools", []),
             top_logprobs=body.top_logprobs or 0,
             top_p=1.0,
+            truncation=body.truncation or "disabled",
             user=body.user,
         )
         seals_reasoning = "reasoning.encrypted_content" in (body.include or ())
@@ -94,6 +96,7 @@ class ResponseWriter(EventWriter):
         if not sample.pending:
             return b""
         events = [] if self._num_events else self._begun(sample)
+        events += self._leave_queue()
         delta = sample.take()
         events += self._items.take(delta.all_parts, self._logprobs(sample, delta))
         if sample.is_finished:
@@ -105,6 +108,7 @@ class ResponseWriter(EventWriter):
 
     def failed(self, error: RequestError) -> bytes:
         events = [] if self._num_events else self._begun(None)
+        events += self._leave_queue()
         error = self.named(error)
         events += self._items.close("incomplete")
         events.append(self._fail(ResponseFailure("server_error" if error.status >= 500 else "invalid_prompt", error.message)))
@@ -123,12 +127,49 @@ class ResponseWriter(EventWriter):
             sampling = sample.submit.sampling
             self.response.temperature, self.response.top_p = sampling.temperature, sampling.top_p
         begun = msgspec.structs.replace(self.response)
-        return [ResponseCreated(response=begun), ResponseInProgress(response=begun)]
+        second = ResponseQueued if begun.status == "queued" else ResponseInProgress
+        return [ResponseCreated(response=begun), second(response=begun)]
+
+    def queue(self, generation: Generation) -> bytes:
+        """The first events of a response that is made in the background, which is kept from now on."""
+        (sample,) = generation.samples
+        events = self._begun(sample)
+        self.response.store = self.keep()
+        return self._encoded(events)
+
+    def keep(self) -> bool:
+        """Whether the response is stored, as it is now."""
+        made = encoder.encode(self.response.output)
+        is_first = self._items_sent == b"[]"
+        items = self._items_sent[:-1] + (b"" if is_first or made == b"[]" else b",") + made[1:]
+        response = msgspec.Raw(encoder.encode(self.response))
+        data = encoder.encode(StoredResponse(response, msgspec.Raw(items), self._key, self._owner))
+        if len(data) > MAX_RESPONSE_BYTES and self.response.background and self.response.output:
+            self.response.output = []
+            text = f"the response has {len(data)} bytes, the limit of background responses is {MAX_RESPONSE_BYTES}"
+            self.response.status, self.response.error = "failed", ResponseFailure("server_error", text)
+            return self.keep()
+        return self._store.save(self.response.id, data)
+
+    @property
+    def num_item_bytes(self) -> int:
+        """Of the conversation, as it is stored."""
+        return len(self._items_sent)
+
+    def _leave_queue(self) -> list[ResponseEvent]:
+        if self.response.status != "queued":
+            return []
+        self.response.status = "in_progress"
+        self.keep()
+        return [ResponseInProgress(response=msgspec.structs.replace(self.response))]
 
     def _end(self, sample: OpenSample) -> list[ResponseEvent]:
         """Close what is open, and keep the response before its client knows of it."""
         response = self.response
         response.usage = usage_of(sample)
+        if sample.finish_reason == "abort" and response.background:
+            response.status = "cancelled"
+            return [*self._items.close("incomplete"), self._ended()]
         if sample.finish_reason in _CUT_OFF:
             events = self._items.close("incomplete")
             return [*events, self._fail(ResponseFailure("server_error", _CUT_OFF[sample.finish_reason]))]
@@ -145,13 +186,9 @@ class ResponseWriter(EventWriter):
     def _ended(self) -> ResponseEvent:
         response = self.response
         response.output, response.completed_at = self._items.items, int(time.time())
-        if response.store:
-            made = encoder.encode(response.output)
-            is_first = self._items_sent == b"[]"
-            items = self._items_sent[:-1] + (b"" if is_first or made == b"[]" else b",") + made[1:]
-            stored = StoredResponse(msgspec.Raw(encoder.encode(response)), msgspec.Raw(items))
-            response.store = self._store.save(response.id, encoder.encode(stored))
-        return _ENDS[response.status](response=response)  # type: ignore[call-arg]
+        if response.store and not response.background:  # `BackgroundResponses` keeps these, and tries again
+            response.store = self.keep()
+        return end_of(response)
 
     def _logprobs(self, sample: OpenSample, delta: Delta) -> list[TokenLogprob]:
         """Of its tokens, but for one that ended the answer: that is nobody's text, whether it comes with the last of it or
@@ -164,13 +201,21 @@ class ResponseWriter(EventWriter):
         return chat_logprobs(entries, LogprobsShown(self._num_logprobs))
 
     def _encoded(self, events: list[ResponseEvent]) -> bytes:
-        parts = []
-        for event in events:
-            event.sequence_number = self._num_events
-            self._num_events += 1
-            tag = cast(str, event.__struct_config__.tag).encode()
-            parts.append(b"event: %b\ndata: %b\n\n" % (tag, encoder.encode(event)))
-        return b"".join(parts)
+        begin = self._num_events
+        self._num_events += len(events)
+        return b"".join(encoded(event, number) for number, event in enumerate(events, begin))
+
+
+def end_of(response: OpenAIResponse) -> ResponseEvent:
+    """The last event of a response that has ended."""
+    return _ENDS[response.status](response=response)  # type: ignore[call-arg]
+
+
+def encoded(event: ResponseEvent, number: int) -> bytes:
+    """An event of a stream. `number`: its place in that, from 0."""
+    event.sequence_number = number
+    tag = cast(str, event.__struct_config__.tag).encode()
+    return b"event: %b\ndata: %b\n\n" % (tag, encoder.encode(event))
 
 
 def usage_of(sample: OpenSample) -> ResponseUsage:

@@ -1,8 +1,10 @@
-"""`/v1/responses`: create, get, delete, compact, input_tokens. Runs in the api process."""
+"""`/v1/responses`: create, get, cancel, delete, input items, compact, input_tokens. Runs in the api process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import time
 from typing import Any, TypeVar
 
@@ -12,22 +14,28 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange, until_finished
-from api.responses.answers import CompactedResponse, DeletedResponse, InputTokens
+from api.responses.answers import CompactedResponse, DeletedResponse, InputItems, InputTokens
+from api.responses.background import with_status
 from api.responses.conversation import ResponseTranslation, translate
+from api.responses.input_items import identified
 from api.responses.items import Items, ids_of
 from api.responses.requests import InputTokensRequest, ResponsesRequest
-from api.responses.response import ResponseWriter, StoredResponse, usage_of
-from api.responses.store import ResponseStore
+from api.responses.response import ResponseWriter, usage_of
+from api.responses.store import ResponseStore, StoredResponse
+from api.responses.stored_events import StoredEvents, is_open
+from api.responses.truncation import truncated
 from api.schemas import requests
 from api.schemas.requests import invalid, shown
 from api.schemas.responses import encoder
 from api.sse import EventStream
 from api.translation import count_translated, cut_off, open_translated
-from engine.errors import RequestError
+from engine.errors import ControlError, RequestError
+from engine.messages import AbortRequest
 from engine.process.log import printable
 
 MAX_ITEMS = 4096  # of a conversation, with what it goes on from
 MAX_REFERRED = 64  # items of a response that an item_reference can name
+CANCEL_TIMEOUT_S = 30.0
 DROPPED_HEADER = "x-tokamak-dropped"
 
 MAX_LOGGED = 64  # different sets
@@ -42,9 +50,20 @@ async def create_response(request: Request) -> Response:
     fields, body, translation = await _read(request, ResponsesRequest)
     translation.add_ours(fields, ResponsesRequest)
     name = exchange.services.model.resolve(body.model)
+    if body.background:
+        if body.store is False:
+            raise invalid("background", "not together with store false: it could not be got; leave one of them out")
+        exchange.services.background.check_room(exchange.source)
+        translation.fields["stream"] = True
     writer = ResponseWriter(exchange, name, fields, body, translation)
     headers = _headers(exchange, translation)
     generation = await open_translated(request, translation)
+    if body.background:
+        generation.keeps_logprobs = True
+        exchange.services.background.begin(generation, writer, exchange.source, bool(body.stream))
+        if body.stream:
+            return StoredEvents(exchange.services, writer.response.id, headers=headers)
+        return json_response(writer.response, headers=headers)
     if body.stream:
         generation.keeps_logprobs = True  # for its last events
         return EventStream(generation, writer, headers)
@@ -85,17 +104,56 @@ async def count_input_tokens(request: Request) -> Response:
 
 async def get_response(request: Request) -> Response:
     """The route."""
-    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        raise invalid("stream", "a response that is over is no stream; leave it out")
-    stored = _stored(request, request.path_params["id"])
-    if stored is None:
-        raise _not_found(request.path_params["id"])
-    return Response(bytes(stored.response), media_type="application/json")
+    exchange = Exchange.of(request)
+    response_id = request.path_params["id"]
+    stored = _found(request, response_id)
+    if request.query_params.get("stream", "false").lower() in ("false", "0"):
+        shown_now = with_status(stored, exchange.services.background.is_lost(stored))
+        return Response(shown_now, media_type="application/json")
+    if exchange.services.responses.events(response_id, 0) is None:
+        raise invalid("stream", "only a response that was created with background and stream is one; leave it out")
+    return StoredEvents(exchange.services, response_id, _query_number(request, "starting_after", -1) + 1)
+
+
+async def cancel_response(request: Request) -> Response:
+    """The route: end one that is made in the background. Answers with the response as it is then."""
+    response_id = request.path_params["id"]
+    stored = _found(request, response_id)
+    if not msgspec.json.decode(stored.response)["background"]:
+        raise invalid("id", f"{shown(response_id)} was not created with background, only such a response can be cancelled")
+    stored = await _ended(request, response_id, stored)
+    is_lost = Exchange.of(request).services.background.is_lost(stored)
+    return Response(with_status(stored, is_lost), media_type="application/json")
+
+
+async def list_input_items(request: Request) -> Response:
+    """The route: what a response is an answer to, with what it went on from."""
+    response_id = request.path_params["id"]
+    stored = _found(request, response_id)
+    limit, order = _query_number(request, "limit", 20), request.query_params.get("order", "desc")
+    if not 1 <= limit <= 100:
+        raise invalid("limit", f"expected an integer from 1 to 100, got {limit}")
+    if order not in ("asc", "desc"):
+        raise invalid("order", f"expected 'asc' or 'desc', got {shown(order)}")
+    items = msgspec.json.decode(stored.items)
+    num_made = len(msgspec.json.decode(stored.response)["output"])
+    items = [identified(response_id, index, item) for index, item in enumerate(items[: len(items) - num_made])]
+    if order == "desc":
+        items.reverse()
+    if after := request.query_params.get("after"):
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise invalid("after", f"{shown(after)} is the id of no item here; leave it out, or send a last_id")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return json_response(InputItems(data=page, first_id=first_id, last_id=last_id, has_more=len(items) > limit))
 
 
 async def delete_response(request: Request) -> Response:
     """The route."""
     response_id = request.path_params["id"]
+    await _ended(request, response_id, _found(request, response_id))
     if not Exchange.of(request).services.responses.delete(response_id):
         raise _not_found(response_id)
     return json_response(DeletedResponse(response_id))
@@ -117,6 +175,9 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
+        if is_open(stored):
+            text = f"{shown(body.previous_response_id)} has not ended yet; wait for it, or cancel it"
+            raise invalid("previous_response_id", text)
         past = msgspec.json.decode(stored.items)
     fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], exchange.services.responses)
     if len(fields["input"]) > MAX_ITEMS:
@@ -125,7 +186,10 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
     assert isinstance(whole.input, list)
     if not whole.input:
         raise RequestError("input is required", code="missing_required_parameter", param="input")
-    return fields, body, translate(body, whole.input, len(past), compacts)
+    translation = translate(body, whole.input, len(past), compacts)
+    if body.truncation == "auto":
+        translation = await truncated(request, body, whole.input, len(past), compacts) or translation
+    return fields, body, translation
 
 
 def _complete(fields: dict[str, Any]) -> None:
@@ -172,6 +236,37 @@ def _headers(exchange: Exchange, translation: ResponseTranslation) -> dict[str, 
 def _stored(request: Request, response_id: str) -> StoredResponse | None:
     data = Exchange.of(request).services.responses.load(response_id)
     return None if data is None else msgspec.json.decode(data, type=StoredResponse)
+
+
+def _found(request: Request, response_id: str) -> StoredResponse:
+    stored = _stored(request, response_id)
+    if stored is None:
+        raise _not_found(response_id)
+    return stored
+
+
+async def _ended(request: Request, response_id: str, stored: StoredResponse) -> StoredResponse:
+    """A response that is made in the background, which is ended first; in whichever process."""
+    services = Exchange.of(request).services
+    if is_open(stored) and not services.background.is_lost(stored) and not services.client.abort(stored.key):
+        with contextlib.suppress(ControlError):
+            await services.control.ask_async(AbortRequest(stored.key), CANCEL_TIMEOUT_S)
+    deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
+    while is_open(stored) and not services.background.is_lost(stored):
+        if time.monotonic() > deadline_s:
+            raise RequestError(f"{shown(response_id)} did not end within {CANCEL_TIMEOUT_S:g} s; try again", status=503)
+        await services.background.change()
+        stored = _found(request, response_id)
+    return stored
+
+
+def _query_number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise invalid(name, f"expected an integer of at most 9 digits, got {shown(text)}")
+    return int(text)
 
 
 def _not_found(response_id: str) -> RequestError:

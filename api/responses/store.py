@@ -13,15 +13,29 @@ import os
 import re
 import secrets
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 log = logging.getLogger(__name__)
 
 MAX_RESPONSES = 1000
 MAX_RESPONSE_BYTES = 2 << 20  # of one: whoever goes on from it has it read at once
 MAX_BYTES = 64 << 20  # of all: a run's directory is often in memory
+MAX_EVENTS_BYTES = 8 << 20  # of the events of a stream that can be read again
+_ROOM_STEP = 1 << 18
+_READ_BYTES = 1 << 16
+_EVENTS = ".events"
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _OWNER = slice(5, 13)  # of an id
+
+
+class StoredResponse(msgspec.Struct):
+    response: msgspec.Raw
+    items: msgspec.Raw  # of the conversation up to its end, as they may be sent
+    key: str = ""  # of the request that makes it in the background
+    owner: str = ""  # the api process that does, and its epoch: NAME:EPOCH
 
 
 class ResponseStore:
@@ -63,6 +77,46 @@ class ResponseStore:
         except OSError:
             return None
 
+    def append_events(self, response_id: str, data: bytes) -> bool:
+        """Events of a stream, behind those that are there. Whether they are kept: there is a limit, and disks are full."""
+        path = self._directory / f"{response_id}{_EVENTS}"
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                size = os.fstat(file).st_size
+                if size + len(data) > MAX_EVENTS_BYTES:
+                    return False
+                if size // _ROOM_STEP != (size + len(data)) // _ROOM_STEP:
+                    self._make_room(_ROOM_STEP)
+                return os.write(file, data) == len(data)
+            finally:
+                os.close(file)
+        except OSError as error:
+            log.warning("events of a response could not be stored: %s", error)
+            return False
+
+    def events(self, response_id: str, begin: int) -> bytes | None:
+        """Whole events from the byte `begin` on; None: none are kept."""
+        if _ID.fullmatch(response_id) is None:
+            return None
+        try:
+            with (self._directory / f"{response_id}{_EVENTS}").open("rb") as file:
+                file.seek(begin)
+                data = file.read(_READ_BYTES)
+                while b"\n\n" not in data and (more := file.read(_READ_BYTES)):
+                    data += more
+        except OSError:
+            return None
+        return data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
+
+    def touch(self, response_ids: Iterable[str]) -> None:
+        """Responses that are still made are the last to go."""
+        for response_id in response_ids:
+            for name in (response_id, f"{response_id}{_EVENTS}"):
+                with contextlib.suppress(OSError):
+                    os.utime(self._directory / name)
+
     def ids(self) -> list[str]:
         """The ids of all stored responses."""
         try:
@@ -78,6 +132,7 @@ class ResponseStore:
             (self._directory / response_id).unlink()
         except OSError:
             return False
+        (self._directory / f"{response_id}{_EVENTS}").unlink(missing_ok=True)
         return True
 
     def _make_room(self, num_bytes: int) -> None:

@@ -1,0 +1,23 @@
+"""What a stored response is an answer to, as `GET /v1/responses/{id}/input_items` shows it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.responses.items import digest
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+
+def identified(response_id: str, index: int, item: dict[str, Any]) -> dict[str, Any]:
+    """Item `index` with an id, the same at each call; a message has its content as parts, and is over."""
+    shown = dict(item)
+    prefix = _PREFIXES.get(item.get("type", ""), "item")
+    shown["id"] = item.get("id") or f"{prefix}_{digest(f'{response_id}.input.{index}')}"
+    if item.get("type") == "message":
+        shown.setdefault("status", "completed")
+        if isinstance(item.get("content"), str):
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            part = {"type": kind, "text": item["content"]}
+            shown["content"] = [part | {"annotations": []} if kind == "output_text" else part]
+    return shown

@@ -1,0 +1,228 @@
+"""Responses that are made in the background, what they are answers to, and what is cut of a long conversation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from api.responses.background import MAX_OPEN
+from api.responses.conversation import translate
+from api.responses.requests import InputTokensRequest
+from api.responses.truncation import choices_of
+from api.schemas.requests import convert
+from engine.messages import AbortRequest, ChatPrompt
+from tests.api.edge import Edge
+from tests.api.tokenizer_peer import said_text
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def responder(thinker: Edge) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def start(client: openai.OpenAI, num_tokens: int, **options: Any) -> Any:
+    return client.responses.create(model="tiny", input="hi", max_output_tokens=num_tokens, background=True, **options)
+
+
+def ended(client: openai.OpenAI, response_id: str) -> Any:
+    """The response, once it has ended."""
+    found: list[Any] = []
+
+    def has_ended() -> bool:
+        found[:] = [client.responses.retrieve(response_id)]
+        return found[0].status not in ("queued", "in_progress")
+
+    wait_until(has_ended, what="the response has ended")
+    return found[0]
+
+
+def test_background_response_is_got_when_it_is_done(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        begun = start(responder, 20)
+        assert (begun.status, begun.background, begun.output) == ("queued", True, [])
+        wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
+        with pytest.raises(openai.BadRequestError, match="has not ended yet"):
+            responder.responses.create(model="tiny", input="and?", previous_response_id=begun.id)
+    done = ended(responder, begun.id)
+    assert (done.status, done.output_text) == ("incomplete", said_text(20))
+    assert done.usage is not None
+    assert done.usage.output_tokens == 20
+    assert [item.type for item in responder.responses.input_items.list(begun.id).data] == ["message"]
+    second = responder.responses.create(model="tiny", input="and?", previous_response_id=begun.id, max_output_tokens=2)
+    assert len(responder.responses.input_items.list(second.id).data) == 3
+
+
+def test_background_response_outlives_the_tokenizer(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        begun = start(responder, 20)
+        wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
+        thinker.restart_tokenizer()
+    assert ended(responder, begun.id).output_text == said_text(20)
+
+
+def test_background_stream_goes_on_behind_any_event(thinker: Edge, responder: openai.OpenAI) -> None:
+    """Its client leaves in the middle, and comes back; another reads all of it again."""
+    with thinker.paced(5):
+        stream = start(responder, 20, stream=True)
+        seen = [next(stream) for _ in range(7)]
+        stream.close()
+    assert [event.type for event in seen[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    response_id = seen[0].response.id
+    rest = list(responder.responses.retrieve(response_id, stream=True, starting_after=seen[-1].sequence_number))
+    events = [*seen, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.incomplete"
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == said_text(20)
+    assert events[-1].response.to_dict() == ended(responder, response_id).to_dict()
+    assert list(responder.responses.retrieve(response_id, stream=True)) == events
+    assert list(responder.responses.retrieve(response_id, stream=True, starting_after=10_000)) == []
+
+
+def test_cancelled_response_keeps_what_was_made(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        begun = start(responder, 20)
+        wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
+        wait_until(lambda: thinker.count("open_requests") == 1, what="it is open")
+        cancelled = responder.responses.cancel(begun.id)
+        assert cancelled.status == "cancelled"
+        wait_until(lambda: thinker.count("open_requests") == 0, what="the engine has dropped it")
+    assert responder.responses.cancel(begun.id).to_dict() == cancelled.to_dict()
+    whole = responder.responses.create(model="tiny", input="hi", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError, match="not created with background"):
+        responder.responses.cancel(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        responder.responses.cancel("resp_nothing")
+
+
+def test_cancelled_stream_ends(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        stream = start(responder, 20, stream=True)
+        seen = [next(stream) for _ in range(5)]
+        responder.responses.cancel(seen[0].response.id)
+        rest = list(stream)
+    assert rest[-1].response.status == "cancelled"
+
+
+def test_response_is_cancelled_before_it_is_deleted(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        begun = start(responder, 20)
+        responder.responses.delete(begun.id)
+        assert thinker.count("open_requests") == 0
+    with pytest.raises(openai.NotFoundError):
+        responder.responses.retrieve(begun.id)
+
+
+def test_background_responses_are_limited(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(1):
+        begun = [start(responder, 5) for _ in range(MAX_OPEN)]
+        with pytest.raises(openai.RateLimitError, match="background"):
+            start(responder, 5)
+        threads = [threading.Thread(target=responder.responses.cancel, args=(each.id,)) for each in begun]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended(responder, start(responder, 1).id).output_text == said_text(1)
+
+
+def test_response_of_a_dead_http_process_has_failed(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        stream = start(responder, 20, stream=True)
+        seen = [next(stream) for _ in range(5)]
+        response_id = seen[0].response.id
+        thinker.child.kill()
+        thinker.child.wait()
+        thinker.start_child(thinker.counters.actor("api0").epoch + 1)
+    lost = responder.responses.retrieve(response_id)
+    assert (lost.status, lost.error is not None) == ("failed", True)
+    events = list(responder.responses.retrieve(response_id, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.failed"
+    assert responder.responses.cancel(response_id).status == "failed"
+    assert not [order for order in thinker.orders if isinstance(order, AbortRequest)]
+
+
+def test_response_without_a_stream_has_no_events(thinker: Edge, responder: openai.OpenAI) -> None:
+    for options in ({}, {"background": True}):
+        made = responder.responses.create(model="tiny", input="hi", max_output_tokens=1, **options)
+        answer = thinker.get(f"/v1/responses/{made.id}?stream=true")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+    made = ended(responder, next(iter(start(responder, 1, stream=True))).response.id)
+    answer = thinker.get(f"/v1/responses/{made.id}?stream=true&starting_after=x")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
+
+
+def test_input_items_are_paged(responder: openai.OpenAI) -> None:
+    items: Any = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_own"},
+        {"type": "function_call_output", "call_id": "c", "output": "d"},
+    ]
+    made = responder.responses.create(model="tiny", input=items, instructions="brief", max_output_tokens=2)
+    found = responder.responses.input_items.list(made.id, order="asc").data
+    assert [item.type for item in found] == ["message", "message", "function_call", "function_call_output"]
+    assert found[2].id == "fc_own"
+    assert found[0].to_dict()["content"] == [{"type": "input_text", "text": "a"}]
+    page = responder.responses.input_items.list(made.id, limit=3)
+    assert (page.data, page.has_more) == (found[:0:-1], True)
+    assert [item.id for item in page] == [item.id for item in reversed(found)]  # which asks for the next page
+    with pytest.raises(openai.NotFoundError):
+        responder.responses.input_items.list("resp_nothing")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nobody"])
+def test_wrong_page_is_refused(thinker: Edge, responder: openai.OpenAI, query: str) -> None:
+    made = responder.responses.create(model="tiny", input="hi", max_output_tokens=1)
+    answer = thinker.get(f"/v1/responses/{made.id}/input_items?{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+
+
+def turns(num_turns: int, length: int) -> list[Any]:
+    return [
+        {"role": role, "content": f"{role[0]}{number} ".ljust(length, ".")}
+        for number in range(num_turns)
+        for role in ("user", "assistant")
+    ]
+
+
+def contents(edge: Edge) -> list[str]:
+    prompt = edge.peer.submits()[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return [str(message["content"])[:2].strip() for message in orjson.loads(prompt.messages)]
+
+
+def test_oldest_turns_go_where_the_prompt_is_too_long(thinker: Edge) -> None:
+    """The model takes 256 tokens; a token is a byte here."""
+    body = {"instructions": "S", "input": [*turns(6, 20), {"role": "user", "content": "now"}], "max_output_tokens": 40}
+    answer = thinker.post("/v1/responses", body | {"truncation": "auto"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["truncation"] == "auto"
+    assert "truncation: 4 items" in answer.headers["x-tokamak-dropped"]
+    assert contents(thinker) == ["S", "u2", "a2", "u3", "a3", "u4", "a4", "u5", "a5", "no"]
+    assert len(orjson.loads(thinker.get(f"/v1/responses/{answer.json()['id']}/input_items").content)["data"]) == 13
+    counted = thinker.post(
+        "/v1/responses/input_tokens", {key: body[key] for key in ("instructions", "input")} | {"truncation": "auto"}
+    )
+    assert counted.json()["input_tokens"] < 256
+    short = {"input": [*turns(2, 20)], "truncation": "auto", "max_output_tokens": 2}
+    assert "x-tokamak-dropped" not in thinker.post("/v1/responses", short).headers
+
+
+def test_calls_of_a_long_turn_go_with_their_results() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    given = [{"type": "message", "role": "user", "content": "do"}, call, output, call, call, output, output]
+    body = convert({"input": given}, InputTokensRequest)
+    assert isinstance(body.input, list)
+    choices = choices_of(body.input)
+    assert [sorted(choice) for choice in choices] == [[0, 3, 4, 5, 6]]
+    translated = translate(body, body.input, 0, kept=choices[0])
+    assert [message["role"] for message in translated.fields["messages"]] == ["user", "assistant", "tool", "tool"]
