@@ -29,9 +29,8 @@ from engine.observation.observer import Observer
 from engine.observation.snapshot import Snapshot
 from engine.options.argument_parser import ArgumentParser
 from engine.process.run_directory import Manifest, Run, choose_run
-from tools.top.screen import RunTitle, render
-
-LAYOUT_WIDTH = 80
+from tools.top.screen import render
+from tools.top.work import RunTitle
 
 
 def _title(run: Run, manifest: Manifest) -> RunTitle:
@@ -150,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             history = History()
             now, derived = _look(observer, history, options.interval)
             rates = history.generation_rates
-            console.print(render(title, now, derived, rates, width=max(console.width, LAYOUT_WIDTH), now=time.time()))
+            console.print(render(title, now, derived, rates, width=console.width, now=time.time()))
         else:
             _live(observer, title, options.interval, console)
     return 0

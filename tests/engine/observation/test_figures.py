@@ -11,7 +11,8 @@ from rich.console import Console
 from engine.observation.figures import History, figures, report
 from engine.observation.snapshot import Histogram, Snapshot
 from tests.tools.engines import SECOND_NS, busy, counter, histogram, snapshot
-from tools.top.screen import RunTitle, render
+from tools.top.screen import render
+from tools.top.work import RunTitle
 
 
 def test_rates_are_over_the_interval() -> None:

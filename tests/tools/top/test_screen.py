@@ -10,7 +10,8 @@ from engine.observation.figures import History, figures
 from engine.observation.snapshot import AdapterLoad, Snapshot
 from tests.tools.engines import ACTORS, RINGS, busy, counter, histogram, snapshot
 from tools import units
-from tools.top.screen import RunTitle, render
+from tools.top.screen import render
+from tools.top.work import RunTitle
 
 TITLE = RunTitle("1a2b3c4d", "qwen3-demo", "http://127.0.0.1:8000", 1000.0, "avx512bf16; amx: int8, attention", "cpu")
 
@@ -50,6 +51,57 @@ def test_it_fits(width: int, height: int | None) -> None:
     for wanted in ("schedule", "dispatch", "run", "sample", "return", "80%", "TTFT", "TPOT", "ITL", "E2E", "ranks idle 10%"):
         assert wanted in text
     assert "normal  weights v2  up 12m03s" in lines[0]
+
+
+KINDS = ("draft", "accepted")
+
+
+def wide_snapshot() -> Snapshot:
+    """All that the screen can show, in long words."""
+    whole = busy(5.0)
+    actors = [msgspec.structs.replace(actor, pid=4194303, state="STARTING", restarts=12) for actor in whole.actors]
+    rows = [
+        *whole.rows,
+        counter("requests_routed_total", "tokenizer0", 7_000_000, reason="prefix"),
+        counter("spec_decode_num_draft_tokens_total", "scheduler", 4000),
+        *(counter(f"spec_decode_num_{kind}_tokens_by_method_total", "scheduler", 4000, method="mtp") for kind in KINDS),
+        *(
+            counter(f"spec_decode_num_{kind}_tokens_per_pos_total", "scheduler", 9, position=place)
+            for kind in KINDS
+            for place in "0123"
+        ),
+    ]
+    return msgspec.structs.replace(whole, actors=actors, rows=rows, errors=[])
+
+
+def test_80_columns_cut_no_figure() -> None:
+    text = "\n".join(screen(wide_snapshot(), 80, None))
+    assert "\u2026" not in text
+    for wanted in (
+        "heartbeat",
+        "restarts",
+        "rss",
+        "4194303",
+        "STARTING",
+        "samples",
+        "full waits",
+        "100% of mtp",
+        "% by position",
+        "q quits",
+        "qwen3-demo",
+    ):
+        assert wanted in text
+
+
+@pytest.mark.parametrize(("width", "kept"), [(60, ("cpu", "4194303", "p90")), (40, ("heartbeat", "p50"))])
+def test_narrow_tables_leave_out_whole_columns(width: int, kept: tuple[str, ...]) -> None:
+    lines = screen(wide_snapshot(), width, None)
+    assert max(map(len, lines)) <= width
+    tables = [line for line in lines if line.startswith((*ACTORS, "actor", "ring", "step", "run "))]
+    assert len(tables) > len(ACTORS)
+    assert not any("\u2026" in line for line in tables)
+    for wanted in (*ACTORS, *kept, "12 running", "600/1000", "prefix hits"):
+        assert wanted in "\n".join(lines)
 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 5), (40, 12), (80, 10)])
