@@ -33,14 +33,15 @@ from api.fingerprint import Fingerprints
 from api.media.parts import MediaPart, take_parts
 from api.model import ServedModel
 from api.openai.completions import likeliest
+from api.openai.custom import as_functions, require_functions
 from api.openai.logprobs import LogprobsShown, chat_logprobs, logprobs_by_id, prompt_logprobs, whole_chat_logprobs
-from api.openai.parts import deltas_of, finish_reason_of, message_of
+from api.openai.parts import DeltasOfParts, finish_reason_of, message_of
 from api.openai.sse import ChunkWriter
 from api.openai.usage import timings_of, usage_of
 from api.openai.whole import WholeAnswer
 from api.schemas import requests
 from api.schemas.formats import format_of
-from api.schemas.requests import ChatRequest, Conversation, NamedToolChoice, invalid
+from api.schemas.requests import ChatRequest, Conversation, NamedCustomTool, NamedToolChoice, invalid
 from api.schemas.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -71,14 +72,15 @@ async def create_chat_completion(request: Request) -> Response:
     body = requests.convert(fields, ChatRequest)
     check_supported(fields, is_chat=True)
     head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
+    custom_names = as_functions(fields)
     echoed = _echo_of(body, fields)
     generation, n = await open_chat(request, fields, body)
     if body.stream:
         head.object = "chat.completion.chunk"
-        return EventStream(generation, ChatWriter(head, body, exchange.services.fingerprints, echoed))
+        return EventStream(generation, ChatWriter(head, body, exchange.services.fingerprints, echoed, custom_names))
     await until_finished(generation, request.receive)
     fingerprint = exchange.services.fingerprints.of(generation.weight_version)
-    return await _answer(head, body, generation, n, echoed, fingerprint)
+    return await _answer(head, body, generation, n, echoed, fingerprint, custom_names)
 
 
 async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest) -> tuple[Generation, int]:
@@ -91,10 +93,10 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
     )
     parsing = parsing_of(
         model,
-        (tool.function.name for tool in options.tools or ()),
+        (tool.function.name for tool in options.tools or () if tool.function),
         tool_choice_of(options),
         is_parallel=options.parallel_tool_calls is not False,
-        has_strict=any(tool.function.strict for tool in options.tools or ()),
+        has_strict=any(tool.function.strict for tool in options.tools or () if tool.function),
         thinking_token_budget=body.thinking_token_budget,
     )
     format_ = format_of(body)
@@ -161,7 +163,9 @@ def chat_prompt(
 ) -> tuple[ChatPrompt, list[MediaPart], Conversation]:
     """The conversation of a body, and its pictures and video; the messages themselves go on as the client sent them, without
     the latter's bytes, in at most `max_bytes`. `default_kwargs`: the template's variables that the body does not set."""
+    as_functions(fields)
     body = requests.convert(fields, Conversation)
+    require_functions(body)
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(
             "continue_final_message", "not together with add_generation_prompt: the final message either goes on or is over"
@@ -191,7 +195,9 @@ def tool_choice_of(body: Conversation) -> ToolChoice:
         return ToolChoice(choice or "auto")
     if isinstance(choice, NamedToolChoice):
         return ToolChoice("named", (choice.function.name,))
-    return ToolChoice(choice.allowed_tools.mode, [tool.function.name for tool in choice.allowed_tools.tools])
+    if isinstance(choice, NamedCustomTool):
+        return ToolChoice("named", (choice.custom.name,))
+    return ToolChoice(choice.allowed_tools.mode, [tool.function.name for tool in choice.allowed_tools.tools if tool.function])
 
 
 def thinking_variables(effort: str | None) -> dict[str, Any]:
@@ -230,17 +236,26 @@ def _num_logprobs(body: ChatRequest) -> int:
 class ChatWriter(ChunkWriter):
     """The first piece of each choice carries the role."""
 
-    def __init__(self, head: ChatHead, body: ChatRequest, fingerprints: Fingerprints, echoed: str = "") -> None:
+    def __init__(
+        self,
+        head: ChatHead,
+        body: ChatRequest,
+        fingerprints: Fingerprints,
+        echoed: str = "",
+        custom_names: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(head, body, fingerprints)
         self._echoed = echoed
         self._shown = LogprobsShown.of(body, body.top_logprobs or 0)
         self._body = body
-        self._begun: set[int] = set()
+        self._custom_names = custom_names
+        self._begun: dict[int, DeltasOfParts] = {}
 
     def choices(self, index: int, sample: OpenSample, delta: Delta) -> list[ChatChunkChoice]:
         """A piece for each part; what tokens have besides is in the first, how the answer ended in the last."""
         is_first = index not in self._begun
-        deltas = list(deltas_of(delta.parts, self._body.include_reasoning is not False))
+        of_parts = self._begun.get(index) or DeltasOfParts(self._body.include_reasoning is not False, self._custom_names)
+        deltas = list(of_parts.take(delta.parts, bool(delta.finish_reason)))
         if not deltas:
             deltas = [ChatDelta(content=delta.text) if delta.text else ChatDelta()]
             shows_tokens = self._body.return_token_ids or (self._body.logprobs and delta.logprobs)
@@ -250,7 +265,7 @@ class ChatWriter(ChunkWriter):
         choices[-1].finish_reason, choices[-1].stop_reason = finish_reason_of(sample, delta), delta.stop_reason
         choice = choices[0]
         if is_first:
-            self._begun.add(index)
+            self._begun[index] = of_parts
             choice.delta.role = "assistant"
             # in any case, however soon parts of other kinds are here
             choice.delta.content = self._echoed + (choice.delta.content or "")
@@ -264,12 +279,18 @@ class ChatWriter(ChunkWriter):
 
 
 async def _answer(
-    head: ChatHead, body: ChatRequest, generation: Generation, n: int, echoed: str = "", fingerprint: str = ""
+    head: ChatHead,
+    body: ChatRequest,
+    generation: Generation,
+    n: int,
+    echoed: str = "",
+    fingerprint: str = "",
+    custom_names: frozenset[str] = frozenset(),
 ) -> Response:
     chosen = [generation.samples[index] for index in likeliest(generation, 0, n)]
     choices = []
     for index, sample in enumerate(chosen):
-        choices.append(encoder.encode(await _choice(index, sample, body, echoed)))
+        choices.append(encoder.encode(await _choice(index, sample, body, echoed, custom_names)))
         await asyncio.sleep(0)
     answer = ChatCompletion(
         id=head.id,
@@ -286,12 +307,12 @@ async def _answer(
     return WholeAnswer(answer, choices, generation.headers)
 
 
-async def _choice(index: int, sample: OpenSample, body: ChatRequest, echoed: str = "") -> ChatChoice:
+async def _choice(index: int, sample: OpenSample, body: ChatRequest, echoed: str, custom_names: frozenset[str]) -> ChatChoice:
     delta = sample.take()
     shown = LogprobsShown.of(body, body.top_logprobs or 0)
     choice = ChatChoice(
         index=index,
-        message=message_of(delta, body.include_reasoning is not False, echoed),
+        message=message_of(delta, body.include_reasoning is not False, echoed, custom_names),
         logprobs=await whole_chat_logprobs(delta.logprobs, shown) if body.logprobs and not body.logprobs_by_id else None,
         finish_reason=finish_reason_of(sample, delta),
         stop_reason=delta.stop_reason,

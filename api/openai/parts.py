@@ -7,37 +7,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import UNSET
-
 from api.client.generation import OpenSample
+from api.custom_tools import input_of
 from api.schemas.responses import (
     AssistantMessage,
+    CalledCustomTool,
     CalledFunction,
     ChatDelta,
+    CustomDelta,
     FinishReason,
     FunctionDelta,
     MadeCall,
+    MadeCustomCall,
     ToolCallDelta,
 )
 from engine.messages import Delta, Part
 
 
-def deltas_of(parts: Iterable[Part], has_reasoning: bool) -> Iterator[ChatDelta]:
-    """A piece for each part; `has_reasoning`: whether the client wants to see it."""
-    for part in parts:
-        if part.kind == "content":
-            yield ChatDelta(content=part.text)
-        elif part.kind == "reasoning":
-            if has_reasoning:
-                yield ChatDelta(reasoning_content=part.text, reasoning=part.text)
-        elif part.kind == "call":
-            function = FunctionDelta(name=part.text, arguments="")
-            yield ChatDelta(tool_calls=[ToolCallDelta(part.call_index, function, id=part.call_id, type="function")])
-        else:
-            yield ChatDelta(tool_calls=[ToolCallDelta(part.call_index, FunctionDelta(arguments=part.text))])
+class DeltasOfParts:
+    """The pieces of one choice's stream. The input of a custom tool is one piece, since it is known when its JSON is."""
+
+    def __init__(self, has_reasoning: bool, custom_names: frozenset[str]) -> None:
+        """`has_reasoning`: whether the client wants to see it."""
+        self._has_reasoning = has_reasoning
+        self._custom_names = custom_names
+        self._custom: tuple[int, list[str]] | None = None  # index and arguments of the custom call that is open
+
+    def take(self, parts: Iterable[Part], is_last: bool) -> Iterator[ChatDelta]:
+        """A piece for each part."""
+        for part in parts:
+            if part.kind == "arguments" and self._custom is not None:
+                self._custom[1].append(part.text)
+                continue
+            yield from self._close()
+            if part.kind == "content":
+                yield ChatDelta(content=part.text)
+            elif part.kind == "reasoning":
+                if self._has_reasoning:
+                    yield ChatDelta(reasoning_content=part.text, reasoning=part.text)
+            elif part.kind == "call":
+                call = ToolCallDelta(part.call_index, id=part.call_id, type="function")
+                if part.text in self._custom_names:
+                    self._custom = part.call_index, []
+                    call.type, call.custom = "custom", CustomDelta(name=part.text, input="")
+                else:
+                    call.function = FunctionDelta(name=part.text, arguments="")
+                yield ChatDelta(tool_calls=[call])
+            else:
+                yield ChatDelta(tool_calls=[ToolCallDelta(part.call_index, FunctionDelta(arguments=part.text))])
+        if is_last:
+            yield from self._close()
+
+    def _close(self) -> Iterator[ChatDelta]:
+        if self._custom is not None:
+            index, texts = self._custom
+            self._custom = None
+            yield ChatDelta(tool_calls=[ToolCallDelta(index, custom=CustomDelta(input=input_of("".join(texts))))])
 
 
-def message_of(delta: Delta, has_reasoning: bool, echoed: str = "") -> AssistantMessage:
+def message_of(
+    delta: Delta, has_reasoning: bool, echoed: str = "", custom_names: frozenset[str] = frozenset()
+) -> AssistantMessage:
     """A whole answer, after what it goes on from."""
     text = echoed + delta.text
     if not delta.parts:
@@ -54,8 +84,13 @@ def message_of(delta: Delta, has_reasoning: bool, echoed: str = "") -> Assistant
     message = AssistantMessage(None if calls and not text else text)
     if reasoning and has_reasoning:
         message.reasoning = message.reasoning_content = "".join(reasoning)
-    message.tool_calls = calls or UNSET
+    if calls:
+        message.tool_calls = [_custom(call) if call.function.name in custom_names else call for call in calls]
     return message
+
+
+def _custom(call: MadeCall) -> MadeCustomCall:
+    return MadeCustomCall(call.id, CalledCustomTool(call.function.name, input_of(call.function.arguments)))
 
 
 def finish_reason_of(sample: OpenSample, delta: Delta) -> FinishReason | None:

@@ -208,8 +208,14 @@ class FunctionCall(msgspec.Struct, kw_only=True):
     arguments: Annotated[str | dict[str, Any] | None, Meta(description="JSON text, or the object itself.")] = None
 
 
+class CustomCall(msgspec.Struct, kw_only=True):
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
-    function: FunctionCall
+    function: Annotated[FunctionCall | None, Meta(description="Of a function.")] = None
+    custom: Annotated[CustomCall | None, Meta(description="Of a custom tool.")] = None
     id: str | None = None
     type: str | None = None
 
@@ -229,6 +235,33 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     function: FunctionDefinition
 
 
+class TextToolFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    pass
+
+
+class ToolGrammar(msgspec.Struct, kw_only=True):
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1)]
+
+
+class GrammarToolFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="grammar"):
+    grammar: ToolGrammar
+
+
+class CustomDefinition(msgspec.Struct, kw_only=True):
+    name: FunctionName
+    description: str | None = None
+    format: Annotated[TextToolFormat | GrammarToolFormat | None, Meta(description="Of its input.")] = None
+
+
+class ChatTool(msgspec.Struct, kw_only=True):
+    """A function, called with JSON, or a custom tool, called with a text."""
+
+    type: Literal["function", "custom"] = "function"
+    function: Annotated[FunctionDefinition | None, Meta(description="Of type function.")] = None
+    custom: Annotated[CustomDefinition | None, Meta(description="Of type custom.")] = None
+
+
 class ChosenFunction(msgspec.Struct, kw_only=True):
     name: FunctionName
 
@@ -237,9 +270,14 @@ class NamedToolChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="funct
     function: ChosenFunction
 
 
+class NamedCustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    custom: ChosenFunction
+
+
 class AllowedTool(msgspec.Struct, kw_only=True):
-    type: Literal["function"] = "function"
-    function: ChosenFunction
+    type: Literal["function", "custom"] = "function"
+    function: ChosenFunction | None = None
+    custom: ChosenFunction | None = None
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
@@ -271,8 +309,8 @@ class Conversation(MediaOptions, kw_only=True):
 
     messages: Messages
     documents: Annotated[list[dict[str, Any]], Meta(description="For templates that show some.")] | None = None
-    tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomTool | AllowedToolChoice | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] | None = None
     reasoning_effort: (
         Annotated[

@@ -132,10 +132,19 @@ class CalledFunction(msgspec.Struct):
     arguments: str  # JSON text
 
 
-class MadeCall(msgspec.Struct):
+class MadeCall(msgspec.Struct, tag_field="type", tag="function"):
     id: str
     function: CalledFunction
-    type: Literal["function"] = "function"
+
+
+class CalledCustomTool(msgspec.Struct):
+    name: str
+    input: str
+
+
+class MadeCustomCall(msgspec.Struct, tag_field="type", tag="custom"):
+    id: str
+    custom: CalledCustomTool
 
 
 class AssistantMessage(msgspec.Struct):
@@ -143,7 +152,7 @@ class AssistantMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET  # the same text
-    tool_calls: list[MadeCall] | UnsetType = UNSET
+    tool_calls: list[MadeCall | MadeCustomCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -175,13 +184,19 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CustomDelta(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(msgspec.Struct):
-    """A call's id, type and name come first, then its arguments."""
+    """A call's id, type and name come first, then its arguments, or the input of a custom tool."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
