@@ -39,6 +39,7 @@ from engine.process.log import printable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_REQUEST_ID = 128  # characters
+MAX_UNREAD_BYTES = 64 << 10  # with which a request may end; uvicorn's high-water mark
 _PASSAGE_KEY = "tokamak.passage"
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
@@ -194,6 +195,8 @@ class Gate:
     def _on_end(self, scope: Scope, passage: _Passage, duration_ns: int) -> None:
         self._durations.observe(scope["path"], passage.status, duration_ns)
         log, exchange = self._services.request_log, passage.exchange
+        if exchange is not None and exchange.generation is not None:
+            exchange.generation.answered()
         if exchange is not None and exchange.span is not None and self._services.spans is not None:
             generation = exchange.generation
             self._services.spans.finish(exchange.span, scope["path"], exchange.request_id, passage.status, generation)
@@ -249,6 +252,9 @@ class _Passage:
                 if self.exchange.span is not None:
                     headers["traceparent"] = self.exchange.span.traceparent
         elif not message.get("more_body", False):
+            if len(message.get("body", b"")) > MAX_UNREAD_BYTES:
+                await self._send({**message, "more_body": True})
+                message = {"type": "http.response.body", "body": b""}  # waits until the client has read what comes before
             self._is_complete = True
         await self._send(message)
 

@@ -7,10 +7,10 @@ just before it draws. With drafts there is a mask for each position of the windo
     position      p        p + 1    p + 2       mask i is of position p + i, where d0 .. d(i - 1) stand before it
     tokens        ?        d0       d1          they are walked ahead during the step, and taken back
 
-A mask that takes long delays its own sequence alone. The helper thread makes cheap masks first, by what the last one took;
-a second thread makes those that take more than `SLOW_NS`. A step waits for all masks together no longer than `FAST_NS`; a
-row with a late mask gets no token in this step. The scheduler sends it again; the token is the same then, since it depends
-on the slot alone.
+A mask that takes long delays its own sequence alone. The helper thread makes cheap masks first, by what the last one took, and
+those of the source that has used least of it (`fair_thread.py`); a second thread makes those that take more than `SLOW_NS`. A
+step waits for all masks together no longer than `FAST_NS`; a row with a late mask gets no token in this step. The scheduler
+sends it again; the token is the same then, since it depends on the slot alone.
 
 All of this is the same on all ranks of a group but for the clocks: which rows are late, and which answers and drafts end,
 the first rank says.
@@ -24,12 +24,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from engine.messages import SamplingParams, SlotStart
+from workers.fair_thread import FairThread
 from workers.parallel.communicator import Communicator
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
@@ -57,7 +59,10 @@ class Constraint:
     """One sample's. `masks`: uint32 [window, words], a bit for each token; the first is of the position `position`, which the
     answer's next token takes. Only one thread at a time."""
 
-    def __init__(self, sampling: SamplingParams, num_prompt_tokens: int, token_ids: list[int], masks: np.ndarray) -> None:
+    def __init__(
+        self, sampling: SamplingParams, num_prompt_tokens: int, token_ids: list[int], masks: np.ndarray, source: str = ""
+    ) -> None:
+        self.source = source
         assert sampling.grammar is not None
         self._grammar = sampling.grammar.text  # empty: thinking alone is bound
         self._marker: list[int] = np.frombuffer(sampling.grammar.end_of_thinking, np.int32).tolist()
@@ -308,7 +313,7 @@ class Constraints:
         self._make_matching = make_matching
         self._matching: Matching | None = None
         self._making = threading.Lock()
-        self._threads: dict[bool, ThreadPoolExecutor] = {}  # by whether they are for slow constraints
+        self._threads: dict[bool, FairThread] = {}  # by whether they are for slow constraints
         self.can_be_late = True  # a row may get no token in a step
         self._late: set[int] = set()  # rows of the step that is drawn now
         self._compiler: ThreadPoolExecutor | None = None
@@ -350,7 +355,7 @@ class Constraints:
         self.is_used = True
         masks = np.zeros(self._mask_shape, np.uint32)
         answer = np.frombuffer(message.token_ids, np.int32)[message.num_prompt_tokens :].tolist()
-        constraint = Constraint(message.sampling, message.num_prompt_tokens, answer, masks)
+        constraint = Constraint(message.sampling, message.num_prompt_tokens, answer, masks, message.source)
         self._slots.constraints[message.slot] = constraint
         self._slots.sampling["masks"][message.slot] = masks.ctypes.data
         self._submit([constraint], lambda matching, index: constraint.make(matching))
@@ -362,8 +367,10 @@ class Constraints:
         if not own:
             return counts
         constraints = [self._slots.constraints[slot] for slot in slots[own]]
-        self._wait([constraint for constraint in constraints if not constraint.is_slow])
-        may_look_ahead = self._agreed([constraint.may_look_ahead for constraint in constraints])
+        begin_ns = time.monotonic_ns()
+        wait([each.pending for each in constraints if each.pending and not each.is_slow], FAST_NS / 1e9)
+        self._figures.wait_ns += time.monotonic_ns() - begin_ns
+        may_look_ahead = self._agreed([constraint.is_ready and constraint.may_look_ahead for constraint in constraints])
         self._wait([constraint for constraint, may in zip(constraints, may_look_ahead, strict=True) if may])
         for index, constraint, may in zip(own, constraints, may_look_ahead, strict=True):
             slot = slots[index]
@@ -452,14 +459,14 @@ class Constraints:
     # ------------------------------------------------------------------------------------------------- the helper thread
 
     def _submit(self, constraints: list[Constraint], work: Callable[[Matching, int], None], *, is_ahead: bool = False) -> None:
-        """Do `work` on each, by its index, behind all that was submitted."""
+        """Do `work` on each, by its index, behind all that its source submitted."""
         for place in sorted(range(len(constraints)), key=lambda place: constraints[place].last_ns):
             constraint = constraints[place]
             thread = self._threads.get(constraint.is_slow)
             if thread is None:
-                thread = _thread("slow constraints" if constraint.is_slow else "constraints")
+                thread = FairThread(_thread("slow constraints" if constraint.is_slow else "constraints"))
                 self._threads[constraint.is_slow] = thread
-            constraint.pending = thread.submit(self._do, constraint, place, work, is_ahead)
+            constraint.pending = thread.submit(constraint.source, partial(self._do, constraint, place, work, is_ahead))
 
     def _do(self, constraint: Constraint, index: int, work: Callable[[Matching, int], None], is_ahead: bool) -> None:
         matching = self._ready()

@@ -25,6 +25,7 @@ from starlette.types import Receive
 from api.access import source_of
 from api.client.backlog import Backlog, Item
 from api.client.generation import Generation, OpenSample, unless_gone
+from api.client.held import FREE, HeldLogprobs
 from api.client.stats import SampleMeasures
 from engine.errors import RequestError
 from engine.messages import (
@@ -87,6 +88,7 @@ class EdgeClient:
         }
         self._recent_aborts: deque[tuple[int, str, Abort]] = deque()
         self._retries: deque[tuple[int, OpenSample, int]] = deque()  # due time, sample, the attempt that a full queue refused
+        self._held = HeldLogprobs()
         self._is_stopping = False
 
         self.adapters = AdapterRegistry(context) if context.config.max_loras else None
@@ -95,6 +97,7 @@ class EdgeClient:
         self._resubmissions = context.counter("resubmissions_total")
         self._num_pauses = context.counter("stream_pauses_total")
         self._dropped = context.counter("messages_dropped_total")
+        self._num_held_logprobs = context.counter("held_logprobs")
         self._num_open_calls = context.counter("open_calls")
         self._num_cancelled_calls = context.counter("cancelled_calls_total")
         self._measures = SampleMeasures(context)
@@ -133,6 +136,8 @@ class EdgeClient:
             close=self.close,
             resume=self._resume,
             let_go=let_go,
+            source=submits[0].source if submits else "",
+            held=self._held,
         )
         self._generations[key] = generation
         generation.num_unfinished = len(submits)
@@ -244,6 +249,8 @@ class EdgeClient:
         self._end_early([s for s in self._samples.values() if 0 < s.submit.deadline_ns < overdue], "timeout")
         for generation in self._generations.values():
             generation.drop_stalled_client(now_ns)
+        self._resume_held()
+        self._num_held_logprobs.set(self._held.num_all)
 
     @property
     def max_record_bytes(self) -> int:
@@ -310,7 +317,7 @@ class EdgeClient:
             sample.generation.wake()
         if delta.logprobs or delta.prompt_logprobs:
             sample.generation.check_held()
-        if sample.generation.is_overfull:
+        if sample.generation.is_overfull or self._holds_too_much(sample.generation):
             self._pause(sample.generation)
         if self._tracer.is_on and (sample.is_finished or (delta.token_ids and not num_before)):
             name = "last token" if sample.is_finished else "first token"
@@ -358,8 +365,30 @@ class EdgeClient:
                 sample.next_attempt()
                 sample.is_paused = True
 
+    def _holds_too_much(self, generation: Generation, num_more: int = 0) -> bool:
+        """Whether its source has no room for more log-probabilities, and another request of it is to end first."""
+        if not generation.is_large or self._held.has_room(generation.source, num_more):
+            return False
+        return not generation.keeps_logprobs or generation is not self._oldest_of(generation.source)
+
+    def _oldest_of(self, source: str) -> Generation | None:
+        """The oldest request of a source that keeps log-probabilities until its end, and waits for no reader."""
+        own = (g for g in self._generations.values() if g.source == source and g.keeps_logprobs and g.is_large)
+        return next((g for g in own if not (g.is_finished or g.is_overfull)), None)
+
+    def _resume_held(self) -> None:
+        """Have requests go on as far as their source has room again, the oldest first."""
+        num_more = 0
+        for generation in self._generations.values():
+            if generation.is_paused and not generation.is_overfull:
+                num_more += FREE
+                if not self._holds_too_much(generation, num_more):
+                    self._resume(generation)
+
     def _resume(self, generation: Generation) -> None:
         """Submit paused samples again, with the tokens that they have: they go on as after a crash."""
+        if self._holds_too_much(generation):
+            return
         for sample in generation.samples:
             if sample.is_paused and not sample.is_finished:
                 self._send(sample.tokenizer, generation.key, sample.submit)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 from starlette.types import Receive
 
+from api.client.held import FREE, HeldLogprobs
 from engine.errors import RequestError, TokamakError
 from engine.messages import DecodedLogprobs, Delta, Part, Submit
 
@@ -23,6 +24,10 @@ MAX_PENDING_DELTAS = 256  # of a sample; then they become one
 
 
 T = TypeVar("T")
+
+
+def num_logprobs(entries: Sequence[DecodedLogprobs]) -> int:
+    return sum(1 + len(entry.top_logprobs) for entry in entries)
 
 
 class ClientGone(TokamakError):
@@ -152,7 +157,7 @@ class OpenSample:
         self.num_rejected_prediction_tokens = delta.num_rejected_prediction_tokens
         if delta.token_ids or delta.text or delta.finish_reason:  # otherwise it told the length of the prompt alone
             self.pending.append(delta)
-            self.num_pending += len(delta.token_ids) + sum(1 + len(entry.top_logprobs) for entry in delta.logprobs)
+            self.num_pending += len(delta.token_ids) + num_logprobs(delta.logprobs)
             if len(self.pending) > MAX_PENDING_DELTAS:
                 self.pending = [self._joined()]
 
@@ -160,6 +165,7 @@ class OpenSample:
         """Everything since the last `take` as one delta: a piece of a stream, or a whole answer."""
         joined = self.pending[0] if len(self.pending) == 1 else self._joined()
         self.pending, self.num_pending = [], 0
+        self.generation.num_writing += num_logprobs(joined.logprobs)
         return joined
 
     def _joined(self) -> Delta:
@@ -223,15 +229,21 @@ class Generation:
         close: Callable[[Generation], None],
         resume: Callable[[Generation], None] = lambda generation: None,
         let_go: Callable[[], None] = lambda: None,
+        source: str = "",
+        held: HeldLogprobs | None = None,
     ) -> None:
         """`resume`: its samples, which were paused. `let_go`: of what its samples needed, once the last has ended; may be
-        called again."""
+        called again. `held`: what all requests hold."""
         self.key = key  # unique in the run
         self.samples: list[OpenSample] = []
         self.samples_per_prompt = samples_per_prompt
         self.num_unfinished = 0
         self.writing_since_ns = 0  # not 0 while a write to the client is under way
-        self._num_held_logprobs = 0
+        self.num_writing = 0  # log-probabilities that were taken and may not be written yet
+        self.num_held_logprobs = 0  # by this process
+        self.num_kept_logprobs = 0  # those that stay until the end
+        self.source = source
+        self._held = held or HeldLogprobs()
         self._is_streaming = is_streaming
         self.keeps_logprobs = not is_streaming  # until the end; else until they are written
         self._abort_connection = abort_connection
@@ -276,20 +288,43 @@ class Generation:
         """Whether more waits for a slow reader than may."""
         return self.writing_since_ns > 0 and sum(sample.num_pending for sample in self.samples) > MAX_PENDING
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it holds more for its client than is free."""
+        return self.num_held_logprobs > FREE and (self.keeps_logprobs or self.writing_since_ns > 0)
+
+    @property
+    def is_paused(self) -> bool:
+        return any(sample.is_paused for sample in self.samples)
+
     def wrote(self) -> None:
         """The reader has taken what was written: the samples that waited for that go on."""
         self.writing_since_ns = 0
-        if any(sample.is_paused for sample in self.samples):
+        if not self.keeps_logprobs:
+            self._release(self.num_writing)
+        self.num_writing = 0
+        if self.is_paused:
             self._resume(self)
 
     def hold(self, delta: Delta) -> None:
-        """Count what stays here until the end."""
-        entries = [*delta.prompt_logprobs, *delta.logprobs] if self.keeps_logprobs else delta.prompt_logprobs
-        self._num_held_logprobs += sum(1 + len(entry.top_logprobs) for entry in entries)
+        """Count what a delta brings. Log-probabilities of a prompt stay until the end."""
+        number = num_logprobs(delta.prompt_logprobs)
+        self.num_kept_logprobs += number + (num_logprobs(delta.logprobs) if self.keeps_logprobs else 0)
+        number += num_logprobs(delta.logprobs)
+        self.num_held_logprobs += number
+        self._held.add(self.source, number)
+
+    def _release(self, number: int) -> None:
+        self.num_held_logprobs -= number
+        self._held.add(self.source, -number)
+
+    def answered(self) -> None:
+        """The answer was written, or its client left: nothing of it is held any more."""
+        self._release(self.num_held_logprobs)
 
     def check_held(self) -> None:
         """A request that wants too much to be held fails."""
-        if self._num_held_logprobs > MAX_HELD_LOGPROBS:
+        if self.num_kept_logprobs > MAX_HELD_LOGPROBS:
             self.fail(
                 RequestError(
                     f"the answer has more than the limit of {MAX_HELD_LOGPROBS} log-probabilities; send fewer prompts, or "

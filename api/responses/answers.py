@@ -7,8 +7,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.schemas.responses import TokenLogprob
-
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 OPEN: tuple[ResponseStatus, ...] = ("queued", "in_progress")
@@ -17,7 +15,7 @@ OPEN: tuple[ResponseStatus, ...] = ("queued", "in_progress")
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[str] = []  # always empty
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[msgspec.Raw] = []  # `TokenLogprob`s
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -249,13 +247,13 @@ class PartDone(_InItem, kw_only=True, tag="response.content_part.done"):
 class OutputTextDelta(_InItem, kw_only=True, tag="response.output_text.delta"):
     content_index: Literal[0] = 0
     delta: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[msgspec.Raw] = []  # `TokenLogprob`s
 
 
 class OutputTextDone(_InItem, kw_only=True, tag="response.output_text.done"):
     content_index: Literal[0] = 0
     text: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[msgspec.Raw] = []  # `TokenLogprob`s
 
 
 class ReasoningTextDelta(_InItem, kw_only=True, tag="response.reasoning_text.delta"):

@@ -42,7 +42,6 @@ from api.responses.answers import (
 )
 from api.responses.seal import seal
 from api.responses.tool_set import CalledTool, ToolSet
-from api.schemas.responses import TokenLogprob
 from engine.messages import Part
 
 _PREFIXES = {
@@ -70,12 +69,12 @@ class Items:
         self._tool = CalledTool("function", "")  # that it calls, if it is a call
         self._id = ""
         self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._new_logprobs: list[TokenLogprob] = []  # of tokens that are no part's yet
+        self._logprobs: list[msgspec.Raw] = []
+        self._new_logprobs: list[msgspec.Raw] = []  # of tokens that are no part's yet
         self._num_placed = 0  # tokens before these
 
-    def take(self, parts: Iterable[Part], logprobs: list[TokenLogprob]) -> list[ResponseEvent]:
-        """`logprobs`: of the tokens that came with these parts; those of the content are kept."""
+    def take(self, parts: Iterable[Part], logprobs: list[msgspec.Raw]) -> list[ResponseEvent]:
+        """`logprobs`: of the tokens that came with these parts, as JSON; those of the content are kept."""
         events: list[ResponseEvent] = []
         self._new_logprobs += logprobs
         for part in parts:
@@ -100,7 +99,7 @@ class Items:
                 events.append(ArgumentsDelta(**place, delta=part.text))
         return events
 
-    def _logprobs_of(self, part: Part) -> list[TokenLogprob]:
+    def _logprobs_of(self, part: Part) -> list[msgspec.Raw]:
         """Of its tokens. Those before it are markers'."""
         if not self._new_logprobs:
             return []

@@ -31,7 +31,7 @@ from api.responses.items import Items
 from api.responses.requests import ResponsesRequest
 from api.responses.store import MAX_RESPONSE_BYTES, StoredResponse
 from api.schemas.requests import dump
-from api.schemas.responses import TokenLogprob, encoder
+from api.schemas.responses import encoder
 from api.sse import EventWriter
 from engine.errors import RequestError
 from engine.messages import Delta
@@ -190,15 +190,15 @@ class ResponseWriter(EventWriter):
             response.store = self.keep()
         return end_of(response)
 
-    def _logprobs(self, sample: OpenSample, delta: Delta) -> list[TokenLogprob]:
-        """Of its tokens, but for one that ended the answer: that is nobody's text, whether it comes with the last of it or
-        alone."""
+    def _logprobs(self, sample: OpenSample, delta: Delta) -> list[msgspec.Raw]:
+        """A `TokenLogprob` of each token as JSON, which takes little and is copied into several events. None of the token that
+        ended the answer: it is no text."""
         if self._num_logprobs is None:
             return []
         is_end_hidden = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
         is_end_hidden = is_end_hidden and not sample.submit.text.include_stop_str_in_output
         entries = delta.logprobs[:-1] if is_end_hidden else delta.logprobs
-        return chat_logprobs(entries, LogprobsShown(self._num_logprobs))
+        return [msgspec.Raw(encoder.encode(entry)) for entry in chat_logprobs(entries, LogprobsShown(self._num_logprobs))]
 
     def _encoded(self, events: list[ResponseEvent]) -> bytes:
         begin = self._num_events

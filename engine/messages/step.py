@@ -29,6 +29,7 @@ class SlotStart(msgspec.Struct, array_like=True, gc=False):
     max_total_tokens: int = 0  # the sequence has no more than these; no draft goes beyond
     second_start: int = 0  # of a prompt of two texts: the second's first token; 0: there is none
     adapter_slot: int = -1  # of the arena, which has an adapter for all its rows; -1: it has none
+    source: str = ""  # whose request it is: masks are made by turns between sources
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -17,7 +17,7 @@ from engine.process.outbox import BackloggedOutbox
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.encoder_cache import CachedUnit, EncoderCache
 from engine.scheduler.encoder_work import EncoderWork
-from engine.scheduler.policy import Row
+from engine.scheduler.policy import Row, source_of
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import NOT_SENT
 from engine.scheduler.step_cost import StepLoad
@@ -209,6 +209,7 @@ def _slot_start(sequence: Sequence) -> SlotStart:
         max_total_tokens=sequence.max_total_tokens,
         second_start=sequence.request.second_start,
         adapter_slot=-1 if adapter is None else adapter.slot,
+        source=source_of(sequence),
     )
 
 

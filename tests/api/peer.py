@@ -17,6 +17,7 @@ class Peer:
     def __init__(self, run_id: str, name: str, api: str = "api0") -> None:
         self.name = name
         self.is_reading = True
+        self.pause_ns = 2_000_000  # that it waits for messages before it does what else there is
         self._run_id = run_id
         self._api = api
 
@@ -47,7 +48,7 @@ class Peer:
 
     def _live(self) -> None:
         while not self._is_stopping:
-            self._mailbox.wait(2_000_000)
+            self._mailbox.wait(self.pause_ns)
             if self.is_reading:
                 for _, payload in self._mailbox.receive():
                     self.take(decode(payload))

@@ -1,7 +1,7 @@
 """The engine as an api process sees it: a peer at the rings that answers as `tokenizer0` would, with a "model" of two lines.
 
-Token ids below 256 are bytes. Sample i of any prompt says `SAYING` from its i-th character on, over and over, one token per
-delta; the log-probability of each token is -1 / (i + 1). A text prompt `!reject STATUS` is refused with that status. While
+Token ids below 256 are bytes. Sample i of any prompt says `SAYING` from its i-th character on, over and over, `at_once` tokens
+per delta; the log-probability of each token is -1 / (i + 1). A text prompt `!reject STATUS` is refused with that status. While
 `credits` is not None, each sample gets no more than that many tokens in all, so that a test can stop time anywhere. While
 `script` is not empty, samples say its parts instead, one a token (0, 1, ..), and stop; a part of no kind releases nothing.
 """
@@ -12,6 +12,7 @@ import codecs
 import threading
 from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import orjson
 
@@ -41,8 +42,12 @@ DEFAULT_NUM_TOKENS = 200
 
 def said(num_tokens: int, sample_index: int = 0) -> bytes:
     """What sample `sample_index` says in its first tokens."""
-    text = (SAYING[sample_index:] + SAYING * (num_tokens // len(SAYING) + 2)).encode()
-    return text[:num_tokens]
+    return _saying(num_tokens.bit_length(), sample_index)[:num_tokens]
+
+
+@lru_cache(64)
+def _saying(num_bits: int, sample_index: int) -> bytes:
+    return (SAYING[sample_index:] + SAYING * ((1 << num_bits) // len(SAYING) + 2)).encode()
 
 
 def said_text(num_tokens: int, sample_index: int = 0) -> str:
@@ -66,14 +71,16 @@ class Stream:
     num_sent: int
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
     is_first: bool = True
+    most: int = DEFAULT_NUM_TOKENS
+    at_once: int = 1  # tokens of a delta
     script: list[Part] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         limit = self.submit.sampling.max_tokens
         if self.submit.text.is_max_tokens_cut:
-            limit = min(limit, DEFAULT_NUM_TOKENS)
-        return DEFAULT_NUM_TOKENS if limit < 0 else limit
+            limit = min(limit, self.most)
+        return self.most if limit < 0 else limit
 
     def next_delta(self, weight_version: int) -> Delta:
         if self.num_tokens == 0:
@@ -81,21 +88,22 @@ class Stream:
         if self.script:
             return self._next_part(weight_version)
         sampling = self.submit.sampling
-        token = said(self.num_sent + 1, sampling.sample_index)[-1]
-        self.num_sent += 1
+        tokens = said(min(self.num_sent + self.at_once, self.num_tokens), sampling.sample_index)[self.num_sent :]
+        token = tokens[-1]
+        self.num_sent += len(tokens)
         is_stop = token in sampling.stop_token_ids
         is_last = is_stop or self.num_sent >= self.num_tokens
         delta = Delta(
             self.submit.request_id,
             self.submit.attempt,
-            [token],
-            self.decoder.decode(bytes([token]), is_last),
+            list(tokens),
+            self.decoder.decode(tokens, is_last),
             finish_reason="stop" if is_stop else "length" if is_last else "",
             stop_reason=token if is_stop else None,
             num_prompt_tokens=len(self.prompt),
             num_cached_tokens=len(self.prompt) // 4 * 4,
             weight_version=weight_version,
-            logprobs=[entry(token, -1 / (sampling.sample_index + 1), sampling.num_logprobs)],
+            logprobs=[entry(token, -1 / (sampling.sample_index + 1), sampling.num_logprobs) for token in tokens],
         )
         if self.is_first:
             self._add_prompt(delta)
@@ -155,6 +163,7 @@ class TokenizerPeer(Peer):
         self.streams: dict[str, Stream] = {}
         self.credits: int | None = None
         self.script: list[Part] = []
+        self.most, self.at_once = DEFAULT_NUM_TOKENS, 1  # tokens of a sample, and of a delta
         self.is_answering_calls = True
         self.weight_version = 1
         self.replica = -1  # that answers
@@ -209,6 +218,7 @@ class TokenizerPeer(Peer):
         if command == "!reject":
             self.send(Rejected(submit.request_id, submit.attempt, submit.api, int(status), "refused", "some_code", "prompt", 7))
             return
-        stream = Stream(submit, prompt, len(submit.resume_token_ids) // 4, script=self.script)
+        num_resumed = len(submit.resume_token_ids) // 4
+        stream = Stream(submit, prompt, num_resumed, most=self.most, at_once=self.at_once, script=self.script)
         stream.decoder.decode(said(stream.num_sent, submit.sampling.sample_index))
         self.streams[submit.request_id] = stream

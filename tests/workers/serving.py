@@ -91,6 +91,7 @@ class Sample:
     wants_drafts: bool = True
     is_late: bool = False  # its last row got no token
     adapter_slot: int = -1
+    source: str = ""
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -215,6 +216,7 @@ class Serving:
                         mask_bounds=sample.mask_bounds,
                         max_total_tokens=len(sample.prompt) + sample.num_outputs,
                         adapter_slot=sample.adapter_slot,
+                        source=sample.source,
                     )
                 )
             else:  # all blocks so far, as growth

@@ -250,6 +250,35 @@ def test_late_masks_skip_their_rows_and_change_no_token(
     assert num_late > 10
 
 
+def test_cheap_masks_do_not_wait_for_another_source(
+    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One source has many masks to make when another's single one comes: it is made next."""
+    made: list[str] = []
+    has_begun, gate = threading.Event(), threading.Event()
+
+    def fill(constraint: Constraint, place: int) -> None:
+        has_begun.set()
+        gate.wait(10)
+        end_ns = time.thread_time_ns() + 1_000_000 * (constraint.source == "many")
+        while time.thread_time_ns() < end_ns:
+            pass
+        made.append(constraint.source)
+
+    monkeypatch.setattr(Constraint, "_fill", fill)
+    serving = Serving(runners[0])
+    for slot, source in enumerate(["many"] * 6 + ["one"] * 2):
+        sample = Sample([1, 2, 3], params(FORMS[0]), source=source)
+        serving.place(sample, slot)
+        start = serving._message([(sample, 1)]).starts[0]
+        runners[0].constraints.start(start)
+        if not slot:
+            assert has_begun.wait(10)
+    gate.set()
+    wait_until(lambda: len(made) == 8, timeout_s=30, what="all masks")
+    assert made == ["many", "one", "one", "many", "many", "many", "many", "many"]
+
+
 def test_a_sequence_that_takes_a_slot_again_goes_on(runners: tuple[ModelRunner, ModelRunner]) -> None:
     """After a preemption, or a death, its tokens are all that there is."""
     runner = runners[0]
