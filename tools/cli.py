@@ -20,7 +20,7 @@ COMMANDS = {
     "chat": ("tools.chat", "talk to the model in the terminal"),
     "launch": ("tools.launch", "start Claude Code, Codex or opencode with a running engine"),
     "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
-    "models": ("tools.models", "list what was downloaded and packed, and remove some of it"),
+    "models": ("tools.models", "list the models on this machine, and remove some of them"),
     "bench": ("", "measure"),
     "version": ("", "print the version"),
 }
