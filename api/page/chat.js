@@ -12,6 +12,9 @@ const MIN_REDRAW_MS = 50;
 const KEEP_MS = 1000;  // how often an answer under way is kept
 const OPENED = "tokamak.opened";  // the conversation that this tab shows
 const STARTERS = ["What are you?", "What is 12 + 345?", "Explain in two sentences what a KV cache is.", "Write a Python function that reverses a list."];
+const OF_EMBEDDED = {  // what these small models can answer
+  "tokamak-demo": ["What are you?", "What is 12 + 345?", "Reverse the word planet", "What is Tokamak?"],
+};
 
 let tree = trees.begin();
 let kept = [];
@@ -141,8 +144,14 @@ function draw(compared = []) {
   $("talk").scrollTop = $("talk").scrollHeight;
 }
 
+// Offers the questions of the model that is chosen now.
+export function redrawStart() {
+  if ($("talk").querySelector(".start")) draw();
+}
+
 function shownStart() {
-  const starters = STARTERS.map((text) => make("button.starter", { type: "button", onclick: () => { if (!isBusy()) ask(text); } }, text));
+  const questions = OF_EMBEDDED[settings.modelAsked()] || STARTERS;
+  const starters = questions.map((text) => make("button.starter", { type: "button", onclick: () => { if (!isBusy()) ask(text); } }, text));
   return make("div.start", {}, make("p.hint", {}, "Ask something. Conversations are kept in this browser only."), make("div.starters", {}, ...starters));
 }
 

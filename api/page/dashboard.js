@@ -64,7 +64,7 @@ function draw(found) {
     chart("requests running", count(figures.num_running), (f) => f.num_running, count),
     chart("requests waiting", count(figures.num_waiting), (f) => f.num_waiting, count),
     chart("KV blocks in use", share(used), (f) => (f.num_kv_blocks ? f.num_used_kv_blocks / f.num_kv_blocks : 0), share),
-    chart("time to first token, median", seconds(figures.latency.ttft.p50), (f) => f.latency.ttft.p50, seconds),
+    chart("first token, median", seconds(figures.latency.ttft.p50), (f) => f.latency.ttft.p50, seconds),
     chart("between tokens, median", seconds(figures.latency.itl.p50), (f) => f.latency.itl.p50, seconds),
     chart("prefix cache hits", share(figures.prefix_hit_share), (f) => f.prefix_hit_share, share));
   const about = make("p", {}, `${found.model} on ${found.device}${found.kernels ? `, ${found.kernels}` : ""}; weights ${figures.weight_version}, ${figures.engine_state}; ` +

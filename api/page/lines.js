@@ -15,10 +15,10 @@ function element(name, attributes) {
 // `values` by time, null where nothing is known. Axes: the greatest value as `written` says it, and the minutes that are shown.
 export function line(values, label, written, spanMs) {
   const known = values.filter((value) => value !== null);
-  const top = Math.max(...known, 1e-9);
+  const top = Math.max(...known) || 1;  // an axis also where all is 0
   const points = values.map((value, index) => (value === null ? null
     : `${((index / Math.max(values.length - 1, 1)) * WIDTH).toFixed(1)},${(HEIGHT - 2 - (value / top) * (HEIGHT - 4)).toFixed(1)}`));
-  const greatest = known.length ? written(Math.max(...known)) : "–";
+  const greatest = known.length ? written(top) : "–";
   const chart = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "line", role: "img", "aria-label": `${label}, the last ${ago(spanMs)}, up to ${greatest}`, preserveAspectRatio: "none" });
   for (const y of [2, HEIGHT - 2]) chart.append(element("line", { x1: 0, x2: WIDTH, y1: y, y2: y }));
   let piece = [];

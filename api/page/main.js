@@ -1,7 +1,7 @@
 // The page: begins both views and says how the server is. Read chat.js for the conversation, dashboard.js for the engine.
 
 import * as attachments from "./attachments.js";
-import { begin, fail } from "./chat.js";
+import { begin, fail, redrawStart } from "./chat.js";
 import { look } from "./dashboard.js";
 import { $ } from "./dom.js";
 import * as settings from "./settings.js";
@@ -30,6 +30,7 @@ function showModel() {
   const name = settings.modelAsked();
   $("model").textContent = name;
   $("model").title = name;
+  redrawStart();
 }
 
 async function load() {

@@ -161,11 +161,14 @@ def test_a_picture_is_attached_and_seen(chromium: Browser) -> None:
 
 def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProcess) -> None:
     page.give_key(ADMIN_KEY, "admin-key")
+    page.say("What are you?")
+    page.answered()
     page.click("show-engine")
     actors = set(engine.actors())
     page.until(lambda: actors <= set(page.texts("#engine td:first-child")), "a row for each actor")
     page.until(lambda: any(text.endswith(" ago") for text in page.texts(".times small")), "an axis of time")
     assert all(page.texts(".chart .scale small:first-child"))
+    page.until(lambda: page.texts(".chart .scale small:first-child")[0] != "1.0 /s", "what was generated is on the chart")
     page.shoot("engine")
     page.press("#engine", "log tokenizer0")
     page.until(lambda: page.texts("#engine .log"), "a log")
@@ -336,7 +339,7 @@ def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess
 
 def test_start_shows_model_and_questions(page: Browser) -> None:
     assert page.text("model") == "tokamak-demo"
-    assert len(page.texts(".starter")) == 4
+    assert page.texts(".starter") == ["What are you?", "What is 12 + 345?", "Reverse the word planet", "What is Tokamak?"]
     page.click("open-settings")
     page.shoot("start")
     page.press(".starters", "What is 12 + 345?")
