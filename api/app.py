@@ -91,6 +91,7 @@ def routes() -> list[BaseRoute]:
         Route("/api/ps", on_first_use("api.ollama.models", "list_running")),
         Route("/api/show", on_first_use("api.ollama.models", "show"), methods=["POST"]),
         Route("/api/version", on_first_use("api.ollama.models", "show_version")),
+        Route("/api/pull", on_first_use("api.ollama.models", "pull"), methods=["POST"]),
         *(
             Route(f"/api/{order}", on_first_use("api.ollama.models", "refuse"), methods=["POST"])
             for order in ollama_errors.REFUSED_ORDERS

@@ -19,6 +19,7 @@ from engine.errors import CheckpointError, RequestError
 from engine.messages import Adapter, AdapterUse
 from engine.process.adapters import AdapterRegistry
 
+LATEST = ":latest"  # the tag that Ollama's clients put behind a name
 _TASKS = {
     "generate": "to generate text, for /v1/chat/completions and /v1/completions; --runner pooling makes vectors of its states",
     "embed": "to make vectors, for /v1/embeddings, /v1/rerank and /v1/score",
@@ -69,14 +70,15 @@ class ServedModel(msgspec.Struct, frozen=True):
         )
 
     def resolve(self, name: str | None) -> str:
-        """The name that the answer carries. 404 for a model that is not served."""
+        """Return the name that the answer carries; `NAME:latest` is `NAME`. 404 for a model that is not served."""
         if name is None:
             return self.names[0]
-        if name not in self.names and self.adapter_of(name) is None:
-            served = ", ".join(self.all_names)
-            text = f"the model {shown(name)} does not exist; served here: {served}"
-            raise RequestError(text, status=404, code="model_not_found", param="model")
-        return name
+        for each in (name, name.removesuffix(LATEST)):
+            if each in self.names or self.adapter_of(each) is not None:
+                return each
+        served = ", ".join(self.all_names)
+        text = f"the model {shown(name)} does not exist; served here: {served}"
+        raise RequestError(text, status=404, code="model_not_found", param="model")
 
     @property
     def all_names(self) -> tuple[str, ...]:

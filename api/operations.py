@@ -16,6 +16,7 @@ from api.ollama.requests import (
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaPullRequest,
     OllamaShowRequest,
 )
 from api.responses import answers as openai_responses
@@ -223,6 +224,7 @@ OPERATIONS = (
     _ollama("tags", "The served models", ollama.OllamaModelList, method="get"),
     _ollama("ps", "The loaded model", ollama.OllamaRunningModels, method="get"),
     _ollama("version", "The version of Ollama that is spoken", ollama.OllamaVersion, method="get"),
+    _ollama("pull", "Make sure that a model is here", ollama.OllamaStatus, OllamaPullRequest, ollama.OllamaStatus),
     *(_refused("post", path) for path in REFUSED_ORDERS),
     _refused("delete", "delete"),
     _refused("post", "blobs/{digest}", ("digest",)),

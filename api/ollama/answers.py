@@ -121,3 +121,9 @@ class OllamaShown(msgspec.Struct, kw_only=True):
 
 class OllamaVersion(msgspec.Struct):
     version: str
+
+
+class OllamaStatus(msgspec.Struct):
+    """A step of an order."""
+
+    status: str

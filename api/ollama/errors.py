@@ -7,7 +7,7 @@ from api.schemas.responses import encoder
 from engine.errors import RequestError
 
 PREFIX = "/api/"
-REFUSED_ORDERS = ("pull", "push", "create", "copy")  # what this server does not do with models
+REFUSED_ORDERS = ("push", "create", "copy")  # what this server does not do with models
 
 
 def is_spoken(path: str) -> bool:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.errors import json_response
 from api.exchange import Exchange, Services
-from api.model import ServedModel
+from api.model import LATEST, ServedModel
 from api.ollama.answers import (
     OllamaCapability,
     OllamaDetails,
@@ -25,17 +25,18 @@ from api.ollama.answers import (
     OllamaRunningModel,
     OllamaRunningModels,
     OllamaShown,
+    OllamaStatus,
     OllamaVersion,
 )
 from api.ollama.lines import rfc3339
-from api.ollama.requests import OllamaShowRequest
+from api.ollama.requests import OllamaPullRequest, OllamaShowRequest
+from api.schemas.responses import encoder
 from engine.errors import RequestError, TokamakError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SPOKEN_VERSION = "0.13.5"  # of Ollama, whose API this is: clients ask for a least one
-LATEST = ":latest"
 _NEVER = "2318-01-01T00:00:00Z"  # as Ollama says of models that stay
 _LEVELS = {"bfloat16": "BF16", "float32": "F32"}
 _WEIGHTS = ("*.safetensors", "*.gguf")
@@ -84,7 +85,7 @@ async def show(request: Request) -> Response:
     services = exchange.services
     model, shape = services.model, services.model.shape
     body = await exchange.parse(request, OllamaShowRequest)
-    resolve(model, body.model or body.name)
+    model.resolve(body.model or body.name)
     defaults = {name: getattr(model.defaults, name) for name in model.defaults.__struct_fields__}
     family, files = shape.architecture, await _files(model)
     return json_response(
@@ -115,19 +116,33 @@ async def show_version(request: Request) -> Response:
     return json_response(OllamaVersion(SPOKEN_VERSION))
 
 
+async def pull(request: Request) -> Response:
+    """The route: a served model is here already; another is refused."""
+    exchange = Exchange.of(request)
+    body = await exchange.parse(request, OllamaPullRequest)
+    try:
+        exchange.services.model.resolve(body.model or body.name)
+    except RequestError:
+        raise _cannot_change(request) from None
+    success = OllamaStatus("success")
+    if body.stream is False:
+        return json_response(success)
+    lines = (OllamaStatus("pulling manifest"), success)
+    return Response(b"".join(encoder.encode(each) + b"\n" for each in lines), media_type="application/x-ndjson")
+
+
 async def refuse(request: Request) -> Response:
-    """The route of all that changes which models there are."""
+    """The route of orders that change which models there are."""
+    raise _cannot_change(request)
+
+
+def _cannot_change(request: Request) -> RequestError:
     names = ", ".join(Exchange.of(request).services.model.names)
-    raise RequestError(
+    return RequestError(
         f"{request.url.path}: this server's model ({names}) is chosen when it starts, with --model (a directory, a .gguf "
         "file, or owner/model of the Hugging Face hub); `tokamak models` lists and removes what was downloaded",
         code="unsupported_operation",
     )
-
-
-def resolve(model: ServedModel, name: str | None) -> str:
-    """The served model that is asked for. Answers carry the name as it was asked for. 404 for one that is not served."""
-    return model.resolve(name if name is None or name in model.all_names else name.removesuffix(LATEST))
 
 
 def tagged(name: str) -> str:

@@ -137,3 +137,10 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
     model: ModelName | None = None
     name: Annotated[str, Meta(description="The older name of `model`.")] | None = None
     verbose: bool | None = None
+
+
+class OllamaPullRequest(msgspec.Struct, kw_only=True):
+    model: ModelName | None = None
+    name: Annotated[str, Meta(description="The older name of `model`.")] | None = None
+    stream: bool | None = None
+    insecure: bool | None = None

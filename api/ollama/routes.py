@@ -12,7 +12,6 @@ from api.errors import json_response
 from api.exchange import Exchange, until_finished
 from api.ollama.conversation import is_bare, translate_bare, translate_chat, translate_generate
 from api.ollama.lines import ChatLines, GenerationLines, LineStream, LineWriter
-from api.ollama.models import resolve
 from api.ollama.requests import KeepAlive, OllamaChatRequest, OllamaGenerateRequest
 from api.openai.completions import open_completion, prompts_of
 from api.schemas import requests
@@ -27,7 +26,7 @@ async def chat(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaChatRequest)
-    name = resolve(model, body.model)
+    name = model.resolve(body.model)
     if not body.messages:
         return _loaded(exchange, ChatLines(exchange, body, Translation({}, [], {})), body.keep_alive)
     translation = translate_chat(body, model)
@@ -41,7 +40,7 @@ async def generate(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaGenerateRequest)
-    name = resolve(model, body.model)
+    name = model.resolve(body.model)
     if not (body.prompt or body.suffix or body.images):
         return _loaded(exchange, GenerationLines(exchange, body, Translation({}, [], {})), body.keep_alive)
     translation = translate_bare(body) if is_bare(body) else translate_generate(body, model)

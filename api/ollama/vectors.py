@@ -12,7 +12,6 @@ from api.client.generation import Generation
 from api.errors import json_response
 from api.exchange import Exchange
 from api.ollama.answers import OllamaEmbedding, OllamaEmbeddings
-from api.ollama.models import resolve
 from api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from api.openai.usage import usage_of
 from api.openai.whole import WholeAnswer
@@ -29,7 +28,7 @@ async def embed(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbedRequest)
-    asked, body.model = body.model, resolve(model, body.model)
+    asked, body.model = body.model, model.resolve(body.model)
     model.check_task("embed")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     check_count(len(texts), "input", model)
@@ -56,7 +55,7 @@ async def embed_one(request: Request) -> Response:
     exchange = Exchange.of(request)
     model = exchange.services.model
     body = await exchange.parse(request, OllamaEmbeddingsRequest)
-    body.model = resolve(model, body.model)
+    body.model = model.resolve(body.model)
     model.check_task("embed")
     if not body.prompt:
         return json_response(OllamaEmbedding(embedding=[]))

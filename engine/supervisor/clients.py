@@ -141,12 +141,11 @@ def _pi(served: Served) -> list[str]:
 
 
 def _cline(served: Served) -> list[str]:
+    model, key = shlex.quote(served.model), shlex.quote(served.key)
     return [
-        "# Cline's settings, API Provider: OpenAI Compatible",
-        f"# Base URL: {served.url}/v1",
-        f"# API Key: {served.key}",
-        f"# Model ID: {served.model}",
-        f"# Context Window Size: {served.max_model_len}",
+        f"cline auth --provider openai --baseurl {served.url}/v1 --apikey {key} --modelid {model}",
+        "cline",
+        f"# in an editor: API Provider: OpenAI Compatible, Context Window Size: {served.max_model_len}",
     ]
 
 

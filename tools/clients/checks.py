@@ -74,6 +74,15 @@ def launched(server: Server, client: str, *arguments: str) -> str:
     return run(*server.ours, "launch", client, "--url", server.agent_url, "--", *arguments, timeout_s=600)
 
 
+def printed(server: Server, client: str) -> list[str]:
+    """The lines of `--print-client` for the server of agents. NotRunError where the client is not installed."""
+    from engine.supervisor.clients import CLIENTS, Served  # the checks of other clients run without our packages
+
+    if shutil.which(client.partition("-")[0]) is None:
+        raise NotRunError(f"{client} is not installed here")
+    return CLIENTS[client](Served(server.agent_url, server.agent, "-", 131072))
+
+
 def program(name: str) -> str:
     """A program of the client's environment."""
     return str(Path(sys.executable).with_name(name))

@@ -43,6 +43,9 @@ CLIENTS = {  # file of_NAME.py -> its environment and its distribution
     "codex": ("npm", "@openai/codex"),
     "claude_code": ("npm", "@anthropic-ai/claude-code"),
     "opencode": ("npm", "opencode-ai"),
+    "qwen_code": ("npm", "@qwen-code/qwen-code"),
+    "pi": ("npm", "@mariozechner/pi-coding-agent"),
+    "cline": ("npm", "cline"),
 }
 NPM = "npm"  # an environment of Node packages, checked by this Python
 MODEL, EMBEDDER, LARGER, AGENT = "demo", "embedder", "larger", "agent"

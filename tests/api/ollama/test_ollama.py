@@ -240,6 +240,27 @@ def test_models(thinker: Edge, client: ollama.Client) -> None:
     assert httpx.head(thinker.url).status_code == 200
 
 
+def test_pull_of_a_served_model_succeeds(thinker: Edge, client: ollama.Client) -> None:
+    """`codex --oss` and others pull the model that they are started with when /api/tags has it with a tag only."""
+    for name in ("tiny", "tiny:latest", "alias"):
+        assert client.pull(name).status == "success"
+        assert [each.status for each in client.pull(name, stream=True)] == ["pulling manifest", "success"]
+
+
+@pytest.mark.parametrize("name", ["tiny:latest", "alias:latest"])
+def test_latest_tag_is_accepted_in_every_api(thinker: Edge, name: str) -> None:
+    """Ollama's clients learn names with a tag from /api/tags and use them in OpenAI's routes."""
+    turns = [{"role": "user", "content": "a"}]
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": turns}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": turns, "max_tokens": 2}),
+    ):
+        answer = thinker.post(path, {"model": name, **fields})
+        assert (answer.status_code, answer.json().get("model")) == (200, name.removesuffix(":latest")), (path, answer.text)
+
+
 def test_what_changes_models_says_how_one_is_chosen(thinker: Edge, client: ollama.Client) -> None:
     for order in (
         lambda: client.pull("llama3"),
@@ -259,7 +280,7 @@ def test_what_changes_models_says_how_one_is_chosen(thinker: Edge, client: ollam
     ("path", "body", "status", "says"),
     [
         ("/api/chat", {"model": "llama3"}, 404, "'llama3' does not exist; served here: tiny, alias"),
-        ("/api/show", {"name": "llama3:latest"}, 404, "'llama3' does not exist"),
+        ("/api/show", {"name": "llama3:latest"}, 404, "'llama3:latest' does not exist"),
         ("/api/nothing", {}, 404, "nothing here"),
         ("/api/tags", {}, 405, "not allowed"),
         ("/api/chat", {"messages": [{"content": "a"}]}, 400, "messages[0].role is required"),
