@@ -18,14 +18,14 @@ import msgspec
 
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import LINK_NAME
-from engine.installation import PACKAGES
+from engine.installation import PACKAGES, command
 from engine.options.argument_parser import ArgumentParser
 from engine.options.resolve import EMBEDDED_MODEL_NAMES
 from tools import units
 from tools.demo import MODELS
 
 _CELLS = ("{:<{}}", "{:<{}}", "{:>{}}", "{:<{}}", "{:<{}}")
-_SERVED_BY = {"text": "tokamak serve", "vision": "tokamak serve --demo vision"}
+_SERVED_BY = {"text": "serve", "vision": "serve --demo vision"}
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def _embedded() -> Iterator[Stored]:
     for demo, directory in MODELS.items():
         path = Path(directory)
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
-        about = f"embedded: {_SERVED_BY[demo]}"
+        about = f"embedded: {command(_SERVED_BY[demo])}"
         yield Stored(EMBEDDED_MODEL_NAMES[demo], "", num_bytes, 0.0, about, path, is_embedded=True)
 
 

@@ -101,9 +101,9 @@ export function draw() {
   }, text);
   const model = make("select", { onchange: () => { set.model = model.value; } }, ...models.map((name) => new Option(name, name, false, name === set.model)));
   const thinking = make("select", { onchange: () => { set.thinking = thinking.value; } },
-    ...[["", "model's default"], ["on", "on"], ["off", "off"]].map(([value, text]) => new Option(text, value, false, value === set.thinking)));
+    ...[["", "default"], ["on", "on"], ["off", "off"]].map(([value, text]) => new Option(text, value, false, value === set.thinking)));
   const choice = make("select", { onchange: () => { set.choice = choice.value; } },
-    ...[["", "model's default"], ["required", "always"], ["none", "never"]].map(([value, text]) => new Option(text, value, false, value === set.choice)));
+    ...[["", "default"], ["required", "always"], ["none", "never"]].map(([value, text]) => new Option(text, value, false, value === set.choice)));
   const compare = make("input", { type: "checkbox", checked: state.compare, onchange: () => { state.compare = compare.checked; if (!state.compare) state.shown = 0; draw(); } });
   const logprobs = make("input", { type: "checkbox", checked: state.logprobs, onchange: () => { state.logprobs = logprobs.checked; } });
   const secret = (id, text, title, set) => make("label", { title }, make("span", {}, text),

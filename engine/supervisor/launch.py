@@ -173,7 +173,7 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdou
 
 def _examples(config: EngineConfig, name: str) -> tuple[str, ...]:
     """curl, the openai client, and the monitor; of the embedded model that sees, which knows little else, its picture."""
-    url, monitor = config.url, command("top")
+    url, monitor = config.url, f"{command('top')} --run {config.run_id}"
     picture = Path(config.model).parent / "shapes.png"
     if config.encoder_depth and picture.is_file():
         options = f"--url {url}{' --api-key KEY' if config.api_key else ''} --image {relative(picture)}"

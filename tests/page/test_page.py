@@ -167,7 +167,9 @@ def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProc
     actors = set(engine.actors())
     page.until(lambda: actors <= set(page.texts("#engine td:first-child")), "a row for each actor")
     page.until(lambda: any(text.endswith(" ago") for text in page.texts(".times small")), "an axis of time")
-    assert all(page.texts(".chart .scale small:first-child"))
+    tops = page.texts(".chart .scale small:first-child")
+    assert all(tops), "axes have units"
+    assert not [top for top in tops if top.startswith("0")], "an axis ends above 0, also where all values are 0"
     page.until(lambda: page.texts(".chart .scale small:first-child")[0] != "1.0 /s", "what was generated is on the chart")
     page.shoot("engine")
     page.press("#engine", "log tokenizer0")
@@ -175,6 +177,7 @@ def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProc
     epoch = engine.actors()["tokenizer0"]["epoch"]
     page.press("#engine", "Restart tokenizer0")
     page.until(lambda: engine.actors().get("tokenizer0", {}).get("epoch", 0) != epoch, "a restart")
+    page.until(engine.is_healthy, "the tokenizer is back")
     page.until(lambda: page.text("status") == "all actors well", "the engine is well again")
     page.complaints()  # looks while it was not
 
@@ -345,6 +348,10 @@ def test_start_shows_model_and_questions(page: Browser) -> None:
     page.press(".starters", "What is 12 + 345?")
     assert page.answered() == ["12 + 345 = 357"]
     assert page.all("article.assistant .actions button[aria-label=Copy]")
+    space = (
+        "const one = document.querySelector('article.user'); return one.offsetHeight - one.querySelector('.body').offsetHeight"
+    )
+    assert page.script(space) < 30, "no empty row below a question"
     row, title = page.script(
         "return ['#conversations li', '#conversations .title'].map((one) => document.querySelector(one).clientWidth)"
     )
@@ -364,6 +371,7 @@ def test_names_for_screen_readers_narrow_screens_and_contrast(page: Browser, sch
             page.click(view)
             page.until(lambda: page.all("article, #engine table"), "the view")
             assert page.script("return document.documentElement.scrollWidth") <= NARROW
+            assert page.script("const name = document.getElementById('model'); return name.scrollWidth - name.clientWidth") <= 0
             assert page.check("nameless") == []
             assert page.check("pale") == []
             if (scheme, view) == ("dark", "show-chat"):

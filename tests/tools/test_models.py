@@ -78,8 +78,8 @@ def test_models_are_listed_by_name(hub: Path, weights: Path, tmp_path: Path, cap
     (quantized / LINK_NAME).symlink_to(tmp_path / "mine.gguf")
     text, vision, *others = listed(weights, capsys)
     assert text.startswith("tokamak-demo ")
-    assert text.endswith("embedded: tokamak serve")
-    assert vision.endswith("embedded: tokamak serve --demo vision")
+    assert text.endswith("tokamak serve")
+    assert vision.endswith("tokamak serve --demo vision")
     for line, (name, id, about) in zip(
         others,
         [

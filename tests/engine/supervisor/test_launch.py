@@ -21,7 +21,7 @@ from tools.demo import MODEL, VISION_MODEL
 def test_the_embedded_models_are_asked_what_they_know(path: Path, depth: int) -> None:
     config = small_config(path, model=str(path), encoder_depth=depth, host="127.0.0.1", port=8001, api_key=("secret",))
     *asking, monitor = _examples(config, "name")
-    assert monitor.endswith("tokamak top")
+    assert monitor.endswith(f"tokamak top --run {config.run_id}")
     assert all("127.0.0.1:8001" in line and "KEY" in line and "secret" not in line for line in asking)
     if depth == 0:
         assert all("What are you?" in line for line in asking)
