@@ -5,12 +5,14 @@ Read `Gate.__call__` for what happens to each request, `routes` for what there i
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -23,11 +25,12 @@ from starlette.types import Message, Receive, Scope, Send
 from api import admin, health
 from api.access import LOCAL_ORIGIN, Access, source_of
 from api.anthropic import errors as anthropic_errors
+from api.batches.runner import USER, Answer
 from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
 from api.durations import Durations
 from api.errors import error_response, json_response
-from api.exchange import SCOPE_KEY, Exchange, Services
+from api.exchange import ABORT_KEY, SCOPE_KEY, Exchange, Services
 from api.ollama import errors as ollama_errors
 from api.openai.chat import create_chat_completion, render_chat_completion
 from api.openai.completions import create_completion
@@ -41,6 +44,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_REQUEST_ID = 128  # characters
 MAX_UNREAD_BYTES = 64 << 10  # with which a request may end; uvicorn's high-water mark
 _PASSAGE_KEY = "tokamak.passage"
+_OURS_KEY = "tokamak.ours"  # of a request that no client sent
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
 
@@ -75,6 +79,15 @@ def routes() -> list[BaseRoute]:
         Route("/v1/responses/{id}/cancel", on_first_use("api.responses.routes", "cancel_response"), methods=["POST"]),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "get_response")),
         Route("/v1/responses/{id}", on_first_use("api.responses.routes", "delete_response"), methods=["DELETE"]),
+        Route("/v1/files", on_first_use("api.files.routes", "create_file"), methods=["POST"]),
+        Route("/v1/files", on_first_use("api.files.routes", "list_files")),
+        Route("/v1/files/{id}", on_first_use("api.files.routes", "show_file")),
+        Route("/v1/files/{id}", on_first_use("api.files.routes", "delete_file"), methods=["DELETE"]),
+        Route("/v1/files/{id}/content", on_first_use("api.files.routes", "show_content")),
+        Route("/v1/batches", on_first_use("api.batches.routes", "create_batch"), methods=["POST"]),
+        Route("/v1/batches", on_first_use("api.batches.routes", "list_batches")),
+        Route("/v1/batches/{id}", on_first_use("api.batches.routes", "show_batch")),
+        Route("/v1/batches/{id}/cancel", on_first_use("api.batches.routes", "cancel_batch"), methods=["POST"]),
         Route("/v1/embeddings", on_first_use("api.pooling.embeddings", "create_embeddings"), methods=["POST"]),
         Route("/pooling", on_first_use("api.pooling.embeddings", "pool"), methods=["POST"]),
         Route("/classify", on_first_use("api.pooling.labels", "classify"), methods=["POST"]),
@@ -166,6 +179,43 @@ class Gate:
         finally:
             self._on_end(scope, passage, time.monotonic_ns() - begin_ns)
 
+    async def ask(self, path: str, body: bytes) -> Answer:
+        """What a POST of this process's own is answered, as one of the user `USER`. Cancelled, it is aborted."""
+        head: dict[str, Any] = {"status": 0}
+        parts: list[bytes] = []
+        given = [body]
+        never = asyncio.Event()  # the one who asks does not leave
+
+        async def receive() -> Message:
+            if not given:
+                await never.wait()
+            return {"type": "http.request", "body": given.pop(), "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                head.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        scope: Scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "client": (USER, 0),
+            "server": None,
+            ABORT_KEY: lambda: None,
+            _OURS_KEY: True,
+        }
+        await self(scope, receive, send)
+        request_id = dict(head.get("headers", ())).get(b"x-request-id", b"").decode()
+        return Answer(head["status"], b"".join(parts), request_id)
+
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         passage = scope[_PASSAGE_KEY]
         try:
@@ -176,7 +226,8 @@ class Gate:
             scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id, source)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
-            self._access.check(scope["path"], headers)
+            if _OURS_KEY not in scope:
+                self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
             return
         except ClientGone:

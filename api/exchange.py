@@ -29,6 +29,8 @@ from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
 
 if TYPE_CHECKING:
+    from api.batches.runner import BatchRunner
+    from api.files.store import FileStore
     from api.request_log import RequestLog
     from api.responses.background import BackgroundResponses
     from api.span import SpanContext
@@ -54,6 +56,8 @@ class Services(msgspec.Struct, frozen=True):
     renderings: Renderings
     responses: ResponseStore
     background: BackgroundResponses
+    files: FileStore
+    batches: BatchRunner
     fingerprints: Fingerprints
     request_log: RequestLog | None = None  # where requests are to be logged
     spans: Spans | None = None  # where somebody collects them

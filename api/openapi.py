@@ -34,6 +34,7 @@ _ERRORS = {
     429: "The engine takes no more at the moment; see Retry-After.",
     431: "The request's head is too long.",
     500: "An error of the server.",
+    507: "The disk is full.",
     503: "An actor behind the API does not answer, or the server is stopping.",
 }
 
@@ -92,9 +93,22 @@ def _described(operation: Operation) -> Schema:
             "required": operation.is_body_required,
             "content": {JSON: {"schema": _one_of_shapes(operation.body)}},
         }
+    if operation.form is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": _with_file(msgspec.json.schema(operation.form))}},
+        }
     if operation.security:
         described["security"] = [{}, {operation.security: []}]  # a server without keys asks for none
     return described
+
+
+def _with_file(schema: Schema) -> Schema:
+    """A form's fields, and the file beside them."""
+    struct: Schema
+    (struct,) = schema["$defs"].values()
+    properties = struct["properties"] | {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    return struct | {"properties": properties, "required": [*struct["required"], "file"]}
 
 
 def _content(operation: Operation) -> Schema:

@@ -9,6 +9,11 @@ import msgspec
 
 from api.anthropic import answers as anthropic
 from api.anthropic.requests import CountTokensRequest, MessagesRequest
+from api.batches.batch import Batch, CreateBatchRequest
+from api.batches.routes import BatchList
+from api.files.routes import DeletedFile, FileList
+from api.files.store import FileObject
+from api.files.upload import UploadFields
 from api.ollama import answers as ollama
 from api.ollama.errors import REFUSED_ORDERS
 from api.ollama.requests import (
@@ -53,6 +58,7 @@ class Operation(msgspec.Struct, frozen=True):
     is_body_required: bool = True
     unavailable: Any = None  # struct of a 503 answer that is no error body
     is_refused: bool = False  # in any case
+    form: Any = None  # struct of the fields of a multipart body, beside its file
     accepted: str = ""  # what a 202 answer means, where there is one
 
 
@@ -60,9 +66,11 @@ def _look(path: str, summary: str, answer: Any, media_type: str = JSON, unavaila
     return Operation("get", path, summary, answer, media_type=media_type, unavailable=unavailable)
 
 
-def _model(path: str, summary: str, answer: Any, parameters: Sequence[str] = ()) -> Operation:
+def _model(path: str, summary: str, answer: Any, parameters: Sequence[str] = (), media_type: str = JSON) -> Operation:
     errors = (*_WITH_KEY, 404) if parameters else _WITH_KEY
-    return Operation("get", path, summary, answer, errors=errors, security="api_key", parameters=parameters)
+    return Operation(
+        "get", path, summary, answer, errors=errors, security="api_key", parameters=parameters, media_type=media_type
+    )
 
 
 def _work(path: str, summary: str, answer: Any, body: Shapes, event: Any = None) -> Operation:
@@ -199,6 +207,47 @@ OPERATIONS = (
         "Forget a response",
         openai_responses.DeletedResponse,
         errors=(*_WITH_KEY, 404),
+        security="api_key",
+        parameters=("id",),
+    ),
+    Operation(
+        "post",
+        "/v1/files",
+        "Upload a file",
+        FileObject,
+        errors=(*_WITH_KEY, 408, 413, 507),
+        security="api_key",
+        form=UploadFields,
+    ),
+    _model("/v1/files", "Your files", FileList),
+    _model("/v1/files/{id}", "A file", FileObject, ("id",)),
+    _model("/v1/files/{id}/content", "A file's bytes", None, ("id",), "application/octet-stream"),
+    Operation(
+        "delete",
+        "/v1/files/{id}",
+        "Remove a file",
+        DeletedFile,
+        errors=(*_WITH_KEY, 404, 409),
+        security="api_key",
+        parameters=("id",),
+    ),
+    Operation(
+        "post",
+        "/v1/batches",
+        "Have the requests in a file answered",
+        Batch,
+        ((CreateBatchRequest,),),
+        errors=(*_WITH_BODY, 507),
+        security="api_key",
+    ),
+    _model("/v1/batches", "Your batches", BatchList),
+    _model("/v1/batches/{id}", "A batch", Batch, ("id",)),
+    Operation(
+        "post",
+        "/v1/batches/{id}/cancel",
+        "End a batch",
+        Batch,
+        errors=(*_WITH_KEY, 404, 409, 507),
         security="api_key",
         parameters=("id",),
     ),

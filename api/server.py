@@ -22,10 +22,12 @@ import uvloop
 
 from api.admission import MAX_SURPLUS, Admission
 from api.app import Gate
+from api.batches.runner import BatchRunner
 from api.body_budget import BodyBudget
 from api.client.client import EdgeClient
 from api.connection import Connection
 from api.exchange import Services
+from api.files.store import FileStore
 from api.fingerprint import Fingerprints
 from api.json_body import BodyDecoder, DecodingLimits
 from api.media.desk import MediaDesk
@@ -85,6 +87,8 @@ class ApiActor(Actor):
         fingerprints = Fingerprints(config, self.context.run)
         responses = ResponseStore(self.context.run.responses_path)
         self._background = BackgroundResponses(self.context, responses)
+        files = FileStore(self.context.run.files_path, config.max_files_size, config.max_files_size_per_user)
+        self._batches = BatchRunner(self.context, files)
         services = Services(
             self.context,
             self.client,
@@ -97,6 +101,8 @@ class ApiActor(Actor):
             Renderings(self.context, model, fingerprints),
             responses,
             self._background,
+            files,
+            self._batches,
             fingerprints,
             self._request_log(),
             self._spans,
@@ -107,9 +113,11 @@ class ApiActor(Actor):
         Connection.admission = Admission(
             num_connections, config.max_connections_per_address, config.trusted_proxies, config.root_path
         )
+        gate = Gate(services)
+        self._batches.ask = gate.ask
         self._server = _Server(
             uvicorn.Config(
-                Gate(services),
+                gate,
                 http=Connection,
                 ws="none",
                 loop="uvloop",
@@ -177,6 +185,7 @@ class ApiActor(Actor):
                 now_ns = time.monotonic_ns()
                 self.client.on_tick(now_ns)
                 self._background.on_tick(now_ns)
+                self._batches.on_tick(now_ns)
                 if self._desk is not None:
                     self._desk.flush()
                 if self.context.is_stopping:
@@ -208,6 +217,7 @@ class ApiActor(Actor):
             self._stop_ns = now_ns
             self.context.row.set_state(State.DRAINING)
             self.client.stop(grace=True)
+            self._batches.stop()
             self._server.should_exit = True
         grace_ns = int(min(MAX_GRACE_S, self.context.config.stop_timeout_s / 3) * 1e9)
         if now_ns - self._stop_ns > grace_ns:

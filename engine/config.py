@@ -230,6 +230,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
     max_body_bytes: int
+    max_files_size: int  # bytes of all files that clients uploaded, and of batches' answers
+    max_files_size_per_user: int
     max_connections: int
     max_connections_per_address: int = 0  # 0: no address takes more than it leaves free
     trusted_proxies: tuple[str, ...] = ()  # networks of proxies that say who their client is

@@ -94,6 +94,8 @@ _SAME = (
     "allowed_hosts",
     "allowed_origins",
     "max_body_bytes",
+    "max_files_size",
+    "max_files_size_per_user",
     "max_connections",
     "max_connections_per_address",
     "trusted_proxies",

@@ -482,6 +482,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "origin(s) of other web pages, such as https://chat.example, that may use this server, *: all; default: none",
         ),
         Option("max-body-bytes", num_bytes(1024), 32 << 20, "largest request body"),
+        Option(
+            "max-files-size", num_bytes(0), 1 << 30, "all files of /v1/files and answers of /v1/batches, in the run's directory"
+        ),
+        Option("max-files-size-per-user", num_bytes(0), 256 << 20, "of these, those of one user"),
         Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),
         Option(
             "max-connections-per-address",

@@ -121,6 +121,11 @@ class Run(msgspec.Struct, frozen=True):
         """The directory of answered responses, made with the first (`api/responses/store.py`)."""
         return self.directory / "responses"
 
+    @property
+    def files_path(self) -> Path:
+        """The directory of clients' files and batches, made with the first (`api/files/store.py`)."""
+        return self.directory / "files"
+
     def files(self) -> list[Path]:
         """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
         actors: tuple[ActorPlan, ...] = ()
@@ -136,6 +141,7 @@ class Run(msgspec.Struct, frozen=True):
             self.directory / API_NAME,
             *self.packed_path.glob("*"),
             *self.responses_path.glob("*"),
+            *self.files_path.glob("*"),
             *(self.directory / with_replica(KV_EVENTS_NAME, cache) for cache in actors_of(CACHE, names) or (CACHE,)),
             *map(_unfinished, documents),
             *self.directory.glob(f".{self.vocabulary_path.name}.*"),  # of writers at once, each its own

@@ -83,7 +83,7 @@ def remove_run(run: Run) -> None:
     link = runs_root() / run.run_id
     if link.is_symlink():
         link.unlink()
-    for directory in (run.packed_path, run.responses_path, run.directory):
+    for directory in (run.packed_path, run.responses_path, run.files_path, run.directory):
         with contextlib.suppress(OSError):
             directory.rmdir()
 

@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from api.batches.lines import ROUTES, Request, answer_line, requests_in
 from engine.errors import OptionError, TokamakError
 from engine.options.argument_parser import ArgumentParser
 from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
 from tokamak.connection import Server
 from tokamak.launched import EngineDeadError, LaunchedEngine
 from tools.batch.ledger import Ledger
-from tools.batch.lines import ROUTES, Request, answer_line, requests_in
 from tools.target import Target, error_text
 
 INTERRUPTED = 130

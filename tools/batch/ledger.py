@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from api.batches.lines import ANSWER_BEGINS, Request, answered
 from engine.errors import OptionError
-from tools.batch.lines import ANSWER_BEGINS, Request, answered
 
 MAX_PART_BYTES = 16 << 20  # of what waits no more, until the file beside is written anew
 _REMEDY = "answers that come early are kept there: move it away, or give another file"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from api.batches.lines import Error, Request, answer_line
 from engine.errors import OptionError
 from tokamak.connection import Reply
 from tools.batch import ledger as module
 from tools.batch.ledger import Ledger
-from tools.batch.lines import Error, Request, answer_line
 
 REQUESTS = [Request(number + 1, f"r{number}", "/v1/completions", b"{}") for number in range(40)]
 IDS = [request.answer_id for request in REQUESTS]

@@ -11,12 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import orjson
-
-from tokamak.connection import Reply
 
 ROUTES = (
     "/v1/chat/completions",
@@ -31,6 +29,19 @@ MAX_LINE_BYTES = 256 << 20
 ANSWER_BEGINS = b'{"id":"batch_req_'
 _MARGIN = 128  # levels: a reader's own calls count too
 _BOM = b"\xef\xbb\xbf"
+
+
+class Reply(Protocol):
+    """What a server answered."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def request_id(self) -> str: ...
 
 
 class Error(msgspec.Struct):
@@ -69,6 +80,7 @@ class _Name(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: bool | None = None
+    background: bool | None = None
 
 
 class _Response(msgspec.Struct):
@@ -115,7 +127,7 @@ def _request(number: int, text: bytes) -> Request:
         return _malformed(number, None, "invalid_json_line", str(error))
     try:
         line = _decoder.decode(text)
-        is_stream = _bodies.decode(line.body).stream
+        asked = _bodies.decode(line.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _malformed(number, custom_id, "invalid_request", str(error))
     if not line.custom_id:
@@ -124,9 +136,10 @@ def _request(number: int, text: bytes) -> Request:
         return _malformed(number, custom_id, "invalid_method", f"method is {line.method[:20]!r}, expected 'POST'")
     if line.url not in ROUTES:
         return _malformed(number, custom_id, "invalid_url", f"url is {line.url[:200]!r}, expected one of {', '.join(ROUTES)}")
-    if is_stream:
+    if asked.stream or asked.background:
+        name = "stream" if asked.stream else "background"
         return _malformed(
-            number, custom_id, "invalid_request", "body has stream: an answer in a file comes whole; leave it out"
+            number, custom_id, "invalid_request", f"body has {name}: an answer in a file comes whole; leave it out"
         )
     return Request(number, custom_id, line.url, bytes(line.body))
 

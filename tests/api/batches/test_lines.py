@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from api.batches import lines
+from api.batches.lines import Request, answer_line, answered, requests_in
 from tokamak.connection import Reply
-from tools.batch import lines
-from tools.batch.lines import Request, answer_line, answered, requests_in
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "é", "stream": False}}
 

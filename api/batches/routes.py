@@ -1,0 +1,117 @@
+"""`/v1/batches`: create, list, show, cancel. Runs in the api process.
+
+A list has the batches of who asks; a batch is found by its id, which nobody can guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.batches.batch import OPEN, WINDOW_S, Batch, CreateBatchRequest, RequestCounts, StoredBatch, count_requests
+from api.errors import json_response
+from api.exchange import Exchange
+from api.files.routes import page_of
+from api.files.store import no_room
+from api.schemas.requests import invalid, shown
+from engine.errors import RequestError
+
+MAX_OPEN = 16  # of a user
+MAX_STORED = 256
+MAX_METADATA = 16
+
+
+class BatchList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+async def create_batch(request: Request) -> Response:
+    """The route. 400 for a file in which any line is no request."""
+    exchange = Exchange.of(request)
+    files, batches = exchange.services.files, exchange.services.batches
+    body = await exchange.parse(request, CreateBatchRequest)
+    if len(body.metadata or ()) > MAX_METADATA:
+        raise invalid("metadata", f"{len(body.metadata or ())} entries, the limit is {MAX_METADATA}")
+    file = files.find(body.input_file_id)
+    if file is None:
+        text = f"there is no file {shown(body.input_file_id)}; upload it with purpose 'batch'"
+        raise RequestError(f"input_file_id: {text}", status=404, code="not_found", param="input_file_id")
+    if file.purpose != "batch":
+        raise invalid("input_file_id", f"the file's purpose is {shown(file.purpose)}, expected 'batch'")
+    own = [found.batch for each in files.ids("batch_", exchange.source) if (found := batches.find(each)) is not None]
+    num_open = sum(batch.status in OPEN for batch in own)
+    if num_open >= MAX_OPEN or len(own) >= MAX_STORED:
+        limits = f"the limits are {MAX_OPEN} and {MAX_STORED}"
+        raise RequestError(
+            f"too many batches: {num_open} of yours are under way, {len(own)} in all; {limits}",
+            status=429,
+            code="too_many_batches",
+            retry_after_s=60,
+        )
+    total = await asyncio.to_thread(count_requests, files.path(file.id), body.endpoint)
+    files.check_room(files.owner_of(exchange.source))
+    now = int(time.time())
+    batch = Batch(
+        id=files.new_id("batch_", exchange.source),
+        endpoint=body.endpoint,
+        input_file_id=file.id,
+        created_at=now,
+        expires_at=now + WINDOW_S,
+        request_counts=RequestCounts(total=total),
+        metadata=body.metadata,
+    )
+    output_id, error_id = files.new_id("file-", exchange.source), files.new_id("file-", exchange.source)
+    try:
+        batches.add(StoredBatch(batch=batch, output_id=output_id, error_id=error_id))
+    except OSError as error:
+        raise no_room(error) from error
+    return json_response(batch)
+
+
+async def list_batches(request: Request) -> Response:
+    """The route."""
+    exchange = Exchange.of(request)
+    ids = exchange.services.files.ids("batch_", exchange.source)
+    found = [stored.batch for each in ids if (stored := exchange.services.batches.find(each)) is not None]
+    page, has_more = page_of(request, found, 100, 20)
+    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+    return json_response(BatchList(data=page, first_id=first_id, last_id=last_id, has_more=has_more))
+
+
+async def show_batch(request: Request) -> Response:
+    """The route."""
+    return json_response(_found(request))
+
+
+async def cancel_batch(request: Request) -> Response:
+    """The route: what is answered by then stays."""
+    batches = Exchange.of(request).services.batches
+    batch = _found(request)
+    if batch.status == "cancelled":
+        return json_response(batch)
+    if batch.status not in OPEN:
+        raise RequestError(
+            f"the batch is {batch.status}, there is nothing to cancel", status=409, code="batch_over", param="id"
+        )
+    try:
+        batches.cancel(batch.id)
+    except OSError as error:
+        raise no_room(error) from error
+    return json_response(_found(request))
+
+
+def _found(request: Request) -> Batch:
+    batch_id = request.path_params["id"]
+    stored = Exchange.of(request).services.batches.find(batch_id)
+    if stored is None:
+        text = f"there is no batch {shown(batch_id)}: it is of another run, or there never was one"
+        raise RequestError(text, status=404, code="not_found", param="id")
+    return stored.batch

@@ -1,0 +1,223 @@
+"""Files of clients, as files of the run: each api process finds those of all, and they end with the run.
+
+    file-<owner><random>        its content
+    file-<owner><random>.json   what is known of it, written last: without it there is no such file
+
+An owner is a digest of a source (`source_of` of `api/access.py`). Bytes and numbers are limited for each owner and in all; what
+does not fit is refused, and nothing is removed to make room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.errors import RequestError
+
+MAX_FILES_PER_USER = 1000
+MAX_FILES = 4000
+_GROWTH_BYTES = 1 << 20  # of an upload, between two looks at what there is
+_ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
+_NAME = re.compile(r"\.?(?:file-|batch_)(?P<owner>[0-9a-f]{8})[0-9a-f]{24}(?P<rest>.*)")
+
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals", "batch_output"]
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FileStore:
+    def __init__(self, directory: Path, max_bytes: int, max_bytes_per_user: int) -> None:
+        self.directory = directory
+        self._max_bytes = max_bytes
+        self._max_bytes_per_user = max_bytes_per_user
+
+    def new_id(self, prefix: Literal["file-", "batch_"], source: str) -> str:
+        return f"{prefix}{self.owner_of(source)}{secrets.token_hex(12)}"
+
+    def owner_of(self, source: str) -> str:
+        return hashlib.blake2b(f"{self.directory}\0{source}".encode(), digest_size=4).hexdigest()
+
+    def path(self, file_id: str) -> Path:
+        """Where the content of a file is. `file_id`: one of ours."""
+        assert _ID.fullmatch(file_id), file_id
+        return self.directory / file_id
+
+    def is_id(self, text: str, prefix: str) -> bool:
+        """Whether it may be the id of a file, or a batch, of ours."""
+        return text.startswith(prefix) and _ID.fullmatch(text) is not None
+
+    def find(self, file_id: str) -> FileObject | None:
+        """None: there is none, or it has expired."""
+        if not self.is_id(file_id, "file-"):
+            return None
+        try:
+            found = msgspec.json.decode((self.directory / f"{file_id}.json").read_bytes(), type=FileObject)
+        except (OSError, msgspec.DecodeError):
+            return None
+        if found.expires_at is not None and found.expires_at <= time.time():
+            self.delete(file_id)
+            return None
+        return found
+
+    def ids(self, prefix: str, source: str = "") -> list[str]:
+        """Of all files or batches; of those of a source, where one is given."""
+        begin = f"{prefix}{self.owner_of(source)}" if source else prefix
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return []
+        ids = [name.removesuffix(".json") for name in names if name.endswith(".json") and name.startswith(begin)]
+        return [each for each in ids if _ID.fullmatch(each)]
+
+    def delete(self, file_id: str) -> bool:
+        """Whether there was one."""
+        assert _ID.fullmatch(file_id), file_id
+        is_there = False
+        with contextlib.suppress(OSError):
+            (self.directory / f"{file_id}.json").unlink()
+            is_there = True
+        with contextlib.suppress(OSError):
+            (self.directory / file_id).unlink()
+        return is_there
+
+    def write(self, name: str, data: bytes) -> None:
+        """A small document, whole or not at all. OSError."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        unfinished = self.directory / f".{name}.{secrets.token_hex(4)}"
+        try:
+            unfinished.write_bytes(data)
+            unfinished.rename(self.directory / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+
+    def add(self, file: FileObject) -> None:
+        """Let a file be found, whose content is there. OSError."""
+        self.write(f"{file.id}.json", msgspec.json.encode(file))
+
+    def check_room(self, owner: str, num_more_bytes: int = 0) -> None:
+        """RequestError (413): there is no room for so many bytes more."""
+        sizes, numbers = Counter[str](), Counter[str]()
+        for name, size in self._sizes():
+            if match := _NAME.fullmatch(name):
+                sizes[match["owner"]] += size
+                numbers[match["owner"]] += not match["rest"]
+        for num_bytes, limit, whose, option in (
+            (sizes[owner], self._max_bytes_per_user, "yours", "--max-files-size-per-user"),
+            (sizes.total(), self._max_bytes, "all users'", "--max-files-size"),
+        ):
+            if num_bytes + num_more_bytes > limit:
+                raise RequestError(
+                    f"file storage is full: {whose} files have {_mebibytes(num_bytes)} MiB with this one, the limit is "
+                    f"{_mebibytes(limit)} MiB; delete some, or start with a higher {option}",
+                    status=413,
+                    code="file_storage_full",
+                    param="file",
+                )
+        if numbers[owner] > MAX_FILES_PER_USER or numbers.total() > MAX_FILES:
+            raise RequestError(
+                f"too many files: {numbers[owner]} of yours, {numbers.total()} of all users; the limits are "
+                f"{MAX_FILES_PER_USER} and {MAX_FILES}; delete some",
+                status=413,
+                code="file_storage_full",
+                param="file",
+            )
+
+    def _sizes(self) -> Iterator[tuple[str, int]]:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.directory):
+                with contextlib.suppress(OSError):  # it has gone
+                    yield entry.name, entry.stat().st_size
+
+
+class Upload:
+    """A file that is being written. It is there once `finish` was called; else `drop` must be."""
+
+    def __init__(self, store: FileStore, source: str) -> None:
+        """RequestError: there is no room."""
+        self.id = store.new_id("file-", source)
+        self.num_bytes = 0
+        self._store = store
+        self._owner = store.owner_of(source)
+        self._path = store.directory / f".{self.id}"
+        self._num_seen = 0
+        store.check_room(self._owner)
+        try:
+            store.directory.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise no_room(error) from error
+
+    def write(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        if self.num_bytes - self._num_seen > _GROWTH_BYTES:
+            self._num_seen = self.num_bytes
+            self._store.check_room(self._owner, len(data))
+        write_all(self._file, data)
+
+    def finish(self, filename: str, purpose: Purpose, expires_at: int | None) -> FileObject:
+        try:
+            self._store.check_room(self._owner)
+            os.close(self._file)
+            self._file = -1
+            self._path.rename(self._store.path(self.id))
+            file = FileObject(
+                id=self.id,
+                bytes=self.num_bytes,
+                created_at=int(time.time()),
+                expires_at=expires_at,
+                filename=filename,
+                purpose=purpose,
+            )
+            self._store.add(file)
+        except OSError as error:
+            self._store.delete(self.id)
+            raise no_room(error) from error
+        return file
+
+    def drop(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+def write_all(file: int, data: bytes) -> None:
+    """RequestError (507): the disk is full."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(file, view) :]
+    except OSError as error:
+        raise no_room(error) from error
+
+
+def no_room(error: OSError) -> RequestError:
+    text = f"the file could not be stored: {error.strerror}; nothing of it is kept, try again later"
+    return RequestError(text, status=507, code="no_room", param="file", retry_after_s=30)
+
+
+def _mebibytes(num_bytes: int) -> int:
+    return -(-num_bytes >> 20)

@@ -1,0 +1,148 @@
+"""A multipart body with a file, written to disk as it comes. Runs in the api process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from api.exchange import Exchange, next_part
+from api.files.store import FileObject, FileStore, Purpose, Upload
+from api.schemas.requests import convert, invalid, shown
+from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it repeats what a client sent, which is told in the answer
+
+PART_TIMEOUT_S = 30.0  # of silence
+MAX_PARTS = 16
+MAX_FIELD_BYTES = 1024
+MAX_NAME_BYTES = 255
+
+
+class UploadFields(msgspec.Struct, kw_only=True):
+    purpose: Purpose
+
+
+class _Parts:
+    """What `MultipartParser` finds."""
+
+    def __init__(self, store: FileStore, source: str) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename = ""
+        self.upload: Upload | None = None
+        self._store, self._source = store, source
+        self._num_parts = 0
+        self._header, self._value = b"", b""
+        self._disposition = b""
+        self._name: str | None = None  # of a field; None: the part is the file
+        self._field = b""
+
+    def on_part_begin(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise invalid("the body", f"more than {MAX_PARTS} parts")
+        self._disposition, self._field = b"", b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header, self._value = b"", b""
+
+    def on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = _text(options.get(b"name", b""), "the name of a part")
+        if b"filename" not in options:
+            self._name = name
+            return
+        if name != "file" or self.upload is not None:
+            raise invalid(name or "file", "expected one file, in the part `file`")
+        self._name, self.filename = None, _checked_name(_text(options[b"filename"], "file"))
+        self.upload = Upload(self._store, self._source)
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name is None and self.upload is not None:
+            self.upload.write(data[start:end])
+            return
+        self._field += data[start:end]
+        if len(self._field) > MAX_FIELD_BYTES:
+            raise invalid(self._name or "the body", f"longer than the limit of {MAX_FIELD_BYTES} bytes")
+
+    def on_part_end(self) -> None:
+        if self._name is not None:
+            self.fields[self._name] = _text(self._field, self._name)
+
+
+async def take_upload(request: Request, store: FileStore) -> FileObject:
+    """The file of a body. RequestError, and nothing of it is kept."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary:
+        raise RequestError("expected a body of multipart/form-data with `file` and `purpose`", param="file")
+    parts = _Parts(store, Exchange.of(request).source)
+    callbacks: MultipartCallbacks = {
+        "on_part_begin": parts.on_part_begin,
+        "on_part_data": parts.on_part_data,
+        "on_part_end": parts.on_part_end,
+        "on_header_field": parts.on_header_field,
+        "on_header_value": parts.on_header_value,
+        "on_header_end": parts.on_header_end,
+        "on_headers_finished": parts.on_headers_finished,
+    }
+    try:
+        parser = MultipartParser(boundary, callbacks)
+        is_last = False
+        while not is_last:
+            data, is_last = await next_part(request.receive, PART_TIMEOUT_S)
+            if data:
+                parser.write(data)
+        parser.finalize()
+        if parts.upload is None:
+            raise RequestError("file is required", code="missing_required_parameter", param="file")
+        purpose = convert(dict(parts.fields), UploadFields).purpose
+        if purpose == "batch_output":
+            raise invalid("purpose", "'batch_output' is the server's; send 'batch' or another")
+        return parts.upload.finish(parts.filename, purpose, _expiry(parts.fields))
+    except FormParserError as error:
+        raise RequestError(f"the body is no multipart/form-data: {error}"[:300], param="file") from None
+    finally:
+        if parts.upload is not None:
+            parts.upload.drop()
+
+
+def _expiry(fields: dict[str, str]) -> int | None:
+    text = fields.get("expires_after[seconds]")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and 3600 <= int(text[:12]) <= 2592000):
+        raise invalid("expires_after.seconds", f"expected an integer from 3600 to 2592000, got {shown(text)}")
+    return int(time.time()) + int(text)
+
+
+def _text(data: bytes, param: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise invalid(param, "expected UTF-8") from None
+
+
+def _checked_name(name: str) -> str:
+    """A name without a path: it is stored as a text, and never one of our files."""
+    is_plain = name.isprintable() and "\\" not in name and PurePosixPath(name).name == name != ".."
+    if not is_plain or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        raise invalid("file", f"expected a file name of 1 to {MAX_NAME_BYTES} bytes without a path, got {shown(name)}")
+    return name

@@ -1,0 +1,82 @@
+"""Files of clients on a disk: what is full, what is torn, and whose they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from api.batches.batch import Batch, RequestCounts, StoredBatch
+from api.batches.ledger import BatchLedger
+from api.batches.lines import Request, answer_line
+from api.files.store import FileStore, Upload, write_all
+from engine.errors import RequestError
+
+ROOM = 1 << 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "files", 2 * ROOM, ROOM)
+
+
+def upload(store: FileStore, source: str, num_bytes: int) -> str:
+    made = Upload(store, source)
+    try:
+        made.write(b"x" * num_bytes)
+        return made.finish("name", "batch", None).id
+    finally:
+        made.drop()
+
+
+def test_full_disk_is_said() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(RequestError, match="No space left") as raised:
+        write_all(full, b"x")
+    os.close(full)
+    assert (raised.value.status, raised.value.code) == (507, "no_room")
+
+
+def test_unwritable_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "files").write_text("")
+    with pytest.raises(RequestError) as raised:
+        upload(FileStore(tmp_path / "files", ROOM, ROOM), "a", 1)
+    assert raised.value.status == 507
+
+
+def test_one_user_leaves_room_for_others(store: FileStore) -> None:
+    first = upload(store, "a", ROOM - 4096)
+    with pytest.raises(RequestError, match="yours"):
+        upload(store, "a", 8192)
+    upload(store, "b", ROOM - 4096)
+    with pytest.raises(RequestError, match="all users'"):
+        upload(store, "c", 16384)
+    assert [store.ids("file-", source) for source in ("a", "c")] == [[first], []]
+
+
+def test_torn_answer_is_cut_off(store: FileStore) -> None:
+    counts = RequestCounts(total=3)
+    batch = Batch(
+        id=store.new_id("batch_", "a"),
+        endpoint="/v1/completions",
+        input_file_id="",
+        created_at=0,
+        expires_at=0,
+        request_counts=counts,
+    )
+    stored = StoredBatch(batch=batch, output_id=store.new_id("file-", "a"), error_id=store.new_id("file-", "a"))
+    requests = [Request(number, str(number), "/v1/completions", b"{}") for number in range(3)]
+    store.directory.mkdir()
+    ledger = BatchLedger(store, stored)
+    for request in requests[:2]:
+        ledger.take(answer_line(request, None), is_well=True)
+    ledger.close()
+    whole = store.path(stored.output_id).read_bytes()
+    store.path(stored.output_id).write_bytes(whole + answer_line(requests[2], None)[:-5])
+    ledger = BatchLedger(store, stored)
+    assert ledger.answer_ids == {request.answer_id for request in requests[:2]}
+    assert (ledger.num_well, ledger.num_failed) == (2, 0)
+    assert store.path(stored.output_id).read_bytes() == whole
+    assert ledger.finish() == (stored.output_id, None)
+    ledger.close()
