@@ -112,6 +112,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             root=self.path if adapter is None else adapter.path,
             parent=None if adapter is None else self.names[0],
             max_model_len=self.max_model_len,
+            end_token_ids=list(self.shape.eos_token_ids),
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
             system_fingerprint=system_fingerprint,

@@ -255,6 +255,7 @@ class Model(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None  # of an adapter: the model that it changes
     max_model_len: int
+    end_token_ids: list[int] = []  # as the model's configuration has them
     tool_call_parser: str
     reasoning_parser: str
     system_fingerprint: str = ""

@@ -23,7 +23,7 @@ from tests.engine.echo_engine import is_gone
 from tests.pooled import MODELS, QUERY, TOLERANCE, write_checkpoint
 from tests.tools.package.test_parameters import SET
 from tests.waiting import WATCHDOG_S, wait_until
-from tokamak import LLM, EngineDeadError, PoolingParams, SamplingParams, StructuredOutputsParams, TokensPrompt
+from tokamak import LLM, BeamSearchParams, EngineDeadError, PoolingParams, SamplingParams, StructuredOutputsParams, TokensPrompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 QUESTIONS = [[{"role": "user", "content": f"What is {number} + 30?"}] for number in range(40)]
@@ -145,6 +145,51 @@ def test_log_probabilities_as_vllm_has_them(llm: LLM) -> None:
     (chosen,) = llm.generate("a", SamplingParams(max_tokens=1, logprob_token_ids=[5, 6]), use_tqdm=False)[0].outputs
     assert chosen.logprobs is not None
     assert {5, 6} <= set(chosen.logprobs[0])
+
+
+def test_beam_search_finds_the_likeliest(llm: LLM) -> None:
+    """A beam alone is the greedy answer; each beam's log-probability is that of its tokens as a prompt."""
+    prompt = llm.chat(QUESTIONS[3], GREEDY, use_tqdm=False)[0]
+    assert prompt.prompt_token_ids is not None
+    greedy = prompt.outputs[0].token_ids
+    start = TokensPrompt(prompt_token_ids=prompt.prompt_token_ids)
+    params = BeamSearchParams(beam_width=1, max_tokens=24, include_stop_str_in_output=True, length_penalty=0)
+    (alone,) = llm.beam_search([start], params)
+    (best,) = alone.sequences
+    assert best.tokens == prompt.prompt_token_ids + greedy
+    assert (best.finish_reason, best.text) == ("stop", llm.get_tokenizer().decode(best.tokens))
+    wide = BeamSearchParams(beam_width=4, max_tokens=6, length_penalty=0, ignore_eos=True)
+    found = llm.beam_search([start, "The sun", "a fox"], wide, concurrency_limit=2)
+    assert [len(output.sequences) for output in found] == [4, 4, 4]
+    for output in found:
+        sums = [sequence.cum_logprob for sequence in output.sequences]
+        assert sums == sorted(sums, reverse=True)
+        assert len({tuple(sequence.tokens) for sequence in output.sequences}) == 4
+        for sequence in output.sequences:
+            scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
+            (again,) = llm.generate([sequence.tokens], scored, use_tqdm=False)
+            assert again.prompt_logprobs is not None
+            rows = again.prompt_logprobs[-6:]
+            own = [row[token].logprob for row, token in zip(rows, sequence.tokens[-6:], strict=True) if row is not None]
+            assert sequence.cum_logprob == pytest.approx(sum(own), abs=1e-3)
+            assert len(sequence.logprobs) == 6
+    assert found[1].sequences[0].text is not None
+    assert found[1].sequences[0].text.startswith("The sun")
+    with pytest.raises(ValueError, match="beam_width"):
+        BeamSearchParams(beam_width=0, max_tokens=1)
+    with pytest.raises(ValueError, match="max-logprobs"):
+        llm.beam_search(["a"], BeamSearchParams(beam_width=60, max_tokens=1))
+
+
+def test_metrics_are_those_over_http(llm: LLM) -> None:
+    llm.generate("a", GREEDY, use_tqdm=False)
+    found = {metric.name: metric for metric in llm.get_metrics()}
+    assert found["tokamak:generation_tokens"].value > 0
+    assert found["tokamak:num_requests_running"].value == 0
+    latency = found["tokamak:time_to_first_token_seconds"]
+    assert latency.count == latency.buckets["+Inf"] > 0
+    assert latency.sum > 0
+    assert "actor" in found["tokamak:http_requests"].labels
 
 
 def test_every_parameter_acts_or_is_refused(llm: LLM) -> None:

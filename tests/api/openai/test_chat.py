@@ -9,6 +9,7 @@ import openai
 import orjson
 import pytest
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.messages import ChatPrompt, Tokenize
 from tests.api.edge import MODEL, Edge
 from tests.api.tokenizer_peer import said_text
@@ -129,6 +130,7 @@ def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
     parsers = {"tool_call_parser": "none", "reasoning_parser": "none"}
     about = {"root": str(MODEL), "parent": None, "max_model_len": 256, "input_modalities": ["text"], **parsers}
+    about["end_token_ids"] = list(ModelConfig.read(MODEL).eos_token_ids)
     found = client.models.retrieve("alias").model_extra or {}
     found.pop("system_fingerprint")  # `test_fingerprint.py`
     assert found == about

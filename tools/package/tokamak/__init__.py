@@ -10,6 +10,8 @@ outputs.py     RequestOutput, ...
 answers.py     an engine's answers as these
 logprobs.py    Logprob, and log-probabilities as vLLM arranges them
 tokenizer.py   the engine's tokenizer, from afar
+beams.py       beam search, made of many requests
+metrics.py     what `LLM.get_metrics` answers with
 asking.py      many requests at a time, in order
 connection.py  HTTP on kept-alive connections, over TCP or a UNIX socket
 launched.py    an engine as a child, which ends with this process
@@ -25,6 +27,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tokamak.beams import BeamSearchOutput as BeamSearchOutput
+    from tokamak.beams import BeamSearchParams as BeamSearchParams
+    from tokamak.beams import BeamSearchSequence as BeamSearchSequence
     from tokamak.inputs import TextPrompt as TextPrompt
     from tokamak.inputs import TokensPrompt as TokensPrompt
     from tokamak.launched import EngineDeadError as EngineDeadError
@@ -44,6 +49,9 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "LLM": "llm",
+    "BeamSearchParams": "beams",
+    "BeamSearchSequence": "beams",
+    "BeamSearchOutput": "beams",
     "SamplingParams": "parameters",
     "StructuredOutputsParams": "parameters",
     "RepetitionDetectionParams": "parameters",
@@ -62,6 +70,9 @@ _PLACES = {
 }
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

@@ -11,18 +11,22 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import orjson
 
 from tokamak.answers import chat_output, completion_output, embedding_output, error_of, scoring_outputs
 from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
+from tokamak.beams import BeamSearchOutput, BeamSearchParams, search
 from tokamak.connection import Server
 from tokamak.inputs import Message, Prompt, conversations_of, prompts_of
 from tokamak.launched import EngineDeadError, LaunchedEngine
 from tokamak.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from tokamak.parameters import PoolingParams, SamplingParams
 from tokamak.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokamak.metrics import Metric
 
 P = TypeVar("P")
 
@@ -67,7 +71,9 @@ class LLM:
         self._adapters: dict[str, str] = {}  # that are loaded: name -> path
         try:
             load = self._call("/load")
-            self.model = str(self._call("/v1/models")["data"][0]["id"])
+            card = self._call("/v1/models")["data"][0]
+            self.model = str(card["id"])
+            self._end_token_ids, self._max_model_len = set(card["end_token_ids"]), int(card["max_model_len"])
         except BaseException:
             self.shutdown()
             raise
@@ -135,6 +141,37 @@ class LLM:
             questions.append(_Question("/v1/chat/completions", body, f"messages[{index}]", params))
         return self._all(self._with_adapters(questions, lora_request), self._chat_completion, use_tqdm, "Processed prompts")
 
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, in order, the best first. `concurrency_limit`: prompts at a time.
+        `beam_width` is half of the engine's `max_logprobs` at most."""
+        asked = prompts_of(prompts)
+        questions = []
+        for index, prompt in enumerate(asked):
+            token_ids = prompt.token_ids or self.get_tokenizer().encode(str(prompt.content))
+            body = {**prompt.extra, "prompt": token_ids}
+            questions.append(_Question("/v1/completions", body, f"prompts[{index}]", prompt=prompt))
+        adapters = _one_each(lora_request, len(questions), "lora_request")
+        questions = self._with_adapters(questions, adapters)
+
+        def answer(question: _Question, asker: Asker | None) -> BeamSearchOutput:
+            def ask(fields: dict[str, Any]) -> Any:
+                return self._call(question.path, {**question.body, **fields}, asker, question.where)
+
+            found = search(ask, question.body["prompt"], params, self._end_token_ids, self._max_model_len)
+            for sequence in found.sequences:
+                sequence.text = self.get_tokenizer().decode(sequence.tokens)
+                sequence.lora_request = adapters[questions.index(question)]
+            return found
+
+        return self._each(questions, answer, use_tqdm, "Beam search", concurrency_limit)
+
     def embed(
         self,
         prompts: Any,
@@ -187,6 +224,15 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What counts where `sampling_params` is None and the model's files say nothing else."""
         return SamplingParams()
+
+    def get_metrics(self) -> list[Metric]:
+        """All counters, gauges and histograms of the engine, as they are now."""
+        from tokamak.metrics import metrics_of  # a parser that few need
+
+        reply = self._asker.ask("GET", "/metrics")
+        if reply.status != 200:
+            raise error_of(reply, "/metrics")
+        return metrics_of(reply.body.decode())
 
     def sleep(self, level: int = 1) -> None:
         """Give the weights' memory back, until `wake_up`; what is cached is forgotten. Both levels are one."""
@@ -243,17 +289,28 @@ class LLM:
 
     def _all(self, questions: list[_Question], read: Callable[[_Question, Any], P], use_tqdm: Any, what: str) -> list[P]:
         """What `read` makes of each answer, in order."""
+        return self._each(questions, lambda question, asker: self._ask(question, read, asker), use_tqdm, what)
+
+    def _each(
+        self,
+        questions: list[_Question],
+        answer: Callable[[_Question, Asker | None], P],
+        use_tqdm: Any,
+        what: str,
+        concurrency_limit: int | None = None,
+    ) -> list[P]:
+        """What `answer` finds to each question, in order."""
         if self._is_asleep:
             raise RuntimeError("the engine sleeps; call wake_up() first")
         with _progress_bar(use_tqdm, len(questions), what) as step:
             if len(questions) < 2:
-                found = [self._ask(question, read) for question in questions]
+                found = [answer(question, None) for question in questions]
                 step()
                 return found
             # of its own, so that what is under way can be ended alone
             asker = Asker(Server(self._engine.url, self._engine.key), self._engine.is_alive, _PATIENCE_S)
-            threads = min(self._concurrency, len(questions))
-            answers = InOrder(questions, lambda each: self._ask(each, read, asker), threads, len(questions), lambda *_: step())
+            threads = max(1, min(concurrency_limit or self._concurrency, self._concurrency, len(questions)))
+            answers = InOrder(questions, lambda each: answer(each, asker), threads, len(questions), lambda *_: step())
             try:
                 return list(answers)
             finally:  # an error, or Ctrl+C: what is under way is of no use
