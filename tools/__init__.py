@@ -4,7 +4,9 @@ cli.py        subcommands, each imported on demand
 serving.py    the launcher, with the embedded model
 ctl.py        looks and orders from the shell
 top/          live screen over the counters
-chat.py       talk to the model in the terminal
+chat/         talk to the model in the terminal
+launch.py     coding agents, started with a running engine
+models.py     what models are on this machine
 batch/        the requests in a file, answered in another
 package/      what a user imports: `tokamak`
 bench/        load generator, and the shared-memory benchmark

@@ -17,7 +17,7 @@ COMMANDS = {
     "top": ("tools.top.command", "watch a running, hung or dead engine"),
     "ctl": ("tools.ctl", "look at an engine and give it orders"),
     "trace": ("tools.trace.command", "what the actors do, as a file for Perfetto"),
-    "chat": ("tools.chat", "talk to the model in the terminal"),
+    "chat": ("tools.chat.command", "talk to the model in the terminal"),
     "launch": ("tools.launch", "start Claude Code, Codex or opencode with a running engine"),
     "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
     "models": ("tools.models", "list the models on this machine, and remove some of them"),

@@ -21,7 +21,7 @@ from tests.api.edge import Edge
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.connection import Client
-from tools.chat import Conversation
+from tools.chat.conversation import Conversation
 from tools.target import Target
 
 TLS = Path(__file__).with_name("tls")
@@ -98,7 +98,7 @@ def test_clients_that_leave_a_socket(on_socket: Edge) -> None:
 def test_our_own_tools_over_the_socket(on_socket: Edge) -> None:
     target = Target.parse(f"unix:{on_socket.config.uds}")
     conversation = Conversation(target, "tiny", "", {"max_tokens": 20})
-    assert "".join(conversation.ask("hi")) == said_text(20)
+    assert "".join(piece.text for piece in conversation.ask("hi")) == said_text(20)
 
     async def ask() -> tuple[int, bytes]:
         client = Client(target, WATCHDOG_S)

@@ -317,6 +317,7 @@ def test_hostile_formulas_code_and_titles_run_nothing(page: Browser, tmp_path: P
 def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess) -> None:
     page.script("document.querySelector('#settings details').open = true")
     page.set("min tokens", "1900")
+    page.set("max completion tokens", "1900")  # leaves room to go on, should all have come before the worker is stopped
     page.say("What are you?")
     page.until(lambda: len("".join(page.texts("article.assistant .body"))) > 20, "the beginning of an answer")
     engine.kill("worker0", signal.SIGSTOP)

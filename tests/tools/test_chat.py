@@ -23,9 +23,9 @@ import pytest
 from tests.paths import REPOSITORY
 from tests.tools.openai_server import API_KEY, Behaviour, openai_server
 from tests.waiting import WATCHDOG_S, wait_until
-from tools.conversation import printable
+from tools.chat.conversation import printable
 
-CODE = "import sys; from tools.chat import main; sys.exit(main(sys.argv[1:]))"
+CODE = "import sys; from tools.chat.command import main; sys.exit(main(sys.argv[1:]))"
 COMMAND = [sys.executable, "-c", CODE]
 ON_TERMINAL = [sys.executable, "-c", f"import os; os.close(os.open(os.ttyname(0), os.O_RDWR)); {CODE}"]  # Ctrl+C is sent to it
 CHAT = "/v1/chat/completions"

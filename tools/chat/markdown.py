@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment, Segments
 
-from tools.conversation import printable
+from tools.chat.conversation import printable
 
 PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])  # `vector<int>` is no HTML
 MIN_REDRAW_S = 0.08

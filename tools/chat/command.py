@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import OptionError, TokamakError
 from engine.options.argument_parser import ArgumentParser
-from tools.conversation import Conversation, Piece, printable
+from tools.chat.conversation import Conversation, Piece, printable
 from tools.target import add_target_arguments, find_target
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Terminal:
     def _line_reader(self) -> Callable[[], str]:
         if self._console is None:
             return lambda: input("> ")
-        from tools.prompt import line_reader
+        from tools.chat.prompt import line_reader
 
         return line_reader("> ", list(COMMANDS))
 
@@ -120,7 +120,7 @@ class Terminal:
 
     def _show_styled(self, pieces: Iterator[Piece], console: Console) -> None:
         """Reasoning dimmed as it comes, then the answer as Markdown."""
-        from tools.markdown import MarkdownStream
+        from tools.chat.markdown import MarkdownStream
 
         first = None
         has_reasoning = False
