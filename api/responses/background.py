@@ -137,10 +137,10 @@ class BackgroundResponses:
 
 
 def with_status(stored: StoredResponse, is_lost: bool) -> bytes:
-    """The response as clients see it. `is_lost`: it will never end."""
-    if not is_lost:
+    """The response as clients see it. `is_lost`: one that has not ended never will."""
+    fields = msgspec.json.decode(stored.response) if is_lost else {}
+    if fields.get("status") not in ("queued", "in_progress"):
         return bytes(stored.response)
-    fields = msgspec.json.decode(stored.response)
     text = "the HTTP process that made this response has ended; send the request again"
     fields |= {"status": "failed", "error": {"code": "server_error", "message": text}}
     return msgspec.json.encode(fields)

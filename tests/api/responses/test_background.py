@@ -133,6 +133,7 @@ def test_background_responses_are_limited(thinker: Edge, responder: openai.OpenA
 
 
 def test_response_of_a_dead_http_process_has_failed(thinker: Edge, responder: openai.OpenAI) -> None:
+    over = ended(responder, start(responder, 3).id)
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
         seen = [next(stream) for _ in range(5)]
@@ -142,6 +143,7 @@ def test_response_of_a_dead_http_process_has_failed(thinker: Edge, responder: op
         thinker.start_child(thinker.counters.actor("api0").epoch + 1)
     lost = responder.responses.retrieve(response_id)
     assert (lost.status, lost.error is not None) == ("failed", True)
+    assert responder.responses.retrieve(over.id) == over
     events = list(responder.responses.retrieve(response_id, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.failed"
