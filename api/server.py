@@ -12,6 +12,7 @@ import contextlib
 import os
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from api.model import ServedModel
 from api.prometheus import Renderings
 from api.responses.background import BackgroundResponses
 from api.responses.store import ResponseStore
+from api.tls_listener import SecureConnection, TlsListener
 from api.watch import Watch
 from engine.checkpoint.record import ModelRecord
 from engine.errors import StartError
@@ -115,10 +117,14 @@ class ApiActor(Actor):
         )
         gate = Gate(services)
         self._batches.ask = gate.ask
+        tls = None
+        if config.ssl_certfile:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)
         self._server = _Server(
             uvicorn.Config(
                 gate,
-                http=Connection,
+                http=SecureConnection if tls else Connection,
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -129,10 +135,9 @@ class ApiActor(Actor):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 backlog=BACKLOG,
-                ssl_keyfile=config.ssl_keyfile or None,
-                ssl_certfile=config.ssl_certfile or None,
             ),
             self.context.announce_ready,
+            tls,
         )
 
     def _request_log(self) -> RequestLog | None:
@@ -229,13 +234,28 @@ class ApiActor(Actor):
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: an actor's signals are `engine.process.main`'s."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._tls = tls
+        self._listeners: list[TlsListener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([] if self._tls else sockets)
+        if self._tls is not None:
+            self._listeners = [
+                TlsListener(listener, self.config.backlog, self._tls, self._secure_connection, self.server_state)
+                for listener in sockets or ()
+            ]
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown(sockets)
+
+    def _secure_connection(self) -> SecureConnection:
+        return SecureConnection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

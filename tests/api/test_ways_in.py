@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from api.admission import MAX_SURPLUS
 from engine.errors import StartError
 from engine.supervisor.unix_socket import remove_dead, unix_socket
 from tests.api.edge import Edge
@@ -71,6 +72,39 @@ def test_what_is_no_http_is_answered_over_tls_too(secure: Edge) -> None:
     asking = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with secure.connection(asking) as plain, contextlib.suppress(ConnectionResetError):
         assert not plain.recv(1 << 16).startswith(b"HTTP")
+
+
+def test_silent_handshakes_count_and_block_no_other(tmp_path: Path) -> None:
+    """Connections that never begin TLS hold as many places as others, and not those of another address."""
+    files = {"ssl_keyfile": str(TLS / "key.pem"), "ssl_certfile": str(CERTIFICATE)}
+    context = ssl.create_default_context(cafile=str(CERTIFICATE))
+    asking = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+    def ask(edge: Edge, address: str, path: bytes) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", edge.port), WATCHDOG_S, source_address=(address, 0)) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            client.sendall(asking % path)
+            return client.recv(12)
+
+    with Edge(tmp_path, **files, max_connections=40, max_connections_per_address=20) as edge, contextlib.ExitStack() as stack:
+
+        def num_open() -> int:
+            return len(os.listdir(f"/proc/{edge.child.pid}/fd"))
+
+        ask(edge, "127.0.0.2", b"/version")
+        before = num_open()
+        silent = [stack.enter_context(edge.connection()) for _ in range(100)]
+        wait_until(lambda: 20 < num_open() - before <= 24 + MAX_SURPLUS, what="surplus connections are cut")
+        assert ask(edge, "127.0.0.1", b"/health") == b"HTTP/1.1 200"
+        assert ask(edge, "127.0.0.1", b"/version") == b"HTTP/1.1 429"
+        assert ask(edge, "127.0.0.2", b"/version") == b"HTTP/1.1 200"
+        for connection in silent:
+            connection.close()
+        wait_until(lambda: num_open() <= before, what="all are gone")
+        assert ask(edge, "127.0.0.1", b"/version") == b"HTTP/1.1 200"
+        stack.enter_context(edge.connection())  # at its end the server does not wait for it
 
 
 def test_a_root_path_that_the_proxy_leaves_on(secure: Edge) -> None:
