@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _ending_with_connection(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     # --------------------------------------------------------------------------------------------------------- inside
 
@@ -271,6 +271,26 @@ class Connection(HttpToolsProtocol):
             return -self.transport.get_write_buffer_size()
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES_ACKED.stop)
         return int.from_bytes(info[_TCP_INFO_BYTES_ACKED], sys.byteorder)
+
+
+def _ending_with_connection(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """HTTP/1.0 knows no chunks, in which uvicorn sends what has no length: the end of the connection ends such an answer."""
+    is_framed = True
+
+    async def send(message: Any) -> None:
+        nonlocal is_framed
+        if message["type"] == "http.response.start":
+            is_framed = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not is_framed:
+                cycle.chunked_encoding, cycle.keep_alive = False, False
+        elif not is_framed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)
+
+    async def run(scope: Any, receive: Any, _: Any) -> None:
+        await app(scope, receive, send)
+
+    return run
 
 
 def _too_large_head() -> RequestError:

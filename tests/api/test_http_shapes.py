@@ -1,0 +1,95 @@
+"""Shapes of HTTP that clients, proxies and attackers send: old versions, chunks, lengths that contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.edge import Edge
+from tests.api.tokenizer_peer import said_text
+
+BODY = b'{"prompt":"x","max_tokens":3}'
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+NEXT = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+def chunks(body: bytes, size: int = 5) -> bytes:
+    pieces = [body[begin : begin + size] for begin in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+CONTRADICTIONS = {
+    "both lengths": POST + b"content-length: 4\r\n" + CHUNKED + b"\r\n" + chunks(BODY),
+    "the other order": POST + CHUNKED + b"content-length: 400\r\n\r\n" + chunks(BODY),
+    "two lengths": POST + LENGTH + b"content-length: 5\r\n\r\n" + BODY,
+    "a list of lengths": POST + b"content-length: 29, 29\r\n\r\n" + BODY,
+    "a signed length": POST + b"content-length: +29\r\n\r\n" + BODY,
+    "a negative length": POST + b"content-length: -1\r\n\r\n" + BODY,
+    "another coding": POST + b"transfer-encoding: xchunked\r\n\r\n" + chunks(BODY),
+    "chunked is not last": POST + b"transfer-encoding: chunked, identity\r\n\r\n" + chunks(BODY),
+    "two codings": POST + CHUNKED + b"transfer-encoding: identity\r\n\r\n" + chunks(BODY),
+    "a space before the colon": POST + b"transfer-encoding : chunked\r\n\r\n" + chunks(BODY),
+    "a folded header": POST + b"x: a\r\n content-length: 3\r\n" + LENGTH + b"\r\n" + BODY,
+    "line feeds alone": (POST + LENGTH + b"\r\n").replace(b"\r\n", b"\n") + BODY,
+    "a chunk of no number": POST + CHUNKED + b"\r\nzz\r\n" + BODY,
+    "a negative chunk": POST + CHUNKED + b"\r\n-5\r\n" + BODY,
+    "a chunk beyond 64 bits": POST + CHUNKED + b"\r\nffffffffffffffffff\r\n" + BODY,
+    "a chunk in C's notation": POST + CHUNKED + b"\r\n0x1d\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a chunk without its end": POST + CHUNKED + b"\r\n1d\r\n" + BODY + b"XX0\r\n\r\n",
+    "a null byte": b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: a\0b\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+
+
+def answer_to(edge: Edge, request: bytes) -> bytes:
+    with edge.connection(request) as connection:
+        received = bytearray()
+        while part := connection.recv(65536):
+            received += part
+    return bytes(received)
+
+
+@pytest.mark.parametrize("shape", CONTRADICTIONS)
+def test_contradictory_lengths_are_refused_and_end_it(edge: Edge, shape: str) -> None:
+    """Nothing behind them is taken for a request."""
+    answer = answer_to(edge, CONTRADICTIONS[shape] + NEXT)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize(
+    "framed",
+    [
+        CHUNKED + b"\r\n" + chunks(BODY),
+        CHUNKED + b"\r\n" + chunks(BODY, 1),
+        CHUNKED + b"\r\n" + chunks(BODY)[:-2] + b"x: y\r\n\r\n",
+        CHUNKED + b"\r\n1d;name=value\r\n" + BODY + b"\r\n0\r\n\r\n",
+        LENGTH + b"\r\n" + BODY,
+    ],
+    ids=["chunks", "bytes", "trailer", "extension", "length"],
+)
+def test_body_ends_where_its_framing_says(edge: Edge, framed: bytes) -> None:
+    """The request that follows is answered as well."""
+    answer = answer_to(edge, POST + framed + NEXT)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert said_text(3).encode() in answer
+
+
+def test_http_1_0_gets_bodies_that_end_with_the_connection(edge: Edge) -> None:
+    whole = answer_to(edge, b"POST /v1/completions HTTP/1.0\r\n" + LENGTH + b"\r\n" + BODY)
+    assert b" 200 OK\r\n" in whole
+    assert said_text(3).encode() in whole
+    body = BODY[:-1] + b',"stream":true}'
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head, _, events = answer_to(edge, head + body).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+
+
+def test_expecting_client_is_told_to_continue(edge: Edge) -> None:
+    with edge.connection(POST + b"expect: 100-continue\r\nconnection: close\r\n" + LENGTH + b"\r\n") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(BODY)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
