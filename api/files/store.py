@@ -124,7 +124,7 @@ class FileStore:
                 sizes[match["owner"]] += size
                 numbers[match["owner"]] += not match["rest"]
         for num_bytes, limit, whose, option in (
-            (sizes[owner], self._max_bytes_per_user, "yours", "--max-files-size-per-user"),
+            (sizes[owner], self._max_bytes_per_user, "your", "--max-files-size-per-user"),
             (sizes.total(), self._max_bytes, "all users'", "--max-files-size"),
         ):
             if num_bytes + num_more_bytes > limit:

@@ -47,7 +47,7 @@ def test_unwritable_directory_is_said(tmp_path: Path) -> None:
 
 def test_one_user_leaves_room_for_others(store: FileStore) -> None:
     first = upload(store, "a", ROOM - 4096)
-    with pytest.raises(RequestError, match="yours"):
+    with pytest.raises(RequestError, match="your files"):
         upload(store, "a", 8192)
     upload(store, "b", ROOM - 4096)
     with pytest.raises(RequestError, match="all users'"):
