@@ -318,7 +318,9 @@ async def list_models(request: Request) -> Response:
         from api.anthropic import models as anthropic_models  # on first use
 
         return json_response(anthropic_models.page(model, request.query_params))
-    return json_response(ModelList(data=[model.card(name, services.fingerprints.current()) for name in model.all_names]))
+    return json_response(
+        ModelList(data=[model.card(name, services.fingerprints.current(model.use_of(name))) for name in model.all_names])
+    )
 
 
 async def show_model(request: Request) -> Response:
@@ -329,7 +331,7 @@ async def show_model(request: Request) -> Response:
         from api.anthropic import models as anthropic_models
 
         return json_response(anthropic_models.card(model, name))
-    return json_response(model.card(name, services.fingerprints.current()))
+    return json_response(model.card(name, services.fingerprints.current(model.use_of(name))))
 
 
 def _refusal(passage: _Passage, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None) -> Response:

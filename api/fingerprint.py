@@ -1,6 +1,6 @@
 """`system_fingerprint`: a hash of all that the same tokens depend on besides the request, as OpenAI's answers carry it.
 
-Weights, kernels, precision and the version of the engine. Runs in the api process.
+Weights, adapter, kernels, precision and the version of the engine. Runs in the api process.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import TokamakError
 from engine.installation import package_version
-from engine.messages import WeightsRecord
+from engine.messages import AdapterUse, WeightsRecord
 from engine.process.run_directory import Run
+from engine.process.topology import SCHEDULER, actors_of, default_plan
 from shm.blake2 import blake2b
 
 
@@ -29,36 +30,40 @@ class Fingerprints:
             config.tensor_parallel_size,
         )
         self._path = config.model
-        self._known: dict[str, str] = {}  # by the version of the weights
+        self._schedulers = actors_of(SCHEDULER, [actor.name for actor in default_plan(config)])
+        self._known: dict[tuple[str, str], str] = {}  # by the version of the weights and the adapter's contents
         self._contents: dict[int, str] = {}  # digests of weights, by version: the record forgets those that are out of use
 
-    def of(self, weight_version: str) -> str:
+    def of(self, weight_version: str, adapter: AdapterUse | None = None) -> str:
         """Return the fingerprint of answers made by one weight version or several (`1,2`); empty before one is known."""
-        found = self._known.get(weight_version)
+        contents = "" if adapter is None else adapter.contents
+        found = self._known.get((weight_version, contents))
         if found is None:
-            found = self._made(weight_version)
+            found = self._made(weight_version, contents)
         return found
 
-    def current(self) -> str:
+    def current(self, adapter: AdapterUse | None = None) -> str:
         """Return the fingerprint of the weights in use."""
-        record = self._record()
-        return self.of(str(record.version)) if record is not None else ""
+        records = self._records()
+        return self.of(str(max(record.version for record in records)), adapter) if records else ""
 
-    def _made(self, weight_version: str) -> str:
-        record = self._record()
-        if not weight_version or record is None:
+    def _made(self, weight_version: str, adapter: str) -> str:
+        records = self._records()
+        if not weight_version or not records:
             return ""
         numbers = [int(number) for number in weight_version.split(",")]
-        self._contents |= record.contents
+        for record in records:
+            self._contents |= record.contents
         known = [self._contents[number] for number in numbers if number in self._contents]
         weights = [*dict.fromkeys(known)] or [self._path]  # equal ones count once
-        digest = blake2b(msgspec.json.encode((self._engine, weights)), digest_size=8).hexdigest()
+        digest = blake2b(msgspec.json.encode((self._engine, weights, adapter)), digest_size=8).hexdigest()
         if len(known) == len(numbers):  # else a rank has still to say what it loaded
-            self._known[weight_version] = f"fp_{digest}"
+            self._known[weight_version, adapter] = f"fp_{digest}"
         return f"fp_{digest}"
 
-    def _record(self) -> WeightsRecord | None:
+    def _records(self) -> list[WeightsRecord]:
+        """What each replica has; a reload comes to one after the other."""
         try:
-            return self._run.weights()
+            return [self._run.weights(scheduler) for scheduler in self._schedulers]
         except TokamakError:  # the next answer looks again
-            return None
+            return []

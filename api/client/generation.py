@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from api.client.held import FREE, HeldLogprobs
 from engine.errors import RequestError, TokamakError
-from engine.messages import DecodedLogprobs, Delta, Part, Submit
+from engine.messages import AdapterUse, DecodedLogprobs, Delta, Part, Submit
 
 STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
@@ -263,6 +263,10 @@ class Generation:
     def weight_version(self) -> str:
         """The weight versions that made any of its samples, ascending: "1", or "1,2" where they changed meanwhile."""
         return ",".join(map(str, sorted({version for sample in self.samples for version in sample.weight_versions})))
+
+    @property
+    def adapter(self) -> AdapterUse | None:
+        return self.samples[0].submit.options.adapter if self.samples else None
 
     @property
     def headers(self) -> dict[str, str]:

@@ -79,7 +79,7 @@ async def create_chat_completion(request: Request) -> Response:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body, exchange.services.fingerprints, echoed, custom_names))
     await until_finished(generation, request.receive)
-    fingerprint = exchange.services.fingerprints.of(generation.weight_version)
+    fingerprint = exchange.services.fingerprints.of(generation.weight_version, generation.adapter)
     return await _answer(head, body, generation, n, echoed, fingerprint, custom_names)
 
 

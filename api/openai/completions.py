@@ -69,7 +69,7 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, exchange.services.fingerprints, builders))
     await until_finished(generation, request.receive)
-    fingerprint = exchange.services.fingerprints.of(generation.weight_version)
+    fingerprint = exchange.services.fingerprints.of(generation.weight_version, generation.adapter)
     return await _answer(head, generation, builders, n, bool(body.timings), fingerprint)
 
 

@@ -58,7 +58,7 @@ class ChunkWriter(EventWriter):
             tail += b',"timings":' + encoder.encode(timings_of(generation))
         if sample.is_finished:
             tail += b',"weight_version":"%s"' % sample.weight_version.encode()
-        tail += b',"system_fingerprint":"%s"' % self._fingerprints.of(sample.weight_version).encode()
+        tail += b',"system_fingerprint":"%s"' % self._fingerprints.of(sample.weight_version, generation.adapter).encode()
         choices = self.choices(index, sample, sample.take())
         if len(choices) == 1:  # nearly always
             return b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choices[0]), tail)
@@ -74,7 +74,7 @@ class ChunkWriter(EventWriter):
             self._prefix,
             usage,
             generation.weight_version.encode(),
-            self._fingerprints.of(generation.weight_version).encode(),
+            self._fingerprints.of(generation.weight_version, generation.adapter).encode(),
         )
 
     def failed(self, error: RequestError) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from api.fingerprint import Fingerprints
-from engine.messages import WeightsRecord
+from engine.messages import AdapterUse, WeightsRecord
 from engine.process.run_directory import Run
 from tests.configurations import engine_config
 
@@ -25,3 +25,16 @@ def test_fingerprint_follows_weights_and_precision(tmp_path: Path) -> None:
     assert Fingerprints(other, run).of("1") != found.of("1")
     assert found.of("1,3") == found.of("1")  # an answer across a reload of equal weights
     assert found.of("") == ""
+
+
+def test_fingerprint_tells_adapters_apart_and_knows_all_replicas(tmp_path: Path) -> None:
+    sizes = {"max_model_len": 64, "num_kv_blocks": 8, "data_parallel_size": 2}
+    config, run = engine_config(model="m", run_id="r", run_dir=str(tmp_path), **sizes), Run("r", tmp_path)
+    first = WeightsRecord.of_start(config)
+    run.write_weights(msgspec.structs.replace(first, contents={1: "a"}), "scheduler0")
+    run.write_weights(msgspec.structs.replace(first, last_version=2, version=2, contents={1: "a", 2: "b"}), "scheduler1")
+    found = Fingerprints(config, run)
+    assert found.current() == found.of("2") != found.of("1")
+    adapters = [None, AdapterUse(1, 0, "c"), AdapterUse(2, 1, "d")]
+    assert len({found.of("1", adapter) for adapter in adapters}) == 3
+    assert found.of("1", AdapterUse(3, 0, "c")) == found.of("1", adapters[1])  # loaded again

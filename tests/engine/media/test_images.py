@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import zlib
 from contextlib import nullcontext
 from fractions import Fraction
 from io import BytesIO
+from pathlib import Path
 
 import av
 import msgspec
@@ -61,6 +63,51 @@ def test_a_picture_that_is_too_large_is_refused_before_memory_is_taken_for_it() 
             with pytest.raises(RequestError, match=r"the limit is 89000000 \(--max-image-pixels\)") as caught:
                 look(data, MOST)
             assert caught.value.code == "image_too_large"
+
+
+def zeros(num_mib: int) -> bytes:
+    packer = zlib.compressobj(9)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(num_mib)) + packer.flush()
+
+
+def with_chunk(kind: bytes, content: bytes) -> bytes:
+    """A PNG with a chunk more behind its header."""
+    file = png(8, 8)
+    chunk = len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+    return file[:33] + chunk + file[33:]
+
+
+def animation(kind: str, num_frames: int) -> bytes:
+    frames = [Image.new("RGB", (8, 8), (index % 255, 0, 0)) for index in range(num_frames)]
+    file = BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "is_refused"),
+    [
+        (with_chunk(b"iCCP", b"x\0\0" + zeros(256)), True),
+        (with_chunk(b"zTXt", b"x\0\0" + zeros(256)), True),
+        (with_chunk(b"iTXt", b"x\0\1\0\0\0" + zeros(256)), True),
+        (with_chunk(b"IDAT", zeros(256)), False),  # more than the sides need
+        (animation("PNG", 500), False),
+        (animation("GIF", 500), False),
+        (animation("WEBP", 500), False),
+        (animation("TIFF", 500), False),
+    ],
+    ids=["profile", "text", "international text", "pixels", "APNG", "GIF", "WEBP", "TIFF"],
+)
+def test_little_that_unpacks_to_much_takes_little_memory(data: bytes, is_refused: bool) -> None:
+    """What a file holds beyond the pixels that it says is not unpacked, nor are further frames. Within 128 MiB more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (128 << 20), before[1]))
+    try:
+        with pytest.raises(RequestError) if is_refused else nullcontext():
+            assert sides_of(data, MOST) == decoded(data, MOST).size == (8, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize(
