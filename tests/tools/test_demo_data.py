@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import re
 from itertools import islice
@@ -13,9 +14,13 @@ from tools.demo import data
 from tools.demo.arithmetic import EXAMINED_WORDINGS, NEW_WORDINGS, ArithmeticTask, even_operands, hard_operands, template
 from tools.demo.conversations import training_conversations
 from tools.demo.examination import GROUPS, Group, examination, report
+from tools.demo.newcomers import NEWCOMER_WORDINGS, plain
+from tools.demo.small_talk import FALLBACK_ANSWER
+from tools.demo.wordings import typed
 
-EQUATION = re.compile(r"(\d+) ([+-]) (\d+) = (-?\d+)")
+EQUATION = re.compile(r"(-?\d+) ([-+*/]) (\d+) = (-?\d+)")
 NUM_TEXTS = 5000
+CALCULATED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def trained_templates(task: ArithmeticTask) -> set[str]:
 def test_equations_are_true(trained_equations: list[tuple[str, ...]]) -> None:
     assert len(trained_equations) > NUM_TEXTS
     for a, sign, b, result in trained_equations:
-        assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+        assert int(result) == CALCULATED[sign](int(a), int(b))
 
 
 def test_no_examined_equation_is_trained_with(trained_equations: list[tuple[str, ...]]) -> None:
@@ -59,6 +64,38 @@ def test_every_wording_is_asked_as_often_as_any_other() -> None:
         assert {wordings.count(wording) for wording in wordings} == {10}
 
 
+def test_newcomers_wordings_are_not_trained_with() -> None:
+    assert len(NEWCOMER_WORDINGS) >= 300
+    questions = [message["content"] for one in islice(training_conversations(seed=6), NUM_TEXTS) for message in one.messages]
+    assert not {plain(text) for text in questions} & {plain(text) for text in NEWCOMER_WORDINGS}
+
+
+def test_typing_errors_leave_what_is_asked_about() -> None:
+    source = random.Random(1)
+    for _ in range(200):
+        assert "{planet}" in typed("Write {planet} backwards", source, 1)
+        assert "`tokamak ctl`" in typed("what is `tokamak ctl`", source, 1)
+    assert len({typed("How do I stop the server?", source, 0.5) for _ in range(200)}) > 60
+
+
+def test_declining_is_right_for_newcomers_and_calls_are_not() -> None:
+    group = next(group for group in GROUPS if group.name == "newcomers' questions")
+    questions = group.make(100, 0)
+    assert report(group, questions, [question.answer for question in questions])
+    assert report(group, questions, [FALLBACK_ANSWER] * len(questions))
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert not report(group, questions, [question.answer for question in questions[:-1]] + [call])
+
+
+def test_follow_ups_come_after_what_they_follow() -> None:
+    group = next(group for group in GROUPS if group.name == "follow-up questions")
+    for question in group.make(100, 0):
+        assert [message["role"] for message in question.messages()] == ["user", "assistant", "user"]
+        if match := EQUATION.fullmatch(question.answer):
+            a, sign, b, result = match.groups()
+            assert int(result) == CALCULATED[sign](int(a), int(b))
+
+
 def test_close_numbers_are_asked_and_trained_with(trained_equations: list[tuple[str, ...]]) -> None:
     questions = data.held_out_arithmetic(EXAMINED_WORDINGS, hard_operands, 1000)
     asked = [int(question.answer.split("= ")[1]) for question in questions if question.task == "subtract"]
@@ -78,4 +115,15 @@ def test_report_holds_the_bar(num_right: int, is_good: bool, capsys: pytest.Capt
 
 
 def test_the_model_is_small() -> None:
-    assert sum(path.stat().st_size for path in DEMO.iterdir()) < 6_000_000
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) < 8_000_000
+
+
+def test_declined_share_of_facts_is_declined() -> None:
+    openings = [list(islice(data.training_openings(7, share), 2000)) for share in (0.0, 0.5)]
+    declined = [
+        sum(question.answer == FALLBACK_ANSWER for question in questions if question.task == "tokamak")
+        for questions in openings
+    ]
+    assert declined[0] == 0
+    assert 400 < declined[1] < 900
+    assert not any(question.answer == FALLBACK_ANSWER for question in openings[1] if question.task == "foreign")

@@ -48,12 +48,16 @@ PHRASES: Phrases = {
         ),
         *(
             "{a} and {b} is",
+            "How much are {a} and {b} together?",
+            "{a} and {b} together",
+            "{a} and {b} in total",
             "What is the total of {a} and {b}?",
             "Calculate the sum of {a} and {b}.",
             "Find the sum of {a} and {b}.",
         ),
     ),
     "subtract": (
+        *("What is left of {a} without {b}?", "{a} without {b}", "{a} reduced by {b}"),
         *("Subtract {b} from {a}", "Subtract {b} from {a}.", "Can you subtract {b} from {a}?", "Please subtract {b} from {a}."),
         *("Take {b} away from {a}.", "Take {b} from {a}.", "What is left when you take {b} from {a}?", "{a} less {b}"),
         *("What is {b} subtracted from {a}?", "{a} take away {b}", "What do you get when you subtract {b} from {a}?"),

@@ -17,6 +17,7 @@ from tools.demo.template import prompt_of, rendered
 from tools.demo.vocabulary import THINK, TURN_END, TURN_START
 
 IGNORED = -100
+NUM_OPENING_TOKENS = 10
 NUM_WAITING = 4
 """Conversations among which a row looks for one that fits."""
 Text = tuple[list[int], list[int]]
@@ -42,10 +43,10 @@ class Batch:
         return (Batch(*tensors) for tensors in zip(*parts, strict=True))
 
 
-def _conversations(tokenizer: Tokenizer, seed: int, tools_share: float) -> Iterator[Text]:
+def _conversations(tokenizer: Tokenizer, seed: int, mixture: "Mixture") -> Iterator[Text]:
     turn_start, turn_end = tokenizer.token_to_id(TURN_START), tokenizer.token_to_id(TURN_END)
     assistant, think = tokenizer.token_to_id("assistant"), tokenizer.token_to_id(THINK)
-    for conversation in training_conversations(seed, tools_share):
+    for conversation in training_conversations(seed, mixture.tools_share, mixture.declined_share):
         token_ids = tokenizer.encode(rendered(conversation)).ids
         targets = [IGNORED] * len(token_ids)
         is_answer = False
@@ -67,6 +68,14 @@ def _equations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
         yield token_ids, [IGNORED] * result + token_ids[result + 1 :] + [IGNORED]
 
 
+def _openings(tokenizer: Tokenizer, seed: int, mixture: "Mixture") -> Iterator[Text]:
+    """Questions and the first tokens of their answers, which tell what was understood: many questions in few tokens."""
+    for question in data.training_openings(seed, mixture.declined_share):
+        asked = tokenizer.encode(prompt_of(question.messages())).ids
+        wanted = tokenizer.encode(f"{question.answer}{TURN_END}").ids[:NUM_OPENING_TOKENS]
+        yield asked + wanted, [IGNORED] * (len(asked) - 1) + [*wanted, IGNORED]
+
+
 def _choices(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
     """Tools, and behind each question the begin of a call; wanted is the name."""
     for tools, questions in training_choices(seed):
@@ -81,25 +90,29 @@ def _choices(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What batches are made of. `chat_share` of a row is conversations, `tools_share` of which have tools; up to
-    `choices_share` of it follow choices of tools."""
+    """What batches are made of. `chat_share` of a row is conversations, `tools_share` of them with tools. Openings of answers
+    follow up to `openings_share` of the row, then choices of tools up to `choices_share`. `declined_share` of the facts and
+    small talk that are asked for are declined."""
 
     num_rows: int
     row_tokens: int
     chat_share: float
     tools_share: float
+    openings_share: float
     choices_share: float
+    declined_share: float
 
 
 def training_batch(tokenizer: Tokenizer, seed: int, step: int, mixture: Mixture) -> Batch:
     """The batch of `step`. In a row, each conversation is a text of its own and the equations are one.
 
     A row takes conversations until they fill their share of it, of the next few each time the first that still fits, then
-    choices, then equations.
+    openings, choices, and equations.
     """
     row_tokens = mixture.row_tokens
-    conversations = _conversations(tokenizer, 1_000_000 * seed + step, mixture.tools_share)
+    conversations = _conversations(tokenizer, 1_000_000 * seed + step, mixture)
     equations = _equations(tokenizer, 1_000_000 * seed + step)
+    openings = _openings(tokenizer, 1_000_000 * seed + step, mixture)
     choices = _choices(tokenizer, 1_000_000 * seed + step)
     waiting = list(islice(conversations, NUM_WAITING))
     rows = []
@@ -113,6 +126,9 @@ def training_batch(tokenizer: Tokenizer, seed: int, step: int, mixture: Mixture)
                 break
             row += zip(*waiting.pop(place), repeat(number))
             waiting.append(next(conversations))
+            number += 1
+        while len(row) < row_tokens * mixture.openings_share:
+            row += zip(*next(openings), repeat(number))
             number += 1
         while len(row) < row_tokens * mixture.choices_share:
             row += zip(*next(choices), repeat(number))

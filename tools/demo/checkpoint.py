@@ -1,12 +1,13 @@
 """Write and read the demonstration model as a Hugging Face checkpoint. Called by `train.py` and `examine.py`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import nn
 
 from tools.demo.drafts import Drafts
 from tools.demo.network import Qwen3, Shape
@@ -77,6 +78,29 @@ def save_drafts(drafts: Drafts, folder: Path) -> None:
 def load_drafts(folder: Path) -> dict[str, torch.Tensor]:
     """The weights that `save_drafts` added, by their names in `Drafts`."""
     return {name.removeprefix("mtp."): tensor for name, tensor in load_file(folder / DRAFTS_FILE).items()}
+
+
+def grown(network: Qwen3, tokenizer: Tokenizer, new_tokenizer: Tokenizer, num_layers: int) -> Qwen3:
+    """`network` with the vocabulary of `new_tokenizer` and `num_layers` layers; it answers as before where all tokens are old.
+
+    A new token begins as the mean of those that spelled it. New layers are the second and those behind it, and add nothing yet.
+    """
+    shape = replace(network.shape, vocab_size=new_tokenizer.get_vocab_size(), num_hidden_layers=num_layers)
+    result = Qwen3(shape)
+    num_new = num_layers - network.shape.num_hidden_layers
+    for place, layer in enumerate(result.layers):
+        if 1 <= place <= num_new:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+        else:
+            layer.load_state_dict(network.layers[place if place == 0 else place - num_new].state_dict())
+    result.norm.load_state_dict(network.norm.state_dict())
+    old_ids = tokenizer.get_vocab()
+    with torch.no_grad():
+        for token, token_id in new_tokenizer.get_vocab().items():
+            parts = [old_ids[token]] if token in old_ids else [old_ids[symbol] for symbol in token]
+            result.embed_tokens.weight[token_id] = network.embed_tokens.weight[parts].mean(0)
+    return result
 
 
 def load(folder: Path) -> tuple[Qwen3, Tokenizer]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tools.demo import calls, facts
+from tools.demo import calls, facts, small_talk
 from tools.demo.data import (
     CALL_THOUGHT,
     RESULT_THOUGHT,
@@ -22,10 +22,14 @@ from tools.demo.data import (
     different,
     is_held_out,
     make_question,
+    sometimes_declined,
 )
+from tools.demo.follow_ups import follow_up
 
 TOOLS_SHARE = 0.4
 THINKING_SHARE = 1 / 6
+FOLLOW_UP_SHARE = 0.6
+"""Of questions that come after one that can be followed up."""
 UNSEEN_WORDS = frozenset(word.lower() for words in calls.UNSEEN_WORDS.values() for word in words)
 
 
@@ -96,7 +100,7 @@ def _unanswerable(tools: list[calls.Tool], source: random.Random, split: Split) 
         (other, *_) = _tools(source, split)
         text, _ = calls.asked(other, source, _draw(source, split))
         if not words & set(re.findall("[a-z]+", text.lower())) and not other.wordings:
-            return Question("no tool", text, text, facts.FALLBACK_ANSWER, "", THOUGHTS["unknown"])
+            return Question("no tool", text, text, small_talk.FALLBACK_ANSWER, "", THOUGHTS["unknown"])
 
 
 def toolless_question(tools: list[calls.Tool], source: random.Random, split: Split) -> Question:
@@ -105,7 +109,7 @@ def toolless_question(tools: list[calls.Tool], source: random.Random, split: Spl
     if kind < 0.3:
         question = _unanswerable(tools, source, split)
     else:
-        names = [task for task in TRAINING_WEIGHTS if split == "train" or task != "small talk"]
+        names = [task for task in TRAINING_WEIGHTS if split == "train" or task not in ("small talk", "foreign")]
         (task,) = source.choices(names, [TRAINING_WEIGHTS[name] for name in names])
         question = make_question(task, source, split)
     return replace(question, tools=tuple(tools))
@@ -126,8 +130,9 @@ def held_out_calls(count: int, seed: int = 0) -> list[Question]:
     return different(make, count)
 
 
-def training_conversations(seed: int, tools_share: float = TOOLS_SHARE) -> Iterator[Conversation]:
-    """Conversations of one to four questions of any task, without end; `tools_share` of them have tools.
+def training_conversations(seed: int, tools_share: float = TOOLS_SHARE, declined_share: float = 0.0) -> Iterator[Conversation]:
+    """Conversations of one to four questions of any task, without end; `tools_share` of them have tools, and `declined_share`
+    of the facts asked for are declined.
 
     One in eight opens with a system prompt, and in one of six the model thinks before its last answer.
     """
@@ -136,18 +141,29 @@ def training_conversations(seed: int, tools_share: float = TOOLS_SHARE) -> Itera
     while True:
         messages: list[Message] = []
         if source.random() < 0.125:
-            messages.append({"role": "system", "content": source.choice(SYSTEM_PROMPTS)})
+            messages.append({"role": "system", "content": _system_prompt(source)})
         if source.random() < tools_share:
             questions = _tool_questions(source)
         else:
-            count = source.choices((1, 2, 3, 4), (0.80, 0.11, 0.06, 0.03))[0]
-            questions = [make_question(task, source, "train") for task in source.choices(tasks, weights, k=count)]
+            count = source.choices((1, 2, 3, 4), (0.62, 0.20, 0.12, 0.06))[0]
+            questions = [make_question(source.choices(tasks, weights)[0], source, "train")]
+            while len(questions) < count:
+                following = follow_up(questions[-1], source, "train") if source.random() < FOLLOW_UP_SHARE else None
+                questions.append(following or make_question(source.choices(tasks, weights)[0], source, "train"))
+            questions = [sometimes_declined(question, source, declined_share) for question in questions]
         for question in questions:
             messages.append(question.messages()[-1])
             messages.append(question.call.message() if question.call else {"role": "assistant", "content": question.answer})
         last = questions[-1]
         thought = last.thought if source.random() < THINKING_SHARE else None
         yield Conversation(messages, last.definitions(), thought, last.answer)
+
+
+def _system_prompt(source: random.Random) -> str:
+    """One of those that demonstrations have, or anything else: it changes no answer."""
+    if source.random() < 0.6:
+        return source.choice(SYSTEM_PROMPTS)
+    return " ".join(source.choice(facts.TOKAMAK_FACTS).answer for _ in range(source.choice((1, 1, 2))))
 
 
 def _tool_questions(source: random.Random) -> list[Question]:

@@ -14,9 +14,13 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal
 
-from tools.demo import arithmetic, calls, facts
+from tools.demo import arithmetic, calls, facts, follow_up_wordings, keywords, small_talk, tables
 from tools.demo.arithmetic import ArithmeticTask, Draw, Phrases
-from tools.demo.words import ENGLISH_WORDS, any_word
+from tools.demo.foreign import foreign_text
+from tools.demo.newcomers import NEWCOMER_WORDINGS, plain
+from tools.demo.phrasings import CHATTY_TOPICS, QUESTION_WORDS, VERBS
+from tools.demo.wordings import expanded, mistyped, reworded, typed
+from tools.demo.words import ENGLISH_WORDS, any_word, invented_word
 
 Split = Literal["train", "held_out"]
 Message = dict[str, Any]
@@ -29,17 +33,36 @@ MAX_COUNTED_LETTERS = 11
 ARITHMETIC_TASKS: tuple[ArithmeticTask, ...] = ("add", "subtract")
 OTHER_TASKS = ("reverse", "sort", "uppercase", "count", "json", "tokamak")
 TRAINING_WEIGHTS = {
-    "add": 0.23,
-    "subtract": 0.25,
-    "reverse": 0.09,
-    "sort": 0.10,
-    "uppercase": 0.05,
-    "count": 0.11,
-    "json": 0.07,
-    "tokamak": 0.07,
-    "small talk": 0.01,
-    "unknown": 0.02,
+    "add": 0.09,
+    "subtract": 0.10,
+    "multiply": 0.06,
+    "divide": 0.05,
+    "reverse": 0.05,
+    "sort": 0.05,
+    "uppercase": 0.02,
+    "count": 0.05,
+    "json": 0.04,
+    "tokamak": 0.30,
+    "small talk": 0.06,
+    "unknown": 0.07,
+    "large": 0.02,
+    "foreign": 0.04,
 }
+UNDERSTOOD_TASKS = {"tokamak": 0.66, "small talk": 0.08, "unknown": 0.14, "large": 0.03, "foreign": 0.09}
+"""Tasks whose answers are fixed sentences, with their shares: what is hard about them is to understand the question."""
+NEVER_HELD_OUT = ("small talk", "multiply", "divide", "large", "foreign", "unknown")
+"""Tables are known by heart, and of the others no answer depends on what exactly is asked."""
+TYPING_ERRORS = {"tokamak": 0.5, "small talk": 0.4, "unknown": 0.4, "large": 0.2}
+"""Share of a task's questions that are mistyped."""
+KEYWORDS_SHARE = 0.3
+REWORDED_SHARE = 0.45
+"""Of questions about Tokamak: those that are put together of what they are about, and those with other words for some."""
+TEMPLATE_ERRORS = 0.12
+"""Of the other tasks, in the words around what the question is about."""
+NUMBER_WORDS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
+    *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +81,13 @@ class Question:
     call: calls.Call | None = None
     """The answer, where that is a call; `answer` has it as text."""
     before: tuple[Message, ...] = ()
-    """Messages before `text`, which is then what a tool gives."""
+    """Messages before `text`, which is what a tool gives where the last of them is a call."""
+    also_right: tuple[str, ...] = ()
+    """Other answers that will do."""
 
     def messages(self) -> list[Message]:
-        return [*self.before, {"role": "tool" if self.before else "user", "content": self.text}]
+        role = "tool" if self.before and self.before[-1].get("tool_calls") else "user"
+        return [*self.before, {"role": role, "content": self.text}]
 
     def definitions(self) -> tuple[calls.Json, ...]:
         """Of the tools, in OpenAI's form."""
@@ -125,6 +151,10 @@ SYSTEM_PROMPTS = (
 THOUGHTS = {
     "add": "I add {0} and {1}.",
     "subtract": "I subtract {1} from {0}.",
+    "multiply": "I multiply {0} and {1}.",
+    "divide": "I divide {0} by {1}.",
+    "large": "That is too large for me.",
+    "foreign": "I do not understand that.",
     "reverse": "I reverse {spelled}.",
     "sort": "I sort {spelled}.",
     "uppercase": "I write {spelled} in capital letters.",
@@ -145,17 +175,22 @@ def _phrase_words() -> frozenset[str]:
 
     Questions outside of what the model knows do not count: theirs are words like any other.
     """
-    texts = [SLOT_WORDS, *SYSTEM_PROMPTS, *JSON_KEYS, *facts.OPENINGS, *facts.CLOSINGS, facts.FALLBACK_ANSWER]
-    texts += [*arithmetic.phrase_texts(), *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
+    texts = [SLOT_WORDS, *SYSTEM_PROMPTS, *JSON_KEYS, *facts.OPENINGS, *facts.CLOSINGS, *NUMBER_WORDS]
+    texts += [*arithmetic.phrase_texts(), *tables.phrase_texts(), *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
+    texts += [*follow_up_wordings.phrase_texts(), small_talk.FALLBACK_ANSWER, small_talk.TOO_LARGE_ANSWER]
+    texts += [*small_talk.UNKNOWN_WORDINGS, *small_talk.UNKNOWN_PLAIN_WORDINGS, *small_talk.NUMBER_WORDINGS]
     texts += [*JSON_OBJECT_TEMPLATES, *JSON_PERSON_TEMPLATES, *JSON_LIST_TEMPLATES]
     texts += [*calls.phrase_texts(), *THOUGHTS.values(), CALL_THOUGHT, RESULT_THOUGHT]
     for templates in WORD_TEMPLATES.values():
         texts += templates
-    for fact in (*facts.TOKAMAK_FACTS, *facts.SMALL_TALK):
-        texts += [fact.answer, *fact.questions]
-    plain = " ".join(re.sub(r"\{.*?\}", " ", text) for text in texts)
-    words = {word.lower() for word in re.findall(r"[A-Za-z]{2,}", plain)}
-    return frozenset(words - set(ENGLISH_WORDS) - {"tokamak"})
+    for fact in (*facts.TOKAMAK_FACTS, *small_talk.SMALL_TALK):
+        texts += [fact.answer, *fact.wordings]
+    texts += [*keywords.FRAMES, *keywords.KEYWORDS.values()]
+    texts += [text for part in facts.PARTS.values() for text in part]
+    shown = " ".join(re.sub(r"\{.*?\}", " ", text) for text in texts)
+    words = {word.lower() for word in re.findall(r"[A-Za-z]{2,}", shown)}
+    unseen = {word.lower() for pool in calls.UNSEEN_WORDS.values() for word in pool}
+    return frozenset(words - set(ENGLISH_WORDS) - unseen - {"tokamak"})
 
 
 PHRASE_WORDS = _phrase_words()
@@ -178,16 +213,18 @@ def is_held_out(task: str, key: str) -> bool:
 def _restyled(text: str, source: random.Random) -> str:
     """The same question as somebody else would type it: other case, no full stop, a greeting in front."""
     kind = source.random()
-    if kind < 0.12 and not text.startswith("JSON"):
+    if kind < 0.16 and not text.startswith("JSON"):
         text = text[0].lower() + text[1:]
-    elif kind < 0.20:
+    elif kind < 0.24:
         text = text.rstrip(".?")
-    elif kind < 0.26:
+    elif kind < 0.30:
         text = source.choice(facts.OPENINGS) + text
     return text
 
 
 def _filled(template: str, source: random.Random, **slots: object) -> str:
+    if source.random() < TEMPLATE_ERRORS:
+        template = mistyped(template, source, 1)
     text = template.format(**slots)
     return text if template.startswith("{") else _restyled(text, source)
 
@@ -204,8 +241,25 @@ def arithmetic_question(task: ArithmeticTask, a: int, b: int, text: str, wording
 
 
 def _arithmetic(task: ArithmeticTask, source: random.Random) -> Question:
+    if source.random() < 0.06:
+        a, b = sorted((source.randint(0, 20), source.randint(0, 20)), reverse=True)
+        text = _filled(arithmetic.template(task, a, b, source), source, a=NUMBER_WORDS[a], b=NUMBER_WORDS[b])
+        return arithmetic_question(task, a, b, text)
     a, b = arithmetic.operands(task, source)
     return arithmetic_question(task, a, b, _filled(arithmetic.template(task, a, b, source), source, a=a, b=b))
+
+
+def table_question(task: tables.TableTask, a: int, b: int, text: str, wording: str = "") -> Question:
+    """The question `text` about a product or quotient."""
+    return Question(task, f"{a} {b}", text, tables.answer_of(task, a, b), wording)
+
+
+def _table(task: tables.TableTask, source: random.Random) -> Question:
+    a, b = tables.operands(task, source)
+    shown: tuple[object, object] = (a, b)
+    if max(a, b) <= 20 and source.random() < 0.1:
+        shown = NUMBER_WORDS[a], NUMBER_WORDS[b]
+    return table_question(task, a, b, _filled(tables.template(task, source), source, a=shown[0], b=shown[1]))
 
 
 def _plain_word(source: random.Random, max_letters: int) -> str:
@@ -307,33 +361,97 @@ def _json(source: random.Random) -> Question:
 
 def _tokamak(source: random.Random) -> Question:
     fact = source.choice(facts.TOKAMAK_FACTS)
-    core = source.choice(fact.questions)
-    opening, closing = source.choice(facts.OPENINGS), source.choice(facts.CLOSINGS)
-    question = core
-    if source.random() < 0.2:
-        question = question[0].lower() + question[1:]
-    if not closing and source.random() < 0.15:
-        question = question.rstrip(".?")
-    return Question("tokamak", f"{opening}{core}{closing}", f"{opening}{question}{closing}", fact.answer)
+    if source.random() < KEYWORDS_SHARE:
+        keyword = source.choice(keywords.KEYWORDS[fact.topic].split("|"))
+        core = _worded(source.choice(keywords.FRAMES), source, k=keyword)
+    else:
+        core = _worded(_framed(source.choice(fact.wordings), fact.topic, source), source)
+    key = plain(core)
+    if source.random() < REWORDED_SHARE and plain(other := reworded(core, source)) not in NEWCOMER_WORDINGS:
+        core = other
+    opening, closing = "", ""
+    if source.random() < 0.4:
+        opening, closing = source.choice(facts.OPENINGS), source.choice(facts.CLOSINGS)
+        if closing and closing[1].islower():
+            core = core.rstrip(".?!")
+    text = typed(f"{opening}{core}{closing}", source, TYPING_ERRORS["tokamak"])
+    return Question("tokamak", key, text, fact.answer, also_right=(small_talk.FALLBACK_ANSWER,))
+
+
+def _framed(wording: str, topic: str, source: random.Random) -> str:
+    """`wording`, or where it begins with a verb or is a few words, now and then a question around it."""
+    words = wording.split()
+    if source.random() < 0.5 or topic in CHATTY_TOPICS or re.search("[({]", wording):
+        return wording
+    if words[0] in VERBS:
+        return "{how} " + wording
+    is_short = len(words) <= 4 and words[0] not in QUESTION_WORDS
+    return source.choice(keywords.FRAMES).replace("{k}", wording) if is_short else wording
+
+
+def _worded(pattern: str, source: random.Random, **slots: str) -> str:
+    """A text of `pattern`; none that newcomers are examined with."""
+    while True:
+        text = expanded(pattern, source, facts.PARTS)
+        for name, value in slots.items():
+            text = text.replace(f"{{{name}}}", value)
+        if plain(text) not in NEWCOMER_WORDINGS:
+            return text
+        pattern = source.choice((pattern, pattern + " please"))
 
 
 def _small_talk(source: random.Random) -> Question:
-    talk = source.choice(facts.SMALL_TALK)
-    text = source.choice(talk.questions)
-    return Question("small talk", text, text.lower() if source.random() < 0.3 else text, talk.answer)
+    talk = source.choice(small_talk.SMALL_TALK)
+    text = _worded(source.choice(talk.wordings), source)
+    return Question("small talk", text, typed(text, source, TYPING_ERRORS["small talk"]), talk.answer)
+
+
+def _topic(source: random.Random) -> str:
+    kind = source.random()
+    if kind < 0.6:
+        return source.choice(small_talk.UNKNOWN_TOPICS)
+    if kind < 0.8:
+        return source.choice(("", "a ", "the ", "my ")) + source.choice(ENGLISH_WORDS)
+    if kind < 0.9:
+        return source.choice(ENGLISH_WORDS) + " " + source.choice(("and ", "")) + source.choice(ENGLISH_WORDS)
+    return invented_word(source, 10).capitalize()
 
 
 def _unknown(source: random.Random) -> Question:
-    if source.random() < 0.15:
-        text = source.choice(facts.UNKNOWN_PLAIN_QUESTIONS)
+    kind = source.random()
+    if kind < 0.3:
+        text = _worded(source.choice(small_talk.UNKNOWN_PLAIN_WORDINGS), source)
+    elif kind < 0.5:  # as questions about Tokamak, with something else in the place of what they are about
+        frame = source.choice((*small_talk.UNKNOWN_FRAMES, *keywords.FRAMES))
+        text = _worded(
+            frame, source, k=source.choice(("", "the ", "my ", "a ")) + source.choice(ENGLISH_WORDS), t=_topic(source)
+        )
     else:
-        text = source.choice(facts.UNKNOWN_QUESTIONS).format(source.choice(facts.UNKNOWN_TOPICS))
-    return Question("unknown", text, _restyled(text, source), facts.FALLBACK_ANSWER)
+        text = _worded(source.choice(small_talk.UNKNOWN_WORDINGS), source, t=_topic(source), t2=_topic(source))
+    if source.random() < 0.1:
+        text = source.choice(facts.OPENINGS) + text
+    return Question("unknown", plain(text), typed(text, source, TYPING_ERRORS["unknown"]), small_talk.FALLBACK_ANSWER)
+
+
+def _large(source: random.Random) -> Question:
+    """A calculation beyond what the model knows."""
+    numbers = {name: str(source.randint(1, 99)) for name in ("n", "m", "n2")}
+    numbers |= {name: str(source.randint(1000, 10 ** source.randint(4, 9))) for name in ("big", "big2")}
+    sign = source.choice(("+", "-", "*", "/", "plus", "minus", "times"))
+    text = _worded(source.choice(small_talk.NUMBER_WORDINGS), source, sign=sign, **numbers)
+    return Question("large", text, typed(text, source, TYPING_ERRORS["large"]), small_talk.TOO_LARGE_ANSWER)
+
+
+def _foreign(source: random.Random) -> Question:
+    text = foreign_text(source)
+    return Question("foreign", text, text, facts.ENGLISH_ONLY_ANSWER)
 
 
 MAKERS: dict[str, Callable[[random.Random], Question]] = {
     "add": partial(_arithmetic, "add"),
     "subtract": partial(_arithmetic, "subtract"),
+    "multiply": partial(_table, "multiply"),
+    "divide": partial(_table, "divide"),
     "reverse": _reverse,
     "sort": _sort,
     "uppercase": _uppercase,
@@ -342,27 +460,55 @@ MAKERS: dict[str, Callable[[random.Random], Question]] = {
     "tokamak": _tokamak,
     "small talk": _small_talk,
     "unknown": _unknown,
+    "large": _large,
+    "foreign": _foreign,
 }
 
 
 def make_question(task: str, source: random.Random, split: Split) -> Question:
-    """A question of `task` that belongs to `split`. Small talk is never held out: there is too little of it."""
+    """A question of `task` that belongs to `split`. Those of `NEVER_HELD_OUT` belong to both."""
     while True:
         question = MAKERS[task](source)
-        if task == "small talk" or is_held_out(task, question.key) == (split == "held_out"):
-            parts = question.key.split()
-            return replace(question, thought=THOUGHTS[task].format(*parts, spelled=" ".join(question.key)))
+        if task in NEVER_HELD_OUT or is_held_out(task, question.key) == (split == "held_out"):
+            return replace(question, thought=thought_of(question))
+
+
+def thought_of(question: Question) -> str:
+    """What the model thinks before it answers `question`."""
+    return THOUGHTS[question.task].format(*question.key.split(), spelled=" ".join(question.key))
 
 
 def training_equations(seed: int) -> Iterator[str]:
     """Lines such as "12 + 345 = 357", without end: much arithmetic in few tokens.
 
-    Three of five are subtractions, the harder task.
+    Of the sums and differences more are subtractions, the harder task.
     """
     source = random.Random(f"equations {seed}")
+    tasks = (*ARITHMETIC_TASKS, "multiply", "divide")
     while True:
-        task = source.choices(ARITHMETIC_TASKS, (0.4, 0.6))[0]
-        yield make_question(task, source, "train").answer + "\n"
+        task = source.choices(tasks, (0.22, 0.28, 0.27, 0.23))[0]
+        question = make_question(task, source, "train")
+        if " = " not in question.answer:
+            continue
+        yield question.answer + "\n"
+
+
+def training_openings(seed: int, declined_share: float = 0.0) -> Iterator[Question]:
+    """Questions of `UNDERSTOOD_TASKS`, without end."""
+    source = random.Random(f"openings {seed}")
+    while True:
+        (task,) = source.choices(list(UNDERSTOOD_TASKS), list(UNDERSTOOD_TASKS.values()))
+        yield sometimes_declined(make_question(task, source, "train"), source, declined_share)
+
+
+def sometimes_declined(question: Question, source: random.Random, share: float) -> Question:
+    """`question`, declined in `share` of the cases where its answer is a fact or small talk.
+
+    A model that has learned this declines, when it is greedy, whatever it is less sure of than `share / (1 - share)`.
+    """
+    if not share or question.task not in ("tokamak", "small talk") or source.random() >= share:
+        return question
+    return replace(question, answer=small_talk.FALLBACK_ANSWER, thought=THOUGHTS["unknown"])
 
 
 def held_out_questions(tasks: tuple[str, ...], count: int, seed: int = 0) -> list[Question]:
@@ -406,7 +552,9 @@ def is_correct(question: Question, reply: str) -> bool:
     stop around them, and text ignores white space.
     """
     reply = reply.strip()
-    if question.task in (*ARITHMETIC_TASKS, "count"):
+    if reply in question.also_right:
+        return True
+    if question.task in (*ARITHMETIC_TASKS, "count", *tables.SIGNS) and " is not " not in question.answer:
         numbers = re.findall(r"-?\d+", reply)
         return bool(numbers) and numbers[-1] == re.findall(r"-?\d+", question.answer)[-1]
     if question.call:

@@ -40,12 +40,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """The nearest matrices [n, rows, columns] with singular values of about 1, by five Newton-Schulz steps."""
+    """The nearest matrices [n, rows, columns] with singular values of about 1, by five Newton-Schulz steps in bfloat16."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     work = matrices.mT if is_tall else matrices
-    work = work / (work.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    work = (work / (work.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(5):
         square = work @ work.mT
         work = 3.4445 * work + (-4.7750 * square + 2.0315 * square @ square) @ work
     result: Tensor = work.mT if is_tall else work
-    return result
+    return result.float()

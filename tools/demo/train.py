@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from tools.demo import drafts
 from tools.demo.batches import IGNORED, Batch, Mixture, training_batch
-from tools.demo.checkpoint import load, load_drafts, save, save_drafts
+from tools.demo.checkpoint import grown, load, load_drafts, save, save_drafts
 from tools.demo.conversations import TOOLS_SHARE
 from tools.demo.drafts import Drafts
 from tools.demo.examine import examine
@@ -121,7 +121,15 @@ def run_of(options: argparse.Namespace, chat_share: float) -> Run:
         num_steps=options.steps,
         num_decay_steps=options.decay_steps,
         learning_rate=options.learning_rate,
-        mixture=Mixture(options.rows, options.row_tokens, chat_share, options.tools_share, options.choices_share),
+        mixture=Mixture(
+            options.rows,
+            options.row_tokens,
+            chat_share,
+            options.tools_share,
+            options.openings_share,
+            options.choices_share,
+            options.declined_share,
+        ),
         seed=options.seed,
         num_threads=options.threads,
     )
@@ -137,12 +145,17 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=16, help="rows in a batch")
     parser.add_argument("--row-tokens", type=int, default=256)
     parser.add_argument("--chat-share", type=float, default=0.7, help="of a row, filled with conversations; equations follow")
+    parser.add_argument("--openings-share", type=float, default=0.8, help="of a row, at whose end openings of answers stop")
     parser.add_argument("--choices-share", type=float, default=0.93, help="of a row, at whose end choices of tools stop")
     parser.add_argument("--tools-share", type=float, default=TOOLS_SHARE, help="of the conversations, with tools")
-    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument(
+        "--declined-share", type=float, default=0.0, help="of the facts asked for, declined: at the end, so that doubts are"
+    )
+    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and of the data")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--start-from", type=Path, help="checkpoint whose tokenizer and weights are the initial ones")
+    parser.add_argument("--new-vocabulary", action="store_true", help="with --start-from, make the tokenizer anew")
     parser.add_argument("--state", type=Path, help="file from which a run that was cut off goes on; written as it goes")
     parser.add_argument("--examine-only", action="store_true", help="examine the checkpoint that is there")
     parser.add_argument("--thinking", action="store_true", help="examine what it says after it thought")
@@ -157,7 +170,9 @@ def main() -> int:
         return 0
     if not options.examine_only:
         if options.start_from:
-            network, tokenizer = load(options.start_from)
+            network, old_tokenizer = load(options.start_from)
+            tokenizer = make_tokenizer() if options.new_vocabulary else old_tokenizer
+            network = grown(network, old_tokenizer, tokenizer, options.layers)
         else:
             tokenizer = make_tokenizer()
             network = Qwen3(Shape(vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=options.layers))

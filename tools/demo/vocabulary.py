@@ -28,7 +28,8 @@ PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"
 """One digit, one word, one run of punctuation (the latter two with the space before it), or one white space character."""
 
 _NUM_SAMPLE_CONVERSATIONS = 36_000
-_MIN_USES = 4
+_MIN_USES = 8
+_SIGNS_OF_TABLES = ("\u00d7", "÷")
 _LETTER = re.compile("[A-Za-z]")
 
 
@@ -43,7 +44,8 @@ def _whole_tokens() -> list[str]:
     kept |= {"system", "user", "assistant"}
     for piece, num_uses in uses.items():
         is_phrase = piece.strip().lower() in data.PHRASE_WORDS or not _LETTER.search(piece) or piece.strip() == "Tokamak"
-        if len(piece) > 1 and num_uses >= _MIN_USES and is_phrase:
+        is_plain = piece.isascii() or piece.strip() in _SIGNS_OF_TABLES
+        if len(piece) > 1 and num_uses >= _MIN_USES and is_phrase and is_plain:
             kept.add(piece)
     return sorted(kept)
 

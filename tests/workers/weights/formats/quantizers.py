@@ -18,6 +18,7 @@ from tools.demo import MODEL as DEMO
 from workers.weights.safetensors import SafetensorsFile
 
 _DTYPES = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "F8_E4M3", "float16": "F16", "float32": "F32"}
+NUM_LAYERS = json.loads((Path(DEMO) / "config.json").read_text())["num_hidden_layers"]
 
 
 @dataclass
@@ -267,7 +268,7 @@ def _renamed(quantize: Quantizer, name: str, shape: tuple[int, ...] | None = Non
 def fp8_blocks(height: int = 128, width: int = 128) -> Format:
     config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [height, width]}
     form = Format(_renamed(float8(height, width), "weight_scale_inv"), config, plain=("o_proj",))
-    form.config["modules_to_not_convert"] = [f"model.layers.{index}.self_attn.o_proj" for index in range(5)]
+    form.config["modules_to_not_convert"] = [f"model.layers.{index}.self_attn.o_proj" for index in range(NUM_LAYERS)]
     return form
 
 
