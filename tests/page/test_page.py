@@ -314,6 +314,22 @@ def test_hostile_formulas_code_and_titles_run_nothing(page: Browser, tmp_path: P
     assert all("Content Security Policy" in text for text in page.complaints())  # refused, and said
 
 
+def test_hostile_model_name_runs_nothing(chromium: Browser) -> None:
+    """In the header, in an answer, and among the figures of the engine."""
+    name = "<img src=x onerror=window.pwned=1>"
+    with EngineProcess(DEMO, "--served-model-name", name) as engine:
+        chromium.open_anew(engine.url)
+        chromium.until(lambda: chromium.text("model") == name, "the name as it is")
+        chromium.say("What are you?")
+        chromium.answered()
+        chromium.give_key(ADMIN_KEY, "admin-key")
+        chromium.click("show-engine")
+        chromium.until(lambda: chromium.texts("#engine td:first-child"), "the engine's figures")
+        assert chromium.script("return typeof window.pwned") == "undefined"
+        assert not chromium.all("img[src=x]")
+        assert chromium.complaints() == []
+
+
 def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess) -> None:
     page.script("document.querySelector('#settings details').open = true")
     page.set("min tokens", "1900")
