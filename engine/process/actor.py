@@ -15,12 +15,14 @@ Tests call `ActorLoop(actor).turn()` in one process on real rings.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import resource
 import time
 from collections.abc import Callable
 
+from engine.errors import TokamakError
 from engine.messages import Command, Message, Reply, decode, decode_control
 from engine.process.context import ActorContext
 from engine.process.topology import SUPERVISOR
@@ -181,13 +183,23 @@ def run(context: ActorContext, make_actor: Callable[[ActorContext], Actor]) -> i
     try:
         make_actor(context).run()
     except Exception as error:
-        context.announce_failure(error)
+        context.announce_failure(explained(error))
         return 1
     else:
         context.row.set_state(State.STOPPED)
         return 0
     finally:
         context.close()
+
+
+def explained(error: Exception) -> Exception:
+    """Name the limit behind a lack of memory, where the process has one."""
+    is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if not is_memory or limit == resource.RLIM_INFINITY:
+        return error
+    text = f"no memory is left: each process may have {limit / 2**30:.2f} GiB of address space; raise `ulimit -v`"
+    return TokamakError(text)
 
 
 def end_start() -> None:
