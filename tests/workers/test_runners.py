@@ -23,6 +23,7 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
 from tests.workers.serving import Sample, Serving, ServingAhead, make_runner, swap_slots
 from tests.workers.test_mixtures import COMMON
+from workers import constraints
 from workers.captures import Phase
 from workers.device_inputs import DeviceInputs
 from workers.devices.capabilities import DeviceError
@@ -211,9 +212,11 @@ def guesses_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, *
     ids=["whose guesses stand", "two in turn"],
 )
 def test_guesses_of_a_device_are_those_of_the_host(
-    write: Callable[[Path], object], method: str, most: int, tmp_path: Path
+    write: Callable[[Path], object], method: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step, wherever rows are drawn, and whoever has to know a guess before."""
+    for name in ("FAST_NS", "STEP_NS", "SLOW_NS", "BURST_NS"):  # drafts and masks are not cut because the machine is busy
+        monkeypatch.setattr(constraints, name, 60_000_000_000)
     write(tmp_path)
     pieces = [bytes([33 + index]) for index in range(79)] + [b"<end>"]
     GrammarTokens.of(pieces, [79], [], [79], 80).write(tmp_path / "vocabulary")
