@@ -15,23 +15,23 @@ from tests.workers.weights.formats.quantizers import DEMO
 
 BOUNDS = {
     "--dtype float32": 0.00001,
-    "--dtype bfloat16": 0.00015,
-    "--quantization wint8": 0.0006,
-    "--quantization wint4": 0.004,
-    "--kv-cache-dtype bfloat16": 0.0001,
-    "--kv-cache-dtype int8": 0.0003,
-    "--quantization wint8 --kv-cache-dtype int8": 0.0006,
-    "--quantization wint4 --kv-cache-dtype int8": 0.004,
+    "--dtype bfloat16": 0.0003,
+    "--quantization wint8": 0.0013,
+    "--quantization wint4": 0.015,
+    "--kv-cache-dtype bfloat16": 0.0002,
+    "--kv-cache-dtype int8": 0.0006,
+    "--quantization wint8 --kv-cache-dtype int8": 0.0013,
+    "--quantization wint4 --kv-cache-dtype int8": 0.015,
 }
 STORED_BOUNDS = {
-    "int8, a scale each output": 0.0004,
-    "GPTQ layout, 4 bits, groups of 64": 0.0075,
-    "GPTQ layout, 8 bits, zero points, groups of 32": 0.0003,
-    "AWQ layout, 4 bits, zero points, groups of 32": 0.0035,
-    "FP8, blocks of 128 x 128": 0.0009,
-    "Q8_0": 0.0005,
-    "Q5_1": 0.002,
-    "Q4_0": 0.004,
+    "int8, a scale each output": 0.0012,
+    "GPTQ layout, 4 bits, groups of 64": 0.013,
+    "GPTQ layout, 8 bits, zero points, groups of 32": 0.0008,
+    "AWQ layout, 4 bits, zero points, groups of 32": 0.008,
+    "FP8, blocks of 128 x 128": 0.0024,
+    "Q8_0": 0.001,
+    "Q5_1": 0.0045,
+    "Q4_0": 0.013,
 }
 
 
