@@ -314,7 +314,6 @@ class Constraints:
         self._matching: Matching | None = None
         self._making = threading.Lock()
         self._threads: dict[bool, FairThread] = {}  # by whether they are for slow constraints
-        self.can_be_late = True  # a row may get no token in a step
         self._late: set[int] = set()  # rows of the step that is drawn now
         self._compiler: ThreadPoolExecutor | None = None
         self._compiled: deque[int] = deque()  # numbers that nobody has taken yet
@@ -399,9 +398,8 @@ class Constraints:
         own = self._of(rows)
         if not own:
             return
-        if self.can_be_late:
-            self._wait_in_time(own, int(np.count_nonzero(rows.num_sampled)))
-        are_late = [self.can_be_late and not constraint.is_ready for _, constraint, _ in own]
+        self._wait_in_time(own, int(np.count_nonzero(rows.num_sampled)))
+        are_late = [not constraint.is_ready for _, constraint, _ in own]
         agreed = self._agreed([*are_late, *(constraint.is_over for _, constraint, _ in own)])
         self._wait([constraint for (_, constraint, _), is_late in zip(own, agreed, strict=False) if not is_late])
         for (row, constraint, first), is_late, is_over in zip(own, agreed[: len(own)], agreed[len(own) :], strict=True):

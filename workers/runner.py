@@ -213,7 +213,6 @@ class ModelRunner:
         self.constraints = Constraints(
             self.slots, model_config.vocab_size, max_drafts, lambda: _matching(config), self._communicator
         )
-        self.constraints.can_be_late = self.mtp is None  # layers that draft keep up with each row
         tensor_rank = self._rank % config.tensor_parallel_size
         self._sampling: StepSampling | StepPooling
         if config.pooling is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,16 @@ from engine.messages import Grammar, SamplingParams
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
+from tests.workers.mtp import drafting, write_walk
 from tests.workers.parallel.gangs import gang_of
 from tests.workers.serving import Sample, Serving, int32, make_runner, swap_slots
 from workers import constraints
 from workers.constraints import Constraint
 from workers.parallel.communicator import Communicator
 from workers.runner import ModelRunner
+from workers.runners.cpu import CpuRunner
+from workers.runners.runner import Runner
+from workers.runners.xpu import xpu_runner
 
 VOCAB = 1024
 END, CLOSE, LETTERS = 1000, 1001, 1002
@@ -225,9 +230,29 @@ def test_answers_have_their_form_and_the_others_are_what_they_are_alone(
     assert answers_of(drafting, samples_of(), drafter=guess, chunk=7) == found
 
 
+def with_layers(directory: Path, kind: Callable[..., Runner], ops: str) -> tuple[ModelRunner, ModelRunner]:
+    """A model with a layer that drafts, and is often right: without drafts and with them."""
+    write_walk(directory / "walk", np.random.default_rng(0).permutation(VOCAB), is_by_hidden=True)
+    options: dict[str, Any] = {"run_dir": str(directory), "num_kv_blocks": 512, "ops": ops}
+    plain = make_runner(directory / "walk", **options)
+    return plain, make_runner(directory / "walk", kind=kind, **options, speculative_config=drafting(2))
+
+
+@pytest.fixture(scope="module")
+def layered(directory: Path) -> tuple[ModelRunner, ModelRunner]:
+    return with_layers(directory, CpuRunner, "native")
+
+
+@pytest.fixture(scope="module")
+def layered_on_device(directory: Path) -> tuple[ModelRunner, ModelRunner]:
+    return with_layers(directory, xpu_runner, "reference")
+
+
+@pytest.mark.parametrize("kind", ["runners", "layered", "layered_on_device"])
 def test_late_masks_skip_their_rows_and_change_no_token(
-    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    runners: tuple[ModelRunner, ModelRunner] = request.getfixturevalue(kind)
     found = answers_of(runners[0], samples_of())
     monkeypatch.setattr(constraints, "SLOW_NS", -1)  # every constraint is slow, and no step waits for it
     monkeypatch.setattr(constraints, "STEP_NS", 0)
@@ -236,6 +261,7 @@ def test_late_masks_skip_their_rows_and_change_no_token(
     fill, num_late = Constraint._fill, 0
     gate = threading.Event()
     monkeypatch.setattr(Constraint, "_fill", lambda self, place: (gate.wait(10), fill(self, place)))
+    most = []  # tokens that a row brought
     for runner in runners:
         serving, samples = Serving(runner), samples_of()
         gate.set()
@@ -247,7 +273,10 @@ def test_late_masks_skip_their_rows_and_change_no_token(
             assert not any(sample.is_late for sample in samples[::2]), "rows without a form are never late"
             (gate.clear if serving.num_steps % 3 == 0 else gate.set)()
         assert [sample.answer() for sample in samples] == found
+        most.append(max(serving.num_tokens_of_rows))
     assert num_late > 10
+    assert most[0] == 1
+    assert kind == "runners" or most[1] > 1, "layers draft all the same"
 
 
 def test_cheap_masks_do_not_wait_for_another_source(

@@ -157,9 +157,10 @@ class Drafting:
         return wanted.tobytes() if is_wanted else b"", by_newcomers
 
     def propose(self) -> None:
-        """Guess what comes next in the slots of the last step that have got tokens."""
+        """Guess what comes next in the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no
+        token and comes again: its hidden state is that of its last token by now, so layers have no guesses for it."""
         assert self._rows is not None, "nothing is guessed behind a step that was not looked at"
-        slots = self._rows.slots[self._counts > 0]
+        slots = self._rows.slots[self._rows.num_sampled > 0]
         self._lengths.clear(slots)
         for index, (drafter, is_used) in enumerate(self._drafters):
             if is_used:
