@@ -19,6 +19,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -39,10 +40,18 @@ ADMIN_PATHS = (  # where vLLM and FastDeploy have them
     "/clear_load_weight",
     "/update_model_weight",
 )
+GIVEN_KEY = "tokamak.given"  # in the scope of a request that this server makes again: `Given`
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _NUM_REMEMBERED = 256  # names and addresses, of which nearly every request brings one of the last ones
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
+
+
+class Given(NamedTuple):
+    """What the headers and the address of a request said when a client sent it."""
+
+    source: str
+    priority: int
 
 
 class Access:
@@ -97,16 +106,19 @@ class Access:
             raise _unauthorized("admin", "invalid_admin_key")
 
 
-def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> int:
+def priority_of(request: HTTPConnection, asked: int | None, config: EngineConfig) -> int:
     """With which priority a request runs that asks for `asked`: a key's own priority is the best that its requests get.
     400 where requests may not choose."""
+    given: Given | None = request.scope.get(GIVEN_KEY)
+    if given is not None:
+        return given.priority
     if asked and not config.request_priority:
         raise RequestError(
             f"priority: {asked}, but this server takes none from requests (--no-request-priority); leave it out",
             code="invalid_value",
             param="priority",
         )
-    best = dict(config.api_key_priority).get(_key_of(headers, config.api_key))
+    best = dict(config.api_key_priority).get(_key_of(request.headers, config.api_key))
     if best is None:
         return asked or 0
     return best if asked is None else max(best, asked)
@@ -115,6 +127,9 @@ def priority_of(headers: Headers, asked: int | None, config: EngineConfig) -> in
 def source_of(request: HTTPConnection, config: EngineConfig) -> str:
     """Whose a request is: its key's, else that of where it came from. Empty: nobody can tell. It names neither to who reads
     messages."""
+    given: Given | None = request.scope.get(GIVEN_KEY)
+    if given is not None:
+        return given.source
     key = _key_of(request.headers, config.api_key)
     return _source(f"key {key}") if key else _source_at(_client_of(request, config.trusted_proxies))
 

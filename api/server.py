@@ -115,6 +115,7 @@ class ApiActor(Actor):
         Connection.admission = Admission(
             num_connections, config.max_connections_per_address, config.trusted_proxies, config.root_path
         )
+        self._background.services = services
         gate = Gate(services)
         self._batches.ask = gate.ask
         tls = None
@@ -226,6 +227,7 @@ class ApiActor(Actor):
             self._server.should_exit = True
         grace_ns = int(min(MAX_GRACE_S, self.context.config.stop_timeout_s / 3) * 1e9)
         if now_ns - self._stop_ns > grace_ns:
+            self._background.stop()
             self.client.stop(grace=False)
         if now_ns - self._stop_ns > 2 * grace_ns:
             self._server.cut_connections()

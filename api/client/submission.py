@@ -32,7 +32,7 @@ V = TypeVar("V", int, float)
 
 DRY_BREAKERS = ("\n", ":", '"', "*")  # text-generation-webui's and llama.cpp's
 _SEED_MASK = 2**64 - 1
-_RANK_HEADER = "x-data-parallel-rank"  # as vLLM's
+RANK_HEADER = "x-data-parallel-rank"  # as vLLM's
 
 
 def sampling_params(
@@ -197,7 +197,7 @@ def open_generation(
             prompts,
             sampling,
             best_of,
-            priority_of(request.headers, body.priority, config),
+            priority_of(request, body.priority, config),
             pinned_replica(request.headers, config.data_parallel_size),
             parsing,
         )
@@ -265,13 +265,13 @@ def deadline_of(exchange: Exchange, body: GenerationRequest | PoolingRequest) ->
 
 def pinned_replica(headers: Headers, num_replicas: int) -> int:
     """The replica that a client asks for; -1: it leaves that to the engine."""
-    given = headers.get(_RANK_HEADER)
+    given = headers.get(RANK_HEADER)
     if given is None:
         return -1
     if given not in map(str, range(num_replicas)):
         raise RequestError(
-            f"{_RANK_HEADER} is {given[:20]!r}, the replicas are 0 to {num_replicas - 1}; name one of them, or leave it out",
-            param=_RANK_HEADER,
+            f"{RANK_HEADER} is {given[:20]!r}, the replicas are 0 to {num_replicas - 1}; name one of them, or leave it out",
+            param=RANK_HEADER,
         )
     return int(given)
 

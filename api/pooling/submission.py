@@ -39,7 +39,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
             "truncate_prompt_tokens", f"{num_kept} is more than the model's limit of {limit} tokens; send less, or -1"
         )
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids), truncate_prompt_tokens=num_kept)
-    priority = priority_of(request.headers, body.priority, config)
+    priority = priority_of(request, body.priority, config)
     source = source_of(request, config)
     replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(exchange, body)
     submits = [

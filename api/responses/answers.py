@@ -9,7 +9,6 @@ from msgspec import UNSET, UnsetType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-OPEN: tuple[ResponseStatus, ...] = ("queued", "in_progress")
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):

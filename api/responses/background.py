@@ -1,30 +1,36 @@
-"""Responses with `background: true`: made while no client waits. Owned by one api process, which is the one that was asked.
+"""Responses with `background: true`: made while no client waits. Owned by one api process, at first the one that was asked.
 
 A response is a file from its first moment on (`store.py`), so that each api process can show it, and so are the events of one
-with `stream: true`, from which a stream goes on where a client lost it. Its request is an open one like any other: it outlives
-the death of all actors behind the edge. Where its own api process dies, it has failed.
+with `stream: true`, from which a stream goes on where a client lost it, and what it is made of. Its request is an open one like
+any other: it outlives the death of all actors behind the edge. Where its own api process dies, the first that sees that claims
+it and makes it again (`takeover.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from api.client.generation import Generation
-from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
+from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredRequest, StoredResponse
 from api.schemas.requests import invalid
 from engine.errors import RequestError
 from engine.process.context import ActorContext
 from engine.process.shares import has_room
 
 if TYPE_CHECKING:
+    from api.exchange import Services
     from api.responses.answers import OpenAIResponse  # of routes that most engines are never asked for
 
 MAX_OPEN = 64  # of a source alone; twice as many of all
 TOUCH_INTERVAL_NS = 1_000_000_000
+_BUSY = (429, 503)
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
 
 
 class Writer(Protocol):
@@ -47,6 +53,7 @@ class Writer(Protocol):
 class BackgroundResponses:
     def __init__(self, context: ActorContext, store: ResponseStore) -> None:
         self.owner = f"{context.name}:{context.epoch}"
+        self.services: Services | None = None  # set once there are some
         self._context = context
         self._store = store
         self._open: dict[str, str] = {}  # ids of responses that are made -> sources
@@ -54,6 +61,8 @@ class BackgroundResponses:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._touched_ns = 0
+        self._epochs: list[int] = []  # of all api processes, when responses were looked for that have lost theirs
+        self._is_stopping = False
 
     def check_room(self, source: str) -> None:
         """429 where too many are under way."""
@@ -67,7 +76,7 @@ class BackgroundResponses:
                 retry_after_s=5,
             )
 
-    def begin(self, generation: Generation, writer: Writer, source: str, is_streaming: bool) -> None:
+    def begin(self, generation: Generation, writer: Writer, asked: StoredRequest) -> None:
         """Take a request over. RequestError: it cannot be stored."""
         response = writer.response
         if writer.num_item_bytes > MAX_RESPONSE_BYTES // 2:
@@ -75,20 +84,28 @@ class BackgroundResponses:
             limit = MAX_RESPONSE_BYTES // 2
             raise invalid("input", f"{writer.num_item_bytes} bytes, the limit of background responses is {limit}; send less")
         events = writer.queue(generation)
-        if not response.store or (is_streaming and not self._store.append_events(response.id, events)):
+        is_kept = response.store and self._store.save_request(response.id, asked)
+        if not is_kept or (asked.is_streaming and not self._store.append_events(response.id, events)):
             generation.close()
             self._store.delete(response.id)
             text = "there is no room to store a background response; try again later, or send it without background"
             raise RequestError(text, status=503, code="no_room", retry_after_s=30)
-        self._open[response.id] = source
-        task = asyncio.create_task(self._make(generation, writer, is_streaming))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin(response.id, asked.source, self._make(generation, writer, asked.is_streaming))
 
-    def is_lost(self, stored: StoredResponse) -> bool:
-        """Whether the process that makes it has died."""
-        name, _, epoch = stored.owner.partition(":")
-        return bool(epoch) and stored.owner != self.owner and self._context.counters.actor(name).epoch != int(epoch)
+    def is_lost(self, response_id: str, stored: StoredResponse) -> bool:
+        """Whether the process that makes it has died, and no other can."""
+        return self._is_orphan(stored) and not self._store.has_request(response_id)
+
+    def stop(self) -> None:
+        """The process ends; what it makes goes on in another."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        self._stir()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
 
     async def change(self) -> None:
         """Wait until something may have changed: in this process at once, in another within 100 ms."""
@@ -99,10 +116,64 @@ class BackgroundResponses:
     def on_tick(self, now_ns: int) -> None:
         """Several times a second."""
         self._stir()
+        epochs = [self._context.counters.actor(f"api{index}").epoch for index in range(self._context.config.api_processes)]
+        if epochs != self._epochs and not self._is_stopping and self._claim_orphans():
+            self._epochs = epochs
         if now_ns - self._touched_ns > TOUCH_INTERVAL_NS:
             self._touched_ns = now_ns
             self._store.touch(self._open)
             self._unsaved = [writer for writer in self._unsaved if not self._save(writer)]
+
+    def _begin(self, response_id: str, source: str, work: Coroutine[None, None, None]) -> None:
+        self._open[response_id] = source
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _is_orphan(self, stored: StoredResponse) -> bool:
+        name, _, epoch = stored.owner.partition(":")
+        return bool(epoch) and stored.owner != self.owner and self._context.counters.actor(name).epoch != int(epoch)
+
+    def _claim_orphans(self) -> bool:
+        """Whether all responses that have lost their process have another now."""
+        with self._store.claiming() as may_claim:
+            for response_id in self._store.requested_ids() if may_claim else ():
+                data, asked = self._store.load(response_id), self._store.load_request(response_id)
+                stored = None if data is None else msgspec.json.decode(data, type=StoredResponse)
+                if stored is None or asked is None or not is_open(stored):
+                    if response_id not in self._open:
+                        self._store.delete_request(response_id)
+                elif self._is_orphan(stored):
+                    stored.owner = self.owner
+                    if self._store.save(response_id, msgspec.json.encode(stored)):
+                        self._begin(response_id, asked.source, self._make_again(response_id, stored, asked))
+        return may_claim
+
+    async def _make_again(self, response_id: str, stored: StoredResponse, asked: StoredRequest) -> None:
+        """As long as the engine has no room for it, try again."""
+        from api.responses.takeover import opened  # of use where a process has died
+
+        assert self.services is not None
+        wait_s = _FIRST_WAIT_S
+        while True:
+            stored.key = uuid.uuid4().hex
+            self._store.save(response_id, msgspec.json.encode(stored))
+            try:
+                generation, writer = await opened(self.services, stored, asked)
+                break
+            except RequestError as error:
+                if error.status not in _BUSY:
+                    self._context.log.warning("response %s cannot be made again: %s", response_id, error)
+                    self._store.save(response_id, msgspec.json.encode(_failed(stored, str(error))))
+                    self._ended(response_id)
+                    return
+            except OSError as error:
+                self._context.log.warning("response %s cannot be made again: %s", response_id, error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        events = writer.queue(generation)
+        is_streaming = asked.is_streaming and (not events or self._store.append_events(response_id, events))
+        await self._make(generation, writer, is_streaming)
 
     async def _make(self, generation: Generation, writer: Writer, is_streaming: bool) -> None:
         try:
@@ -113,6 +184,8 @@ class BackgroundResponses:
                     is_last = generation.is_finished
                     events = writer.take(generation)
                 except RequestError as error:
+                    if self._is_stopping:
+                        return
                     is_last, events = True, writer.failed(error)
                 if is_last and not self._save(writer):
                     self._unsaved.append(writer)
@@ -120,14 +193,19 @@ class BackgroundResponses:
                 self._stir()
         finally:
             generation.close()
+            generation.answered()
 
     def _save(self, writer: Writer) -> bool:
         """Whether a response that has ended needs no more care."""
         if not writer.keep():
             return False
-        self._open.pop(writer.response.id, None)
-        self._stir()
+        self._ended(writer.response.id)
         return True
+
+    def _ended(self, response_id: str) -> None:
+        self._store.delete_request(response_id)
+        self._open.pop(response_id, None)
+        self._stir()
 
     def _stir(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -136,11 +214,23 @@ class BackgroundResponses:
                 each.set_result(None)
 
 
+class _Status(msgspec.Struct):
+    status: str
+
+
+def is_open(stored: StoredResponse) -> bool:
+    """Whether it is still made, as far as its file says."""
+    return msgspec.json.decode(stored.response, type=_Status).status in ("queued", "in_progress")
+
+
 def with_status(stored: StoredResponse, is_lost: bool) -> bytes:
     """The response as clients see it. `is_lost`: one that has not ended never will."""
-    fields = msgspec.json.decode(stored.response) if is_lost else {}
-    if fields.get("status") not in ("queued", "in_progress"):
-        return bytes(stored.response)
-    text = "the HTTP process that made this response has ended; send the request again"
-    fields |= {"status": "failed", "error": {"code": "server_error", "message": text}}
-    return msgspec.json.encode(fields)
+    if is_lost and is_open(stored):
+        stored = _failed(stored, "the HTTP process that made this response has ended; send the request again")
+    return bytes(stored.response)
+
+
+def _failed(stored: StoredResponse, message: str) -> StoredResponse:
+    fields = msgspec.json.decode(stored.response)
+    fields |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+    return msgspec.structs.replace(stored, response=msgspec.Raw(msgspec.json.encode(fields)))

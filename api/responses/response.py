@@ -30,6 +30,7 @@ from api.responses.conversation import ResponseTranslation, has_logprobs
 from api.responses.items import Items
 from api.responses.requests import ResponsesRequest
 from api.responses.store import MAX_RESPONSE_BYTES, StoredResponse
+from api.responses.told import ToldEvents
 from api.schemas.requests import dump
 from api.schemas.responses import encoder
 from api.sse import EventWriter
@@ -57,17 +58,21 @@ class ResponseWriter(EventWriter):
         fields: dict[str, Any],
         body: ResponsesRequest,
         translation: ResponseTranslation,
+        response_id: str = "",
+        told: ToldEvents | None = None,
     ) -> None:
-        """`fields`: of the body as it was sent, with all items of the conversation as its `input`."""
+        """`fields`: of the body as it was sent, with all items of the conversation as its `input`. `response_id`: of a response
+        that is made again, whose events so far are `told`."""
         self._store = exchange.services.responses
         self._translation = translation
         self._items_sent = dump(fields["input"], "input")
         self._num_logprobs = (body.top_logprobs or 0) if has_logprobs(body) else None
-        self._num_events = 0
+        self._told = told
+        self._num_events = told.number if told is not None else 0
         self._key, self._owner = (exchange.key, exchange.services.background.owner) if body.background else ("", "")
         reasoning = body.reasoning
         self.response = OpenAIResponse(
-            id=self._store.new_id(exchange.source),  # who knows it may read it: made of nothing that logs tell
+            id=response_id or self._store.new_id(exchange.source),  # who knows it may read it: made of nothing that logs tell
             created_at=int(time.time()),
             status="queued" if body.background else "in_progress",
             background=bool(body.background),
@@ -201,6 +206,8 @@ class ResponseWriter(EventWriter):
         return [msgspec.Raw(encoder.encode(entry)) for entry in chat_logprobs(entries, LogprobsShown(self._num_logprobs))]
 
     def _encoded(self, events: list[ResponseEvent]) -> bytes:
+        if self._told is not None:
+            events = self._told.rest(events)
         begin = self._num_events
         self._num_events += len(events)
         return b"".join(encoded(event, number) for number, event in enumerate(events, begin))

@@ -12,20 +12,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.client.generation import Generation
 from api.errors import json_response
 from api.exchange import Exchange, until_finished
 from api.responses.answers import CompactedResponse, DeletedResponse, InputItems, InputTokens
-from api.responses.background import with_status
-from api.responses.conversation import ResponseTranslation, translate
+from api.responses.background import is_open, with_status
+from api.responses.conversation import ResponseTranslation
 from api.responses.input_items import identified
 from api.responses.items import Items, ids_of
 from api.responses.requests import InputTokensRequest, ResponsesRequest
 from api.responses.response import ResponseWriter, usage_of
-from api.responses.store import ResponseStore, StoredResponse
-from api.responses.stored_events import StoredEvents, is_open
-from api.responses.truncation import truncated
+from api.responses.store import ResponseStore, StoredRequest, StoredResponse
+from api.responses.stored_events import StoredEvents
+from api.responses.truncation import fitted
 from api.schemas import requests
-from api.schemas.requests import invalid, shown
+from api.schemas.requests import dump, invalid, shown
 from api.schemas.responses import encoder
 from api.sse import EventStream
 from api.translation import count_translated, cut_off, open_translated
@@ -47,7 +48,7 @@ T = TypeVar("T", bound=InputTokensRequest)
 async def create_response(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
-    fields, body, translation = await _read(request, ResponsesRequest)
+    fields, body, translation, num_past = await _read(request, ResponsesRequest)
     translation.add_ours(fields, ResponsesRequest)
     name = exchange.services.model.resolve(body.model)
     if body.background:
@@ -60,7 +61,7 @@ async def create_response(request: Request) -> Response:
     generation = await open_translated(request, translation)
     if body.background:
         generation.keeps_logprobs = True
-        exchange.services.background.begin(generation, writer, exchange.source, bool(body.stream))
+        exchange.services.background.begin(generation, writer, _asked(generation, fields, body, num_past))
         if body.stream:
             return StoredEvents(exchange.services, writer.response.id, headers=headers)
         return json_response(writer.response, headers=headers)
@@ -75,7 +76,7 @@ async def create_response(request: Request) -> Response:
 async def compact_conversation(request: Request) -> Response:
     """The route: the user's messages and a summary of all, to go on from."""
     exchange = Exchange.of(request)
-    fields, _, translation = await _read(request, InputTokensRequest, compacts=True)
+    fields, _, translation, _ = await _read(request, InputTokensRequest, compacts=True)
     generation = await open_translated(request, translation)
     with translation.restored():
         await until_finished(generation, request.receive)
@@ -98,7 +99,7 @@ async def compact_conversation(request: Request) -> Response:
 
 async def count_input_tokens(request: Request) -> Response:
     """The route."""
-    _, _, translation = await _read(request, InputTokensRequest)
+    _, _, translation, _ = await _read(request, InputTokensRequest)
     return json_response(InputTokens(await count_translated(request, translation)))
 
 
@@ -108,7 +109,7 @@ async def get_response(request: Request) -> Response:
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
     if request.query_params.get("stream", "false").lower() in ("false", "0"):
-        shown_now = with_status(stored, exchange.services.background.is_lost(stored))
+        shown_now = with_status(stored, exchange.services.background.is_lost(response_id, stored))
         return Response(shown_now, media_type="application/json")
     if exchange.services.responses.events(response_id, 0) is None:
         raise invalid("stream", "only a response that was created with background and stream is one; leave it out")
@@ -122,7 +123,7 @@ async def cancel_response(request: Request) -> Response:
     if not msgspec.json.decode(stored.response)["background"]:
         raise invalid("id", f"{shown(response_id)} was not created with background, only such a response can be cancelled")
     stored = await _ended(request, response_id, stored)
-    is_lost = Exchange.of(request).services.background.is_lost(stored)
+    is_lost = Exchange.of(request).services.background.is_lost(response_id, stored)
     return Response(with_status(stored, is_lost), media_type="application/json")
 
 
@@ -159,8 +160,9 @@ async def delete_response(request: Request) -> Response:
     return json_response(DeletedResponse(response_id))
 
 
-async def _read(request: Request, type_: type[T], compacts: bool = False) -> tuple[dict[str, Any], T, ResponseTranslation]:
-    """The fields of a body, whose `input` becomes all items of the conversation; the body; and its chat request."""
+async def _read(request: Request, type_: type[T], compacts: bool = False) -> tuple[dict[str, Any], T, ResponseTranslation, int]:
+    """The fields of a body, in which `input` becomes all items of the conversation; the body; its chat request; and the number
+    of items that are those of an earlier response."""
     exchange = Exchange.of(request)
     fields = await exchange.fields(request)
     _complete(fields)
@@ -186,10 +188,25 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
     assert isinstance(whole.input, list)
     if not whole.input:
         raise RequestError("input is required", code="missing_required_parameter", param="input")
-    translation = translate(body, whole.input, len(past), compacts)
-    if body.truncation == "auto":
-        translation = await truncated(request, body, whole.input, len(past), compacts) or translation
-    return fields, body, translation
+    translation = await fitted(request, body, whole.input, len(past), compacts)
+    return fields, body, translation, len(past)
+
+
+def _asked(generation: Generation, fields: dict[str, Any], body: ResponsesRequest, num_past: int) -> StoredRequest:
+    """What a response is made of, so that another process can."""
+    (sample,) = generation.samples
+    submit = sample.submit
+    seed = submit.sampling.seed
+    return StoredRequest(
+        fields=msgspec.Raw(dump({name: value for name, value in fields.items() if name != "input"}, "input")),
+        num_past=num_past,
+        is_streaming=bool(body.stream),
+        source=submit.source,
+        priority=submit.priority,
+        replica=submit.pinned_replica,
+        seed=seed - (1 << 64) if seed >= 1 << 63 else seed,
+        arrival_ns=submit.arrival_ns,
+    )
 
 
 def _complete(fields: dict[str, Any]) -> None:
@@ -248,13 +265,18 @@ def _found(request: Request, response_id: str) -> StoredResponse:
 async def _ended(request: Request, response_id: str, stored: StoredResponse) -> StoredResponse:
     """A response that is made in the background, which is ended first; in whichever process."""
     services = Exchange.of(request).services
-    if is_open(stored) and not services.background.is_lost(stored) and not services.client.abort(stored.key):
-        with contextlib.suppress(ControlError):
-            await services.control.ask_async(AbortRequest(stored.key), CANCEL_TIMEOUT_S)
     deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
-    while is_open(stored) and not services.background.is_lost(stored):
+    aborted = ""
+    while is_open(stored) and not services.background.is_lost(response_id, stored):
         if time.monotonic() > deadline_s:
             raise RequestError(f"{shown(response_id)} did not end within {CANCEL_TIMEOUT_S:g} s; try again", status=503)
+        if aborted != stored.key:  # at first, and where another process has taken it up since
+            if services.client.abort(stored.key):
+                aborted = stored.key
+            else:
+                with contextlib.suppress(ControlError):
+                    await services.control.ask_async(AbortRequest(stored.key), CANCEL_TIMEOUT_S)
+                    aborted = stored.key
         await services.background.change()
         stored = _found(request, response_id)
     return stored

@@ -7,13 +7,14 @@ where there is no room, the oldest of the source that has most go. An id begins 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ MAX_EVENTS_BYTES = 8 << 20  # of the events of a stream that can be read again
 _ROOM_STEP = 1 << 18
 _READ_BYTES = 1 << 16
 _EVENTS = ".events"
+_REQUEST = ".request"
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _OWNER = slice(5, 13)  # of an id
 
@@ -36,6 +38,19 @@ class StoredResponse(msgspec.Struct):
     items: msgspec.Raw  # of the conversation up to its end, as they may be sent
     key: str = ""  # of the request that makes it in the background
     owner: str = ""  # the api process that does, and its epoch: NAME:EPOCH
+
+
+class StoredRequest(msgspec.Struct):
+    """What a response that is made in the background is made of, beside the items that are stored with it."""
+
+    fields: msgspec.Raw  # of the body, but for `input`
+    num_past: int  # items of an earlier response
+    is_streaming: bool
+    source: str
+    priority: int
+    replica: int  # that its client asked for; -1: none
+    seed: int
+    arrival_ns: int  # CLOCK_MONOTONIC
 
 
 class ResponseStore:
@@ -54,13 +69,15 @@ class ResponseStore:
         """Whether it is kept."""
         if len(data) > min(self._max_bytes, MAX_RESPONSE_BYTES):
             return False
-        path = self._directory / response_id
-        unfinished = self._directory / f".{response_id}"
+        return self._write(response_id, data)
+
+    def _write(self, name: str, data: bytes) -> bool:
+        unfinished = self._directory / f".{name}"
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             self._make_room(len(data))
             unfinished.write_bytes(data)
-            unfinished.rename(path)
+            unfinished.rename(self._directory / name)
         except OSError as error:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
@@ -76,6 +93,51 @@ class ResponseStore:
             return (self._directory / response_id).read_bytes()
         except OSError:
             return None
+
+    def save_request(self, response_id: str, asked: StoredRequest) -> bool:
+        """Keep what a response is made of until it has ended. Whether it is kept."""
+        return self._write(f"{response_id}{_REQUEST}", msgspec.json.encode(asked))
+
+    def load_request(self, response_id: str) -> StoredRequest | None:
+        if _ID.fullmatch(response_id) is None:
+            return None
+        try:
+            return msgspec.json.decode((self._directory / f"{response_id}{_REQUEST}").read_bytes(), type=StoredRequest)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def has_request(self, response_id: str) -> bool:
+        return (self._directory / f"{response_id}{_REQUEST}").exists()
+
+    def delete_request(self, response_id: str) -> None:
+        """Its response has ended."""
+        with contextlib.suppress(OSError):
+            (self._directory / f"{response_id}{_REQUEST}").unlink()
+
+    def requested_ids(self) -> list[str]:
+        """The ids of all responses that have a stored request."""
+        try:
+            return [name.removesuffix(_REQUEST) for name in os.listdir(self._directory) if name.endswith(_REQUEST)]
+        except OSError:
+            return []
+
+    @contextlib.contextmanager
+    def claiming(self) -> Iterator[bool]:
+        """Whether this process alone may claim responses, within."""
+        if not self._directory.exists():
+            yield True
+            return
+        file = os.open(self._directory / ".claim", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            os.close(file)
 
     def append_events(self, response_id: str, data: bytes) -> bool:
         """Events of a stream, behind those that are there. Whether they are kept: there is a limit, and disks are full."""
@@ -110,10 +172,18 @@ class ResponseStore:
             return None
         return data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
 
+    def cut_events(self, response_id: str) -> bytes:
+        """All whole events of a stream; what is behind them, of a process that died, is removed. OSError."""
+        path = self._directory / f"{response_id}{_EVENTS}"
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
+        os.truncate(path, len(whole))
+        return whole
+
     def touch(self, response_ids: Iterable[str]) -> None:
         """Responses that are still made are the last to go."""
         for response_id in response_ids:
-            for name in (response_id, f"{response_id}{_EVENTS}"):
+            for name in (response_id, f"{response_id}{_EVENTS}", f"{response_id}{_REQUEST}"):
                 with contextlib.suppress(OSError):
                     os.utime(self._directory / name)
 
@@ -133,6 +203,7 @@ class ResponseStore:
         except OSError:
             return False
         (self._directory / f"{response_id}{_EVENTS}").unlink(missing_ok=True)
+        self.delete_request(response_id)
         return True
 
     def _make_room(self, num_bytes: int) -> None:

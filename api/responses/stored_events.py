@@ -17,20 +17,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.exchange import Services
-from api.responses.answers import OPEN, ResponseStatus
-from api.responses.background import with_status
+from api.responses.background import is_open, with_status
 from api.responses.response import END_NAMES
 from api.responses.store import StoredResponse
 from api.sse import KEEP_ALIVE
-
-
-class _Status(msgspec.Struct):
-    status: ResponseStatus
-
-
-def is_open(stored: StoredResponse) -> bool:
-    """Whether it is still made, as far as its file says."""
-    return msgspec.json.decode(stored.response, type=_Status).status in OPEN
 
 
 class StoredEvents(Response):
@@ -71,6 +61,9 @@ class StoredEvents(Response):
                 written_ns = time.monotonic_ns()
             if self._has_end or end is not None:
                 break
+            if self._services.background.is_stopping:  # its reader comes back, to another process
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
             if interval_ns and time.monotonic_ns() - written_ns > interval_ns:
                 await self._write(send, KEEP_ALIVE)
                 written_ns = time.monotonic_ns()
@@ -103,7 +96,7 @@ class StoredEvents(Response):
         if data is None:
             return {}
         stored = msgspec.json.decode(data, type=StoredResponse)
-        is_lost = self._services.background.is_lost(stored)
+        is_lost = self._services.background.is_lost(self._response_id, stored)
         if is_open(stored) and not is_lost:
             return None
         found: dict[str, Any] = orjson.loads(with_status(stored, is_lost))

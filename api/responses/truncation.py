@@ -28,6 +28,16 @@ _OUTPUTS = (FunctionOutputItem, CustomOutputItem, LocalShellOutputItem, ToolSear
 _TOO_LONG = "context_length_exceeded"
 
 
+async def fitted(
+    request: Request, body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool = False
+) -> ResponseTranslation:
+    """The chat request of a conversation, or of what there is room for where the body wants that."""
+    translation = translate(body, items, num_past, compacts)
+    if body.truncation == "auto":
+        return await truncated(request, body, items, num_past, compacts) or translation
+    return translation
+
+
 async def truncated(
     request: Request, body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool
 ) -> ResponseTranslation | None:

@@ -64,7 +64,7 @@ def test_batch_outlives_any_process(
     assert answers(client, finished(client, batch)) == undisturbed
 
 
-@pytest.mark.parametrize("victim", ["worker0", "scheduler", "tokenizer0"])
+@pytest.mark.parametrize("victim", ["worker0", "scheduler", "tokenizer0", "api0"])
 def test_background_stream_outlives_the_engine(engine: EngineProcess, client: openai.OpenAI, victim: str) -> None:
     """Its client leaves, and reads the rest later."""
     model = client.models.list().data[0].id

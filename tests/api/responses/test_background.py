@@ -15,8 +15,8 @@ from api.responses.conversation import translate
 from api.responses.requests import InputTokensRequest
 from api.responses.truncation import choices_of
 from api.schemas.requests import convert
-from engine.messages import AbortRequest, ChatPrompt
-from tests.api.edge import Edge
+from engine.messages import ChatPrompt
+from tests.api.edge import CHILD, Edge
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import wait_until
 
@@ -132,23 +132,80 @@ def test_background_responses_are_limited(thinker: Edge, responder: openai.OpenA
         assert ended(responder, start(responder, 1).id).output_text == said_text(1)
 
 
-def test_response_of_a_dead_http_process_has_failed(thinker: Edge, responder: openai.OpenAI) -> None:
+def kill_http(edge: Edge, *, is_gentle: bool = False) -> None:
+    """The HTTP process ends, and its next life begins."""
+    if is_gentle:
+        edge.child.terminate()
+    else:
+        edge.child.kill()
+    edge.child.wait()
+    edge.start_child(edge.counters.actor(CHILD).epoch + 1)
+
+
+@pytest.mark.parametrize("is_gentle", [False, True])
+def test_background_stream_outlives_its_http_process(thinker: Edge, responder: openai.OpenAI, is_gentle: bool) -> None:
+    """The next life makes it with the same seed, though in other pieces, and its events follow those that were read."""
     over = ended(responder, start(responder, 3).id)
+    fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "metadata": {"a": "b"}}
+    with thinker.paced(5):
+        stream = start(responder, 20, stream=True, **fields)
+        seen = [next(stream) for _ in range(8)]
+        response_id = seen[0].response.id
+        first = thinker.peer.submits()[-1]
+        thinker.peer.at_once = 3
+        try:
+            kill_http(thinker, is_gentle=is_gentle)
+            wait_until(lambda: thinker.peer.submits()[-1].request_id != first.request_id, what="it is made again")
+            again = thinker.peer.submits()[-1]
+        finally:
+            thinker.peer.at_once = 1
+    assert (again.sampling, again.source, again.prompt) == (first.sampling, first.source, first.prompt)
+    rest = list(responder.responses.retrieve(response_id, stream=True, starting_after=seen[-1].sequence_number))
+    events = [*seen, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    others = [event.type for event in events if not event.type.endswith(".delta")]
+    assert len(set(others)) == len(others) == 9
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == said_text(20)
+    done = ended(responder, response_id)
+    assert (done.status, done.output_text, done.metadata) == ("incomplete", said_text(20), {"a": "b"})
+    assert sum(len(event.logprobs or ()) for event in deltas) == 20
+    assert events[-1].response.to_dict() == done.to_dict()
+    assert done.created_at == seen[0].response.created_at
+    assert responder.responses.retrieve(over.id) == over
+    assert not list(thinker.run.responses_path.glob("*.request"))
+
+
+def test_response_can_be_cancelled_after_its_process_died(thinker: Edge, responder: openai.OpenAI) -> None:
+    with thinker.paced(5):
+        begun = start(responder, 20)
+        wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
+        kill_http(thinker)
+        assert responder.responses.retrieve(begun.id).status == "in_progress"
+        assert responder.responses.cancel(begun.id).status == "cancelled"
+        wait_until(lambda: thinker.count("open_requests") == 0, what="the engine has dropped it")
+
+
+def test_response_without_its_request_has_failed(thinker: Edge, responder: openai.OpenAI) -> None:
+    """As where it had to make room, and its process died then."""
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
         seen = [next(stream) for _ in range(5)]
         response_id = seen[0].response.id
-        thinker.child.kill()
-        thinker.child.wait()
-        thinker.start_child(thinker.counters.actor("api0").epoch + 1)
+        (thinker.run.responses_path / f"{response_id}.request").unlink()
+        kill_http(thinker)
     lost = responder.responses.retrieve(response_id)
     assert (lost.status, lost.error is not None) == ("failed", True)
-    assert responder.responses.retrieve(over.id) == over
     events = list(responder.responses.retrieve(response_id, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.failed"
     assert responder.responses.cancel(response_id).status == "failed"
-    assert not [order for order in thinker.orders if isinstance(order, AbortRequest)]
+
+
+def test_logprobs_of_background_responses_are_let_go(thinker: Edge, responder: openai.OpenAI) -> None:
+    fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
+    assert ended(responder, start(responder, 20, **fields).id).output_text == said_text(20)
+    wait_until(lambda: thinker.count("held_logprobs") == 0, what="nothing is held")
 
 
 def test_response_without_a_stream_has_no_events(thinker: Edge, responder: openai.OpenAI) -> None:
