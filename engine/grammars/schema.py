@@ -7,14 +7,17 @@ become others, or are left out where the standard (or the request, by not being 
 - `uniqueItems` and `propertyNames` are left out where the schema is not strict;
 - `nullable` (OpenAPI) allows null;
 - an object with `properties` that says nothing of others has no others;
-- `const` and `enum` with integers beyond 2^53, which the library rounds, become rules of their own.
+- `const` and `enum` with integers and bounds with integers beyond 2^53, which the library rounds, become rules of their own.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from engine.grammars.integer_range import pattern_of
 
 KNOWN_FORMATS = frozenset(  # that llguidance has a regex for
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -136,6 +139,50 @@ def _values(node: Mapping[str, Any]) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
+def _has_large_bound(node: Mapping[str, Any]) -> bool:
+    return "integer" in _types(node) and any(type(node.get(key)) is int and abs(node[key]) > MAX_EXACT for key in _BOUNDS)
+
+
+def _types(node: Mapping[str, Any]) -> list[Any]:
+    types = node.get("type")
+    return types if isinstance(types, list) else [types]
+
+
+def _is_inexact(node: Mapping[str, Any]) -> bool:
+    """Whether the library would round a number of it."""
+    return _has_large(_values(node)) or _has_large_bound(node)
+
+
+def _integers(node: Mapping[str, Any]) -> str:
+    """A regex of the integers within the bounds of a schema; "" where there are none."""
+    lows = [math.ceil(node["minimum"])] if _is_number(node.get("minimum")) else []
+    highs = [math.floor(node["maximum"])] if _is_number(node.get("maximum")) else []
+    if _is_number(node.get("exclusiveMinimum")):
+        lows.append(math.floor(node["exclusiveMinimum"]) + 1)
+    if _is_number(node.get("exclusiveMaximum")):
+        highs.append(math.ceil(node["exclusiveMaximum"]) - 1)
+    return pattern_of(max(lows, default=None), min(highs, default=None))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _with_rounded_bounds(node: dict[str, Any]) -> dict[str, Any]:
+    """Bounds beyond 2^53 as numbers that the library has, so that nothing outside of them is allowed."""
+    if not _has_large_bound(node):
+        return node
+    made = dict(node)
+    for key, away in _BOUNDS.items():
+        bound = made.get(key)
+        if type(bound) is int and abs(bound) > MAX_EXACT:
+            rounded = int(float(bound)) if abs(bound) < 2**1000 else bound
+            if (rounded - bound) * away < 0:
+                rounded = int(math.nextafter(float(bound), away * math.inf))
+            made[key] = rounded
+    return made
+
+
 class _Rule:
     """Lark rules for a schema: `%json`, except on the way to integers that the library would round."""
 
@@ -145,14 +192,20 @@ class _Rule:
         self._literal = literal
         self._comma = literal(options.get("item_separator", ","))
         self._colon = literal(options.get("key_separator", ":"))
-        self._has_large = any(_has_large(_values(node)) for node in _nodes(root))
+        self._has_large = any(_is_inexact(node) for node in _nodes(root))
 
     def body(self, schema: Any, depth: int) -> str:
         target = self._resolved(schema, depth) if self._has_large and isinstance(schema, dict) else schema
-        if not isinstance(target, dict) or not any(_has_large(_values(node)) for node in self._reached(target)):
+        if not isinstance(target, dict) or not any(_is_inexact(node) for node in self._reached(target)):
             return self._json(schema)
         if _has_large(_values(target)):
             return f"({' | '.join(self._literal(json.dumps(value, ensure_ascii=False)) for value in _values(target))})"
+        if _has_large_bound(target) and set(target) <= _OF_INTEGERS and set(_types(target)) <= {"integer", "null"}:
+            pattern = _integers(target)
+            if not pattern:
+                raise ValueError(f"no integer is within the bounds of {_short(target)}")
+            null = ' | "null"' if "null" in _types(target) else ""
+            return f"(/{pattern}/{null})"
         alternatives = target.get("anyOf") or target.get("oneOf")
         if isinstance(alternatives, list) and set(target) <= {"anyOf", "oneOf", *_NOTES}:
             return f"({' | '.join(self.body(each, depth - 1) for each in alternatives)})"
@@ -161,6 +214,8 @@ class _Rule:
         if isinstance(target.get("items"), dict) and set(target) <= {"items", *_NOTES}:
             item = self.body(target["items"], depth - 1)
             return f'"[" {self._space} ({item} ({self._space} {self._comma} {self._space} {item})* {self._space})? "]"'
+        if not any(_has_large(_values(node)) for node in self._reached(target)):
+            return self._json(schema)
         raise ValueError(
             f"an integer beyond 2^53 is exact in const and enum of properties, items and anyOf alone: {_short(target)}"
         )
@@ -186,8 +241,11 @@ class _Rule:
 
     def _json(self, schema: Any) -> str:
         own = schema if isinstance(schema, dict) else {"allOf": [schema]}
+        own = _map(own, _with_rounded_bounds, _MAX_DEPTH)
         definitions = {
-            key: self._root[key] for key in ("$defs", "definitions") if isinstance(self._root, dict) and key in self._root
+            key: _map({key: self._root[key]}, _with_rounded_bounds, _MAX_DEPTH)[key]
+            for key in ("$defs", "definitions")
+            if isinstance(self._root, dict) and key in self._root
         }
         return "%json " + json.dumps({**definitions, **own, "x-guidance": dict(self._options)}, ensure_ascii=False)
 
@@ -220,6 +278,8 @@ class _Rule:
 
 
 _NOTES = ("title", "description", "default", "examples", "$defs", "definitions", "$schema", "$id", "type")
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}  # with the side on which integers are
+_OF_INTEGERS = {*_BOUNDS, "format", *_NOTES}
 _OF_OBJECTS = {"properties", "required", "additionalProperties", *_NOTES}
 
 

@@ -112,6 +112,38 @@ def test_named_properties_are_all_there_are(matching: Matching) -> None:
     assert takes(matching, parts, '{"a": 1, "b": 2}')
 
 
+@pytest.mark.parametrize("value", [LARGE, -LARGE, 2**63 - 1, 2**80 + 1])
+def test_large_bounds_are_exact(matching: Matching, value: int) -> None:
+    one = {"type": "integer", "minimum": value, "exclusiveMaximum": value + 1}
+    from_it: dict[str, Any] = {"type": "integer", "minimum": value, "title": "Id"}
+    up_to_it: dict[str, Any] = {"type": ["integer", "null"], "maximum": value}
+    for schema, right, wrong in [
+        (one, [value], [value - 1, value + 1]),
+        (from_it, [value, value + 1, 10 * abs(value)], [value - 1]),
+        (up_to_it, [value, value - 1, 0 if value > 0 else 2 * value], [value + 1]),
+    ]:
+        object_ = {"type": "object", "properties": {"id": schema, "n": {"$ref": "#/$defs/n"}}, "$defs": {"n": schema}}
+        for integer in right:
+            assert takes(matching, schema, str(integer)), (schema, integer)
+            assert takes(matching, object_, f'{{"id": {integer}, "n": {integer}}}'), (schema, integer)
+        for integer in wrong:
+            assert not takes(matching, schema, str(integer)), (schema, integer)
+            assert not takes(matching, object_, f'{{"n": {integer}}}'), (schema, integer)
+    assert takes(matching, up_to_it, "null")
+    assert not takes(matching, one, "null")
+
+
+def test_large_bounds_in_other_places_are_kept(matching: Matching) -> None:
+    """Where no exact rule can be written, nothing beyond the bound is allowed."""
+    bounded = {"type": "integer", "minimum": 0, "maximum": LARGE}
+    for schema in (
+        {"type": "array", "items": bounded, "minItems": 1},
+        {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1, "$defs": {"n": bounded}},
+    ):
+        assert takes(matching, schema, f"[{LARGE - 1}]")
+        assert not takes(matching, schema, f"[{LARGE + 1}]")
+
+
 @pytest.mark.parametrize("value", [LARGE, -LARGE, 12345678901234567890, 2**80 + 1])
 def test_large_integers_are_exact(matching: Matching, value: int) -> None:
     constant = {"const": value}
