@@ -246,31 +246,37 @@ def stop(run: Run, options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="tokamak ctl", description="Look at an engine and give it orders.", allow_abbrev=False)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--run",
-        default="",
-        metavar="ID",
-        help="run id or its beginning; default: the engine that runs, else the newest dead one",
-    )
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT_S,
-        metavar="S",
-        help="longest wait for an answer (default: %(default)g)",
-    )
+    _add_which(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, act: Callable[[Run, argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         command.set_defaults(act=act)
+        _add_which(command, default=argparse.SUPPRESS)  # after the command as well; what was given before it stays
         return command
 
     _add_looks(add)
     _add_orders(add)
     return parser
+
+
+def _add_which(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """The options that say which engine is meant."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--run",
+        metavar="ID",
+        help="run id or its beginning; default: the engine that runs, else the newest dead one",
+        **{"default": ""} | defaults,
+    )
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory", **defaults)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help=f"longest wait for an answer (default: {DEFAULT_TIMEOUT_S:g})",
+        **{"default": DEFAULT_TIMEOUT_S} | defaults,
+    )
 
 
 _Add = Callable[[str, Callable[[Run, argparse.Namespace], int], str], argparse.ArgumentParser]

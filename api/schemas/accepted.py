@@ -12,6 +12,8 @@ from msgspec import inspect
 
 MAX_LISTED = 24  # values of an enumeration
 
+NOTHING = "nothing"  # of fields that only an empty value fits
+
 Step = str | int  # name of a field, or index in a list
 
 
@@ -71,6 +73,8 @@ def _described(type_: inspect.Type) -> str:
         return f"an integer{_range(type_)}"
     if isinstance(type_, inspect.FloatType):
         return f"a number{_range(type_)}"
+    if getattr(type_, "max_length", None) == 0:
+        return NOTHING
     if isinstance(type_, inspect.StrType):
         pattern = f" that matches {type_.pattern}" if type_.pattern else ""
         return f"a string{_length(type_, 'characters')}{pattern}"

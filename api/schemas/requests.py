@@ -14,7 +14,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from api.schemas.accepted import Step, accepted
+from api.schemas.accepted import NOTHING, Step, accepted
 from api.schemas.formats import FormatFields
 from engine.config import MAX_LOGPROBS
 from engine.errors import RequestError
@@ -477,7 +477,9 @@ def _named(text: str, fields: dict[str, Any], type_: type[msgspec.Struct]) -> Re
     got = "" if is_key or match is None else _got(fields, match["path"])
     if got:
         wanted = accepted(type_, _steps(match["path"]) if match else (), fields)
-        if wanted:
+        if wanted == NOTHING:
+            what, got = "not supported", f"{got}; leave it out"
+        elif wanted:
             what = f"expected {wanted}"
         elif what.startswith("Expected `null`"):
             what, got = "not supported", f"{got}; leave it out"

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.anthropic.requests import MessagesRequest
+from api.ollama.requests import OllamaGenerateRequest
 from api.responses.requests import ResponsesRequest
 from api.schemas.pooling import EmbeddingRequest
 from api.schemas.requests import ChatRequest, CompletionRequest, Conversation, convert
@@ -23,6 +25,16 @@ CASES: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
         EmbeddingRequest,
         {"input": "a", "truncate_prompt_tokens": -2},
         "truncate_prompt_tokens: expected an integer from -1 to 2147483647, got -2",
+    ),
+    (ResponsesRequest, {"conversation": "conv_1"}, "conversation: not supported, got 'conv_1'; leave it out"),
+    (ResponsesRequest, {"conversation": {"id": "c"}}, "conversation: not supported, got an object of 1; leave it out"),
+    (ResponsesRequest, {"prompt": {"id": "p"}}, "prompt: not supported, got an object of 1; leave it out"),
+    (ResponsesRequest, {"context_management": [{}]}, "context_management: not supported, got an array of 1; leave it out"),
+    (OllamaGenerateRequest, {"context": [1]}, "context: not supported, got an array of 1; leave it out"),
+    (
+        MessagesRequest,
+        {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "mcp_servers": [{}]},
+        "mcp_servers: not supp",
     ),
     (Conversation, {"messages": 5}, "messages: expected a list"),
 ]

@@ -101,6 +101,15 @@ def test_which_engine(engine: EchoEngine, tmp_path: Path) -> None:
     assert "manifest" in ctl(tmp_path, "--run-dir", str(tmp_path), "ps", code=1)
 
 
+def test_run_is_named_before_or_after_command(engine: EchoEngine) -> None:
+    root = root_of(engine)
+    shown = ctl(root, "--run", engine.run().run_id, "ps", "--json")
+    assert json.loads(ctl(root, "ps", "--json", "--run", engine.run().run_id))[0]["pid"] == json.loads(shown)[0]["pid"]
+    assert "no run zz" in ctl(root, "ps", "--run", "zz", code=1)
+    assert "no run zz" in ctl(root, "--run", "zz", "stop", "--timeout", "1", code=1)
+    assert "not allowed with" in ctl(root, "stop", "--run", engine.run().run_id, "--run-dir", str(root), code=2)
+
+
 def test_a_hung_engine_is_read(engine: EchoEngine) -> None:
     """Every process is stopped, the supervisor too: nobody could answer."""
     pids = engine.pids()

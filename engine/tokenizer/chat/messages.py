@@ -71,7 +71,11 @@ def _parted(content: str | list[Message]) -> list[Message]:
 def _normalized(message: Message, where: str) -> Message:
     if not isinstance(message.get("role"), str):
         raise _mistake(f"{where}.role is missing or no string")
+    message = _with_tool_calls(message)
     normalized = message | {"content": _content(message.get("content"), where)}
+    refusal = normalized.pop("refusal", None)
+    if refusal and isinstance(refusal, str) and not normalized["content"]:
+        normalized["content"] = refusal
     if message.get("tool_calls"):
         normalized["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     else:
@@ -80,6 +84,21 @@ def _normalized(message: Message, where: str) -> Message:
     if isinstance(reasoning, str):  # templates know it by either name
         normalized["reasoning_content"] = normalized["reasoning"] = reasoning
     return normalized
+
+
+def _with_tool_calls(message: Message) -> Message:
+    """OpenAI's older form of a call and of its result in today's form, which templates know."""
+    if message["role"] == "function":
+        return message | {"role": "tool", "tool_call_id": _function_id(message.get("name"))}
+    call = message.get("function_call")
+    if not isinstance(call, dict) or message.get("tool_calls"):
+        return message
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    return rest | {"tool_calls": [{"type": "function", "id": _function_id(call.get("name")), "function": call}]}
+
+
+def _function_id(name: Any) -> str:
+    return f"call_{name}"
 
 
 def _content(content: Any, where: str) -> str | list[Message]:

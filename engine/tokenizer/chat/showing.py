@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from engine.errors import RequestError
 from engine.tokenizer.chat.messages import Message
 from engine.tokenizer.chat.rewrites import (
     SYSTEM_ROLES,
@@ -31,6 +32,7 @@ from engine.tokenizer.chat.rewrites import (
 
 Rewrite = Callable[[list[Message]], list[Message]]
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MARK = "tokamakprobe"  # letters alone: no template quotes or cuts them
 _SHORT_IDS = ("tokamak00", "tokamak01")
 _LONG_IDS = ("call_tokamak_0123456789abcdef", "call_tokamak_0123456789abcdff")
@@ -57,10 +59,12 @@ class Showing:
     def __init__(self, source: str, attempt: Callable[[list[Message], Any], str]) -> None:
         self._source = source
         self._attempt = attempt
+        self._known_roles = set(_ROLES)
 
     def rewrite(self, messages: list[Message]) -> list[Message]:
-        """The messages in the form in which the template shows all of them."""
+        """The messages in the form in which the template shows all of them. RequestError: it drops a role."""
         roles = [message["role"] for message in messages]
+        self._check_roles(roles)
         has_calls = "tool" in roles or any(message.get("tool_calls") for message in messages)
         systems = [role for role in roles if role in SYSTEM_ROLES]
         is_late = len(systems) > (roles[0] in SYSTEM_ROLES)
@@ -76,6 +80,23 @@ class Showing:
         return messages
 
     # ------------------------------------------------------------------------------------------------------- roles
+
+    def _check_roles(self, roles: list[str]) -> None:
+        """A role that the template does not name and shows nowhere would be dropped without a word."""
+        for index, role in enumerate(roles):
+            if role in self._known_roles or role in self._source or not self._shows([_user(_MARK)], 1):
+                continue
+            marked = _message(role, _MARK)
+            if not any(
+                self._shows(messages, 1)
+                for messages in ([_user("u"), _assistant("a"), marked, _user("v")], [marked, _user("u")], [_user("u"), marked])
+            ):
+                raise RequestError(
+                    f"messages[{index}].role: {role!r} is not shown by the model's chat template; send one of {', '.join(_ROLES)}",
+                    code="invalid_value",
+                    param=f"messages[{index}].role",
+                )
+            self._known_roles.add(role)
 
     @cached_property
     def _tools(self) -> Any:

@@ -137,6 +137,34 @@ def test_tool_calls_and_missing_contents() -> None:
     assert render(template, prompt(*messages)) == '<{"x": [1]}><>'
 
 
+def test_older_function_calls_reach_the_prompt() -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}>{% endfor %}"
+    )
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}}
+    result = {"role": "function", "name": "f", "content": "R"}
+    assert render(template, prompt(called, result)) == '<assistant:f{"x": 1}><tool:R>'
+
+
+def test_refusal_of_history_reaches_the_prompt() -> None:
+    template = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}"
+    assert (
+        render(template, prompt({"role": "assistant", "content": None, "refusal": "No."}, USER)) == "<assistant:No.><user:Hi>"
+    )
+    assert render(template, prompt({"role": "assistant", "content": "a", "refusal": None})) == "<assistant:a>"
+
+
+def test_role_that_template_drops_is_refused() -> None:
+    template = "{% for m in messages if m.role in ['user', 'assistant'] %}<{{ m.content }}>{% endfor %}"
+    error = refusal(template, prompt(USER, {"role": "critic", "content": "bad"}))
+    assert "'critic'" in error.message
+    assert "system" in error.message
+    assert error.param == "messages[1].role"
+    shown = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}"
+    assert render(shown, prompt(USER, {"role": "critic", "content": "bad"})) == "<user:Hi><critic:bad>"
+
+
 @pytest.mark.parametrize(
     ("messages", "fragment"),
     [
