@@ -91,8 +91,9 @@ class Showing:
                 self._shows(messages, 1)
                 for messages in ([_user("u"), _assistant("a"), marked, _user("v")], [marked, _user("u")], [_user("u"), marked])
             ):
+                remedy = f"send one of {', '.join(_ROLES)}"
                 raise RequestError(
-                    f"messages[{index}].role: {role!r} is not shown by the model's chat template; send one of {', '.join(_ROLES)}",
+                    f"messages[{index}].role: {role!r} is not shown by this model's chat template; {remedy}",
                     code="invalid_value",
                     param=f"messages[{index}].role",
                 )
