@@ -2,7 +2,8 @@
 
 Data, read by `vllm.py` and `table.py`. A flag that is not here has the same name and meaning as ours; flags that spread an
 engine over hosts are in `other_hosts.py`. `tests/engine/options/vllm_flags.json` has the flags of vLLM's two newest versions,
-which `python -m tools.vllm_flags` reads from its wheels; each must be known.
+which `python -m tools.vllm_flags` reads from its wheels; each must be known. Flags that vLLM has dropped are here as long as
+recipes have them.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ _READING = "weights are read by mapping their files"
 _OFFLOAD = "weights are mapped from a packed file that processes share, none are offloaded"
 _DP = "replicas belong to one engine, which supervises them"
 _TIMEOUTS = "waits between ranks end when a rank dies (--hang-timeout)"
+_DRAFTS = "give --speculative-config, as in --speculative-config.method ngram"
 _CONTEXTS = "ranks share heads, not contexts; leave it out"
 
 VLLM_FLAGS: dict[str, Fate] = {
@@ -168,6 +170,43 @@ VLLM_FLAGS: dict[str, Fate] = {
     "enable_dbo": _refused("a rank runs one batch at a time", is_flag=True),
     "grpc": _refused("there is HTTP alone", is_flag=True),
     "tokens_only": _refused("the whole API is there", is_flag=True),
+    # those of older versions, in recipes that are still about
+    "disable_async_output_proc": _flag("the next step is always scheduled ahead"),
+    "disable_mm_preprocessor_cache": _flag("say --mm-processor-cache-gb 0"),
+    "enable_multimodal_encoder_data_parallel": _flag("the encoder runs as its ranks do"),
+    "enable_reasoning": _flag("--reasoning-parser says it"),
+    "engine_use_ray": _flag("ranks are processes of 1 host"),
+    "full_cuda_graph": _flag(_COMPILE),
+    "guided_decoding_backend": _none("llguidance writes every grammar"),
+    "guided_decoding_disable_additional_properties": _flag("an object that names its properties has no others"),
+    "guided_decoding_disable_any_whitespace": _flag("requests say it: disable_any_whitespace of structured_outputs"),
+    "guided_decoding_disable_fallback": _flag("llguidance writes every grammar"),
+    "long_lora_scaling_factors": _refused("adapters do not lengthen the context"),
+    "max_context_len_to_capture": _none(_COMPILE),
+    "max_prompt_adapter_token": _refused("there are no prompt adapters"),
+    "max_prompt_adapters": _refused("there are no prompt adapters"),
+    "multi_step_stream_outputs": _flag("what comes is sent at once"),
+    "ngram_prompt_lookup_max": _refused(_DRAFTS),
+    "ngram_prompt_lookup_min": _refused(_DRAFTS),
+    "num_lookahead_slots": _none("blocks for drafts are taken as they are needed"),
+    "num_scheduler_steps": _refused("a token is sent when its step ends; leave it out", "1"),
+    "override_pooler_config": _alias("pooler_config"),
+    "prompt_adapters": _refused("there are no prompt adapters"),
+    "qlora_adapter_name_or_path": _refused("give the adapter to --lora-modules"),
+    "rope_scaling": _refused("change the checkpoint's config.json"),
+    "rope_theta": _refused("change the checkpoint's config.json"),
+    "scheduler_delay_factor": _refused("prompts do not wait for others; leave it out", "0", "0.0"),
+    "num_speculative_tokens": _refused(_DRAFTS),
+    "spec_decoding_acceptance_method": _refused(_DRAFTS),
+    "speculative_disable_by_batch_size": _refused(_DRAFTS),
+    "speculative_draft_tensor_parallel_size": _refused(_DRAFTS),
+    "speculative_max_model_len": _refused(_DRAFTS),
+    "speculative_model": _refused(_DRAFTS),
+    "tokenizer_pool_extra_config": _none("tokenizers are processes (--tokenizer-processes)"),
+    "tokenizer_pool_size": _alias("tokenizer_processes"),
+    "tokenizer_pool_type": _none("tokenizers are processes (--tokenizer-processes)"),
+    "use_v2_block_manager": _flag("there is one"),
+    "worker_use_ray": _flag("ranks are processes of 1 host"),
     # those of the newest versions
     "additional_config": _none("there are no plugins that would read it"),
     "allow_deprecated_quantization": _flag(_STORED),

@@ -61,6 +61,14 @@ def test_what_acts(arguments: str, expected: dict[str, Any]) -> None:
     assert not any("without effect" in note for note in options.notes)
 
 
+def test_flags_of_older_versions_are_known() -> None:
+    given = "m --enable-reasoning --guided-decoding-backend xgrammar --use-v2-block-manager --worker-use-ray"
+    options = read_options(given.split(), {})
+    assert options.values["model"] == "m"
+    for flag in ("--enable-reasoning", "--guided-decoding-backend", "--use-v2-block-manager", "--worker-use-ray"):
+        assert any(note.startswith(flag) and "without effect: " in note for note in options.notes), flag
+
+
 def test_what_has_no_effect_is_noted() -> None:
     given = "--trust-remote-code m --swap_space 4 --enforce-eager -O3 -O.mode=3 --enable-chunked-prefill"
     options = read_options(given.split(), {"TOKAMAK_SWAP_SPACE": "4"})
@@ -75,6 +83,9 @@ def test_what_has_no_effect_is_noted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        ("--speculative-model x --num-speculative-tokens 5", "--speculative-config"),
+        ("--rope-scaling {} --rope-theta 10000", "config.json"),
+        ("--num-scheduler-steps 8", "leave it out"),
         ("--download-dir /data", "HF_HOME"),
         ("--logits-processors a:b", "no code is loaded"),
         ("--cpu-offload-gb 4", "leave it out"),
