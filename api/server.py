@@ -16,6 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -26,6 +27,7 @@ from api.app import Gate
 from api.batches.runner import BatchRunner
 from api.body_budget import BodyBudget
 from api.client.client import EdgeClient
+from api.client.generation import Generation
 from api.connection import Connection
 from api.exchange import Services
 from api.files.store import FileStore
@@ -35,8 +37,8 @@ from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
 from api.model import ServedModel
 from api.prometheus import Renderings
-from api.responses.background import BackgroundResponses
-from api.responses.store import ResponseStore
+from api.responses.background import BackgroundResponses, Writer
+from api.responses.store import ResponseStore, StoredRequest, StoredResponse
 from api.tls_listener import SecureConnection, TlsListener
 from api.watch import Watch
 from engine.checkpoint.record import ModelRecord
@@ -115,7 +117,7 @@ class ApiActor(Actor):
         Connection.admission = Admission(
             num_connections, config.max_connections_per_address, config.trusted_proxies, config.root_path
         )
-        self._background.services = services
+        self._background.reopen = partial(_reopened, services)
         gate = Gate(services)
         self._batches.ask = gate.ask
         tls = None
@@ -231,6 +233,12 @@ class ApiActor(Actor):
             self.client.stop(grace=False)
         if now_ns - self._stop_ns > 2 * grace_ns:
             self._server.cut_connections()
+
+
+async def _reopened(services: Services, stored: StoredResponse, asked: StoredRequest) -> tuple[Generation, Writer]:
+    from api.responses.takeover import opened  # of use where a process has died
+
+    return await opened(services, stored, asked)
 
 
 class _Server(uvicorn.Server):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -24,7 +24,6 @@ from engine.process.context import ActorContext
 from engine.process.shares import has_room
 
 if TYPE_CHECKING:
-    from api.exchange import Services
     from api.responses.answers import OpenAIResponse  # of routes that most engines are never asked for
 
 MAX_OPEN = 64  # of a source alone; twice as many of all
@@ -50,10 +49,13 @@ class Writer(Protocol):
     def keep(self) -> bool: ...
 
 
+Reopen = Callable[[StoredResponse, StoredRequest], Awaitable[tuple[Generation, Writer]]]
+
+
 class BackgroundResponses:
     def __init__(self, context: ActorContext, store: ResponseStore) -> None:
         self.owner = f"{context.name}:{context.epoch}"
-        self.services: Services | None = None  # set once there are some
+        self.reopen: Reopen | None = None  # has the api ask the engine once more for a stored response
         self._context = context
         self._store = store
         self._open: dict[str, str] = {}  # ids of responses that are made -> sources
@@ -151,15 +153,13 @@ class BackgroundResponses:
 
     async def _make_again(self, response_id: str, stored: StoredResponse, asked: StoredRequest) -> None:
         """As long as the engine has no room for it, try again."""
-        from api.responses.takeover import opened  # of use where a process has died
-
-        assert self.services is not None
+        assert self.reopen is not None
         wait_s = _FIRST_WAIT_S
         while True:
             stored.key = uuid.uuid4().hex
             self._store.save(response_id, msgspec.json.encode(stored))
             try:
-                generation, writer = await opened(self.services, stored, asked)
+                generation, writer = await self.reopen(stored, asked)
                 break
             except RequestError as error:
                 if error.status not in _BUSY:
