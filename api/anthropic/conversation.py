@@ -13,6 +13,9 @@ import msgspec
 
 from api.anthropic.requests import (
     AssistantTurn,
+    BlocksSource,
+    BrowserStateBlock,
+    CompactionBlock,
     ContextManagement,
     CountTokensRequest,
     DocumentBlock,
@@ -54,6 +57,7 @@ _NAMES = {
 _PASSED = ("model", "stream", "temperature", "top_k", "top_p")
 _LARGEST_EFFORT = {"max": "xhigh"}
 
+_SUMMARY = "Summary of the conversation so far:"
 _SEALED = ("type", "encrypted_content", "encrypted_index")
 
 Part = dict[str, Any]
@@ -71,7 +75,7 @@ def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
         elif isinstance(message, AssistantTurn):
             turns.add_assistant(message.content, place)
         else:
-            turns.add("system", _text_parts(message.content), place)
+            turns.add("system", _text_parts(message.content) or [_text("")], place)
     fields: dict[str, Any] = {"messages": turns.messages}
     if turns.messages and turns.messages[-1]["role"] == "assistant":
         if "tool_calls" in turns.messages[-1]:
@@ -85,6 +89,7 @@ def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
         ]
         if shown_tools:
             fields["tools"] = shown_tools
+        _check_choice(body, {tool["function"]["name"] for tool in shown_tools})
     fields |= _choice(body) | _thinking(body, model) | _format(body)
     if isinstance(body, MessagesRequest):
         fields |= {name: value for name in _PASSED if (value := getattr(body, name)) is not None}
@@ -126,7 +131,7 @@ class _Turns:
         for index, block in enumerate(content):
             if isinstance(block, ToolReferenceBlock):
                 self.referred.add(block.tool_name)
-            elif isinstance(block, ToolResultBlock):
+            if isinstance(block, ToolResultBlock):
                 if not isinstance(block.content, str):
                     self.referred |= {each.tool_name for each in block.content or () if isinstance(each, ToolReferenceBlock)}
                 self._add_said(said, place)
@@ -166,7 +171,7 @@ class _Turns:
             fields["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}} for call in calls
             ]
-        texts = [block for block in blocks if isinstance(block, TextBlock)]
+        texts = [block for block in blocks if isinstance(block, (TextBlock, CompactionBlock))]
         has_redacted = any(isinstance(block, RedactedThinkingBlock) for block in blocks)
         if (has_redacted or not is_only) and not (texts or fields):
             return  # nothing of it is for this model
@@ -180,10 +185,10 @@ def _text(text: str) -> Part:
 def _text_parts(content: str | list[TextBlock]) -> list[Part]:
     if isinstance(content, str):
         return [_text(content)] if content else []
-    return [_text(block.text) for block in content]
+    return [_text(block.text) for block in content if block.text]
 
 
-def _parts(blocks: Iterable[UserBlock], place: str) -> list[Part]:
+def _parts(blocks: Iterable[UserBlock | BrowserStateBlock | CompactionBlock], place: str) -> list[Part]:
     parts: list[Part] = []
     for block in blocks:
         if isinstance(block, TextBlock):
@@ -194,6 +199,10 @@ def _parts(blocks: Iterable[UserBlock], place: str) -> list[Part]:
             parts += _document_parts(block, place)
         elif isinstance(block, ToolReferenceBlock):
             parts.append(_text(f"Tool found: {block.tool_name}"))
+        elif isinstance(block, BrowserStateBlock):
+            parts.append(_text(msgspec.json.encode(block).decode()))
+        elif isinstance(block, CompactionBlock):
+            parts += [_text(f"{_SUMMARY}\n{block.content}")] if block.content else []
         elif isinstance(block, SearchResultBlock):
             _check_citations(block, place)
             parts += [_text(f"{block.title}\n{block.source}"), *_text_parts(block.content)]
@@ -211,6 +220,11 @@ def _document_parts(block: DocumentBlock, place: str) -> list[Part]:
     parts = [_text(text) for text in (block.title, block.context) if text]
     if isinstance(block.source, PlainTextSource):
         return [*parts, _text(block.source.data)]
+    if not isinstance(block.source, BlocksSource):
+        raise invalid(
+            f"{place}.content",
+            "PDFs and files are not read by this server; send their text, in a source of type text, or pages as images",
+        )
     content: str | list[TextBlock | ImageBlock] = block.source.content
     return [*parts, *([_text(content)] if isinstance(content, str) else _parts(content, place))]
 
@@ -228,8 +242,22 @@ def _tool(tool: Tool, place: str) -> Mapping[str, Any]:
         raise invalid(f"{place}.type", f"{shown(tool.type)} is a tool of Anthropic's own, which this server does not have")
     if tool.input_schema is None:
         raise invalid(f"{place}.input_schema", "is required")
-    given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    schema = tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
+    given = {"name": tool.name, "description": tool.description, "parameters": schema, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+
+
+def _check_choice(body: CountTokensRequest, shown_names: set[str]) -> None:
+    """A tool that no search has found cannot be chosen."""
+    deferred = {tool.name for tool in body.tools or () if tool.name not in shown_names}
+    if isinstance(body.tool_choice, ToolChoiceTool) and body.tool_choice.name in deferred:
+        raise invalid(
+            "tool_choice.name",
+            f"{shown(body.tool_choice.name)} has defer_loading, and no tool_reference names it yet; choose another, or send it "
+            "without defer_loading",
+        )
+    if isinstance(body.tool_choice, ToolChoiceAny) and deferred and not shown_names:
+        raise invalid("tool_choice", "demands a call, and all tools have defer_loading; send one without it, or leave it out")
 
 
 def _choice(body: CountTokensRequest) -> dict[str, Any]:

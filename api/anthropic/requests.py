@@ -44,8 +44,23 @@ class BlocksSource(msgspec.Struct, kw_only=True, tag_field="type", tag="content"
     content: str | list[TextBlock | ImageBlock]
 
 
+class PdfSource(msgspec.Struct, kw_only=True, tag_field="type", tag="base64"):
+    """Refused with what to send instead, like the two below."""
+
+    media_type: str = "application/pdf"
+    data: str = ""
+
+
+class PdfUrlSource(msgspec.Struct, kw_only=True, tag_field="type", tag="url"):
+    url: str = ""
+
+
+class FileSource(msgspec.Struct, kw_only=True, tag_field="type", tag="file"):
+    file_id: str = ""
+
+
 class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):
-    source: PlainTextSource | BlocksSource
+    source: PlainTextSource | BlocksSource | PdfSource | PdfUrlSource | FileSource
     title: str | None = None
     context: str | None = None
     citations: Citations | None = None
@@ -77,6 +92,19 @@ class ToolReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="to
     """A tool that a search found: from here on it is in the prompt."""
 
     tool_name: str
+
+
+class BrowserStateBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="browser_state"):
+    """What a browser shows, as a client's tool reports it."""
+
+    tabs: list[Any] = []
+    state_changes: list[Any] | None = None
+
+
+class CompactionBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
+    """A summary that another server made of the turns before."""
+
+    content: str | None = None
 
 
 class ServerToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="server_tool_use"):
@@ -126,7 +154,9 @@ class McpResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="mcp_
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None = None
+    content: (
+        str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock | BrowserStateBlock] | None
+    ) = None
     is_error: bool | None = None
 
 
@@ -142,7 +172,7 @@ ServerBlock = (
     | EditorResultBlock
     | McpResultBlock
 )
-AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerBlock
+AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | CompactionBlock | ServerBlock
 
 
 class UserTurn(msgspec.Struct, kw_only=True, tag_field="role", tag="user"):
@@ -164,7 +194,7 @@ class Tool(msgspec.Struct, kw_only=True):
     input_schema: Annotated[JsonObject, Meta(description="JSON Schema of an object.")] | None = None
     strict: Annotated[bool, Meta(description="Inputs follow `input_schema` to the letter.")] | None = None
     defer_loading: Annotated[bool, Meta(description="Not in the prompt until a `tool_reference` names the tool.")] | None = None
-    input_examples: Nothing | None = None
+    input_examples: Annotated[list[JsonObject], Meta(description="`examples` of the schema that the model sees.")] | None = None
 
 
 class ToolChoiceAuto(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
@@ -194,6 +224,10 @@ class ThinkingEnabled(msgspec.Struct, kw_only=True, tag_field="type", tag="enabl
 
 class ThinkingAdaptive(msgspec.Struct, kw_only=True, tag_field="type", tag="adaptive"):
     display: Display | None = None
+
+
+class ThinkingBetweenTools(msgspec.Struct, kw_only=True, tag_field="type", tag="between_tools"):
+    pass
 
 
 class ThinkingDisabled(msgspec.Struct, kw_only=True, tag_field="type", tag="disabled"):
@@ -230,7 +264,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = None
-    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     output_format: Annotated[JsonFormat | None, Meta(description="The older name of `output_config.format`.")] = None
     mcp_servers: Nothing | None = None

@@ -43,11 +43,12 @@ def sampling_params(
         if token_ids := getattr(request, param):
             check_vocabulary(param, token_ids, model)
     defaults = model.defaults
-    if max(num_logprobs, num_prompt_logprobs, len(request.logprob_token_ids or ())) > model.max_logprobs:
+    asked = max(num_logprobs, num_prompt_logprobs, len(request.logprob_token_ids or ()))
+    if asked > model.max_logprobs:
         raise invalid(
             _logprobs_param(request, model.max_logprobs),
-            f"more than the limit of {model.max_logprobs} log-probabilities at a position; ask for fewer, or start with a "
-            "higher --max-logprobs",
+            f"{asked} is more than the limit of {model.max_logprobs} log-probabilities at a position; ask for fewer, or start "
+            "with a higher --max-logprobs",
         )
     top_p = _first(request.top_p, defaults.top_p, 1.0)
     return SamplingParams(

@@ -50,7 +50,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[dict[str, Any] | str, Meta(description="An object, or its JSON text.")] = {}
 
 
 class OllamaToolCall(msgspec.Struct, kw_only=True):

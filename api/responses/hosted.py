@@ -83,6 +83,14 @@ class ApplyPatchCallOutputItem(HostedFields, tag_field="type", tag="apply_patch_
     pass
 
 
+class ProgramItem(HostedFields, tag_field="type", tag="program"):
+    pass
+
+
+class ProgramOutputItem(HostedFields, tag_field="type", tag="program_output"):
+    result: Any = None
+
+
 class ConfigurationUpdateItem(HostedFields, tag_field="type", tag="configuration_update"):
     pass
 
@@ -102,6 +110,8 @@ HostedItem = (
     | ShellCallOutputItem
     | ApplyPatchCallItem
     | ApplyPatchCallOutputItem
+    | ProgramItem
+    | ProgramOutputItem
     | ConfigurationUpdateItem
 )
 _LEFT_OUT = (McpListToolsItem, McpApprovalRequestItem, McpApprovalResponseItem, ConfigurationUpdateItem)
@@ -114,7 +124,7 @@ def is_left_out(item: HostedItem) -> bool:
 
 def has_output_item(item: HostedItem) -> bool:
     """Whether the client sends its result in an item of its own."""
-    return isinstance(item, (ComputerCallItem, ShellCallItem, ApplyPatchCallItem))
+    return isinstance(item, (ComputerCallItem, ShellCallItem, ApplyPatchCallItem, ProgramItem))
 
 
 def is_output(item: HostedItem) -> bool:
@@ -136,6 +146,8 @@ def call_of(item: HostedItem) -> tuple[str, str]:
 def result_of(item: HostedItem) -> str:
     """The result as text; pictures are left out."""
     results = [value for field in _RESULTS if (value := getattr(item, field)) is not None]
+    if isinstance(item, ProgramOutputItem) and item.result is not None:
+        results.append(item.result)
     if any(isinstance(value, dict) and value.get("type") == "computer_screenshot" for value in results):
         return "(a picture)"
     return "\n".join(value if isinstance(value, str) else _text(value) for value in results) or "(done)"

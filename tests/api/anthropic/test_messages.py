@@ -253,6 +253,12 @@ def test_parameters(thinker: Edge) -> None:
         ({"temperature": 3}, "temperature"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
+        ({"tools": [TOOL | {"defer_loading": True}], "tool_choice": {"type": "tool", "name": "weather"}}, "has defer_loading"),
+        ({"tools": [TOOL | {"defer_loading": True}], "tool_choice": {"type": "any"}}, "all tools have defer_loading"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "JVBE"}}]}]},
+            "send their text",
+        ),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0]"),
     ],
 )
@@ -315,6 +321,36 @@ def test_results_of_another_servers_tools_are_shown(thinker: Edge) -> None:
     assert messages[1]["tool_calls"][0]["function"] == {"name": "web_search", "arguments": {"query": "q"}}
     assert messages[2] == {"role": "tool", "content": '{"title":"Rain","url":"http://x"}', "tool_call_id": "srv_1"}
     assert messages[3]["content"] == "It rains."
+
+
+def test_newer_blocks_reach_the_prompt(thinker: Edge) -> None:
+    summary = {"role": "assistant", "content": [{"type": "compaction", "content": "So far."}]}
+    used = {"role": "assistant", "content": [USED]}
+    state = {"type": "browser_state", "tabs": [{"title": "News", "url": "http://x"}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_a", "content": [state]}]}
+    _, prompt, messages = submit_of(
+        thinker, {"messages": [*MESSAGES, summary, *MESSAGES, used, result], "thinking": {"type": "between_tools"}}
+    )
+    assert messages[1]["content"].endswith("So far.")
+    assert "News" in messages[-1]["content"]
+    assert orjson.loads(prompt.chat_template_kwargs)["enable_thinking"] is True
+
+
+def test_reference_of_a_user_names_its_tool(thinker: Edge) -> None:
+    reference = [{"role": "user", "content": [{"type": "tool_reference", "tool_name": "weather"}]}]
+    _, prompt, messages = submit_of(thinker, {"messages": reference, "tools": [DEFERRED]})
+    assert messages == [{"role": "user", "content": "Tool found: weather"}]
+    assert [tool["function"]["name"] for tool in orjson.loads(prompt.tools)] == ["weather"]
+
+
+def test_examples_of_inputs_reach_the_prompt(thinker: Edge) -> None:
+    _, prompt, _ = submit_of(thinker, {"tools": [TOOL | {"input_examples": [{"city": "Rome"}]}]})
+    assert orjson.loads(prompt.tools)[0]["function"]["parameters"]["examples"] == [{"city": "Rome"}]
+
+
+def test_empty_system_block_is_no_message(thinker: Edge) -> None:
+    _, _, messages = submit_of(thinker, {"system": [{"type": "text", "text": ""}]})
+    assert messages == MESSAGES
 
 
 @pytest.mark.parametrize("kind", ["clear_tool_uses_20250919", "clear_thinking_20251015"])

@@ -197,6 +197,11 @@ def test_a_conversation(thinker: Edge) -> None:
     assert found[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert [message.get("tool_call_id") for message in found if message["role"] == "tool"] == [ids[1], ids[0], "own", ids[2]]
     assert submit.prompt.add_generation_prompt  # type: ignore[union-attr]
+    cut = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1'}}]}
+    (call,) = messages_of(submit_of(thinker, {"messages": [*MESSAGES, cut, {"role": "tool", "content": "r"}]}))[-2][
+        "tool_calls"
+    ]
+    assert call["function"]["arguments"] == '{"a": 1'
     going_on = submit_of(thinker, {"messages": [*MESSAGES, {"role": "assistant", "content": "So"}]}).prompt
     assert isinstance(going_on, ChatPrompt)
     assert (going_on.continue_final_message, going_on.add_generation_prompt) == (True, False)
@@ -297,13 +302,13 @@ def test_what_changes_models_says_how_one_is_chosen(thinker: Edge, client: ollam
         ("/api/chat", {"format": "xml"}, 400, "format"),
         ("/api/chat", {"tools": [TOOL, TOOL]}, 400, "tools: two functions"),
         ("/api/chat", {"top_logprobs": 1}, 400, "top_logprobs"),
-        ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: more than the limit"),
+        ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: 21 is more than the limit"),
         ("/api/chat", {"shift": True}, 400, "shift"),
         ("/api/generate", {"template": "x"}, 400, "template"),
         ("/api/generate", {"context": [1, 2]}, 400, "context"),
         ("/api/generate", {"raw": True, "system": "s"}, 400, "system: not together with raw"),
         ("/api/generate", {"suffix": "s", "think": True}, 400, "think: not together with suffix"),
-        ("/api/generate", {"raw": True, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: more than the limit"),
+        ("/api/generate", {"raw": True, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: 21 is more than the limit"),
         ("/api/generate", {"prompt": "!reject 400", "raw": True}, 400, "refused"),
         ("/api/embed", {"input": "a"}, 400, "to generate text"),
         ("/api/embeddings", {"prompt": "a"}, 400, "to generate text"),

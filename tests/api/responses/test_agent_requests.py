@@ -158,6 +158,8 @@ def test_local_shell_call_is_returned_and_taken(thinker: Edge) -> None:
         ({"type": "compaction", "encrypted_content": seal("so far")}, "so far"),
         ({"type": "agent_message", "author": "a", "content": [{"type": "input_text", "text": "mail"}]}, "mail"),
         ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}], "encrypted_content": "gAAAA"}, "why"),
+        ({"type": "program", "id": "p", "call_id": "c", "code": "print(1)", "fingerprint": "f"}, "print(1)"),
+        ({"type": "program_output", "id": "q", "call_id": "c", "result": "one", "status": "completed"}, "one"),
         ({"type": "shell_call", "id": "s", "call_id": "c", "action": {"commands": ["ls"]}}, "commands"),
     ],
 )
