@@ -50,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [stored for stored in found if not {stored.name, stored.id}.isdisjoint(options.names)]
     missing = [name for name in options.names if not any(name in (stored.name, stored.id) for stored in chosen)]
     if missing:
-        print(f"tokamak models: error: there is no {', '.join(missing)}; `tokamak models` lists what there is", file=sys.stderr)
+        print(
+            f"tokamak models: error: there is no model {', '.join(map(repr, missing))}; `tokamak models` lists what there is",
+            file=sys.stderr,
+        )
         return 1
     removable = [stored for stored in chosen if not stored.is_embedded]
     if not removable:

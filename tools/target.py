@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from engine.errors import OptionError, TokamakError
 from engine.process.run_directory import choose_run, find_runs
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_HEADER = re.compile(r"[ -~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,18 @@ class Target:
     @classmethod
     def parse(cls, url: str, api_key: str = "") -> Target:
         """A server's base URL, with or without the `/v1` that OpenAI clients append. Raises OptionError."""
+        if not _HEADER.fullmatch(api_key):
+            raise OptionError("--api-key has characters that no header can have; give the key alone")
         scheme, _, path = url.partition(":")
         if scheme == "unix" and path:
             return cls(url, "localhost", 80, False, "", api_key, path)
         base = url.rstrip("/").removesuffix("/v1")
-        parts = urlsplit(base)
+        try:
+            parts = urlsplit(base)
+        except ValueError as error:
+            raise OptionError(f"--url is {url!r}: {error}; it must look like {DEFAULT_URL}") from None
+        if not _HEADER.fullmatch(base) or " " in base:
+            raise OptionError(f"--url is {url!r}, which has characters that no URL can have; write them as %XX")
         try:
             port = parts.port
         except ValueError as error:

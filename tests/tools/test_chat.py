@@ -103,6 +103,14 @@ def test_piped_text_joins_the_prompt() -> None:
     assert second["messages"][-1]["content"] == "Summarize:\n\nsome text"
 
 
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    with openai_server() as server:
+        done = chat("--url", server.url, "--system", os.fsdecode(b"be \xff"), os.fsdecode(b"what \xfe"))
+    assert (done.returncode, done.stderr) == (0, "")
+    (body,) = server.bodies(CHAT)
+    assert [message["content"] for message in body["messages"]] == ["be ?", "what ?"]
+
+
 def test_half_characters_and_control_characters() -> None:
     """Packets that cut a character in two; text that would drive the terminal."""
     with openai_server(Behaviour(pieces=("gr\u00fc\u00df \U0001f600", "\x1b[2J\x07!"), bytes_per_packet=3)) as server:

@@ -95,3 +95,17 @@ def test_where_none_runs(run: Run) -> None:
         find("--run", "feed")
     with pytest.raises(OptionError, match="must look like"):
         find("--url", "127.0.0.1:80")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://127.0.0.1:x", "ftp://h", "http://h/\u00fc", "http://1.2.3.4 5", "http://h\n"]
+)
+def test_wrong_url_is_named(url: str) -> None:
+    with pytest.raises(OptionError, match="--url"):
+        find("--url", url)
+
+
+@pytest.mark.parametrize("key", ["\u043a\u043b\u044e\u0447", "key\n", "\udcff"])
+def test_key_that_no_header_can_have_is_refused(key: str) -> None:
+    with pytest.raises(OptionError, match="--api-key"):
+        find("--url", DEFAULT_URL, "--api-key", key)

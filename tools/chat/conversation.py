@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import unicodedata
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-import orjson
 
 from engine.errors import OptionError, TokamakError
 from engine.installation import command
@@ -127,7 +127,8 @@ class Conversation:
                 raise TokamakError(f"{self._target.url} names no model; use --model") from None
 
     def _stream(self, body: dict[str, Any]) -> Iterator[Piece]:
-        with self._reply("POST", "/v1/chat/completions", orjson.dumps(body)) as reply:
+        data = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a text may hold bytes that are no UTF-8
+        with self._reply("POST", "/v1/chat/completions", data) as reply:
             for line in reply:
                 if not line.startswith(b"data:"):
                     continue
