@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from api.batches.lines import ROUTES, requests_in
+from api.batches.lines import MAX_LINE_BYTES, ROUTES, requests_in
 from api.schemas.requests import shown
 from engine.errors import RequestError
 
 MAX_REQUESTS = 50_000
+MAX_METADATA = 16
 WINDOW_S = 24 * 3600
 
 Status = Literal["in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
@@ -73,6 +75,11 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     error_id: str
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)
+]
+
+
 class CreateBatchRequest(msgspec.Struct, kw_only=True):
     input_file_id: str
     endpoint: Literal[
@@ -85,16 +92,16 @@ class CreateBatchRequest(msgspec.Struct, kw_only=True):
         "/v1/responses",
     ]
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
-def count_requests(path: Path, endpoint: str) -> int:
+def count_requests(path: Path, endpoint: str, max_line_bytes: int = MAX_LINE_BYTES) -> int:
     """How many requests are in a file, all of them right and for `endpoint`. RequestError names the first line that is not."""
     assert endpoint in ROUTES
     seen: dict[bytes, int] = {}  # not the ids: they may be long
     num_requests = 0
     try:
-        for request in requests_in(path):
+        for request in requests_in(path, max_line_bytes):
             num_requests += 1
             if request.error is not None:
                 raise _wrong(request.error.message)

@@ -100,27 +100,27 @@ _decoder, _names = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Name)
 _bodies, _answers = msgspec.json.Decoder(_Body), msgspec.json.Decoder(_Answer)
 
 
-def requests_in(path: Path) -> Iterator[Request]:
+def requests_in(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Request]:
     """Those of a file, malformed ones too; empty lines are none. OSError."""
     with open(path, "rb") as file:
-        for number, raw in enumerate(_lines(file), start=1):
+        for number, raw in enumerate(_lines(file, max_line_bytes), start=1):
             text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
             if text:
-                yield _request(number, text)
+                yield _request(number, text, max_line_bytes)
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
     """However long they are, no more than the limit is held of one."""
-    while raw := file.readline(MAX_LINE_BYTES + 1):
+    while raw := file.readline(max_bytes + 1):
         rest = raw
-        while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
+        while not rest.endswith(b"\n") and (rest := file.readline(max_bytes)):
             pass
         yield raw
 
 
-def _request(number: int, text: bytes) -> Request:
-    if len(text) > MAX_LINE_BYTES:
-        return _malformed(number, None, "line_too_long", f"longer than {MAX_LINE_BYTES} bytes")
+def _request(number: int, text: bytes, max_bytes: int) -> Request:
+    if len(text) > max_bytes:
+        return _malformed(number, None, "line_too_long", f"longer than {max_bytes} bytes")
     try:
         custom_id = _names.decode(text).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -21,8 +21,7 @@ from api.schemas.requests import invalid, shown
 from engine.errors import RequestError
 
 MAX_OPEN = 16  # of a user
-MAX_STORED = 256
-MAX_METADATA = 16
+MAX_STORED = 256  # then the oldest that is over makes room
 
 
 class BatchList(msgspec.Struct, kw_only=True):
@@ -38,8 +37,6 @@ async def create_batch(request: Request) -> Response:
     exchange = Exchange.of(request)
     files, batches = exchange.services.files, exchange.services.batches
     body = await exchange.parse(request, CreateBatchRequest)
-    if len(body.metadata or ()) > MAX_METADATA:
-        raise invalid("metadata", f"{len(body.metadata or ())} entries, the limit is {MAX_METADATA}")
     file = files.find(body.input_file_id)
     if file is None:
         text = f"there is no file {shown(body.input_file_id)}; upload it with purpose 'batch'"
@@ -48,15 +45,15 @@ async def create_batch(request: Request) -> Response:
         raise invalid("input_file_id", f"the file's purpose is {shown(file.purpose)}, expected 'batch'")
     own = [found.batch for each in files.ids("batch_", exchange.source) if (found := batches.find(each)) is not None]
     num_open = sum(batch.status in OPEN for batch in own)
-    if num_open >= MAX_OPEN or len(own) >= MAX_STORED:
-        limits = f"the limits are {MAX_OPEN} and {MAX_STORED}"
+    if num_open >= MAX_OPEN:
         raise RequestError(
-            f"too many batches: {num_open} of yours are under way, {len(own)} in all; {limits}",
+            f"too many batches: {num_open} of yours are under way, the limit is {MAX_OPEN}; wait for some, or cancel them",
             status=429,
             code="too_many_batches",
             retry_after_s=60,
         )
-    total = await asyncio.to_thread(count_requests, files.path(file.id), body.endpoint)
+    max_line_bytes = exchange.services.context.config.max_body_bytes  # what is longer would be refused then
+    total = await asyncio.to_thread(count_requests, files.path(file.id), body.endpoint, max_line_bytes)
     files.check_room(files.owner_of(exchange.source))
     now = int(time.time())
     batch = Batch(
@@ -69,7 +66,12 @@ async def create_batch(request: Request) -> Response:
         metadata=body.metadata,
     )
     output_id, error_id = files.new_id("file-", exchange.source), files.new_id("file-", exchange.source)
+    over = sorted((each.created_at, each.id) for each in own if each.status not in OPEN)
+    for _, batch_id in over[: max(0, len(own) + 1 - MAX_STORED)]:
+        batches.forget(batch_id)
     try:
+        if file.expires_at is not None and file.expires_at < batch.expires_at:  # it is read until then
+            files.add(msgspec.structs.replace(file, expires_at=batch.expires_at))
         batches.add(StoredBatch(batch=batch, output_id=output_id, error_id=error_id))
     except OSError as error:
         raise no_room(error) from error

@@ -87,6 +87,12 @@ class BatchRunner:
         self._save(stored)
         self._looked_ns = 0
 
+    def forget(self, batch_id: str) -> None:
+        """One that is over; its files stay."""
+        self._over.discard(batch_id)
+        with contextlib.suppress(OSError):
+            self._path(batch_id).unlink()
+
     def cancel(self, batch_id: str) -> None:
         """OSError."""
         self._files.write(self._cancel_path(batch_id).name, b"")
@@ -225,7 +231,8 @@ class BatchRunner:
         self._count(batch, ledger)
         asking: set[asyncio.Task[None]] = set()
         try:
-            for request in requests_in(self._files.path(batch.input_file_id)):
+            for request in requests_in(self._files.path(batch.input_file_id), self._context.config.max_body_bytes):
+                await asyncio.sleep(0)  # the next line may take as long
                 if request.answer_id in ledger.answer_ids:
                     continue
                 await self._slots.acquire()

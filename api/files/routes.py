@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, Response
 from api.errors import json_response
 from api.exchange import Exchange
 from api.files.store import FileObject
-from api.files.upload import take_upload
+from api.files.upload import take_upload, whole_number
 from api.schemas.requests import invalid, shown
 from engine.errors import RequestError
 
@@ -86,8 +86,7 @@ def page_of(request: Request, found: Sequence[L], most: int, usual: int) -> tupl
     """The part of a list that a query asks for, the newest first, and whether there is more."""
     query = request.query_params
     text, order, after = query.get("limit") or str(usual), query.get("order", "desc"), query.get("after")
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
-        raise invalid("limit", f"expected an integer from 1 to {most}, got {shown(text)}")
+    limit = whole_number("limit", text, 1, most)
     if order not in ("asc", "desc"):
         raise invalid("order", f"expected 'asc' or 'desc', got {shown(order)}")
     key: Callable[[L], Any] = lambda each: (each.created_at, each.id)  # noqa: E731
@@ -97,7 +96,7 @@ def page_of(request: Request, found: Sequence[L], most: int, usual: int) -> tupl
         if after not in ids:
             raise invalid("after", f"{shown(after)} is the id of nothing here; leave it out, or send a last_id")
         listed = listed[ids.index(after) + 1 :]
-    return listed[: int(text)], len(listed) > int(text)
+    return listed[:limit], len(listed) > limit
 
 
 def _found(request: Request) -> FileObject:

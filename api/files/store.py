@@ -10,6 +10,7 @@ does not fit is refused, and nothing is removed to make room.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -26,6 +27,7 @@ from engine.errors import RequestError
 
 MAX_FILES_PER_USER = 1000
 MAX_FILES = 4000
+_SWEEP_INTERVAL_NS = 10_000_000_000
 _GROWTH_BYTES = 1 << 20  # of an upload, between two looks at what there is
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 _NAME = re.compile(r"\.?(?:file-|batch_)(?P<owner>[0-9a-f]{8})[0-9a-f]{24}(?P<rest>.*)")
@@ -50,6 +52,7 @@ class FileStore:
         self.directory = directory
         self._max_bytes = max_bytes
         self._max_bytes_per_user = max_bytes_per_user
+        self._sweep_due_ns = 0
 
     def new_id(self, prefix: Literal["file-", "batch_"], source: str) -> str:
         return f"{prefix}{self.owner_of(source)}{secrets.token_hex(12)}"
@@ -117,7 +120,28 @@ class FileStore:
         self.write(f"{file.id}.json", msgspec.json.encode(file))
 
     def check_room(self, owner: str, num_more_bytes: int = 0) -> None:
-        """RequestError (413): there is no room for so many bytes more."""
+        """RequestError (413): there is no room for so many bytes more, not even without what has expired."""
+        try:
+            self._check_room(owner, num_more_bytes)
+        except RequestError:
+            if not self._sweep():
+                raise
+            self._check_room(owner, num_more_bytes)
+
+    def _sweep(self) -> bool:
+        """Remove files that have expired, and uploads of processes that have died. Whether it is time for that again."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._sweep_due_ns:
+            return False
+        self._sweep_due_ns = now_ns + _SWEEP_INTERVAL_NS
+        for file_id in self.ids("file-"):
+            self.find(file_id)
+        for name, _ in list(self._sizes()):
+            if name.startswith(".file-"):
+                _remove_abandoned(self.directory / name)
+        return True
+
+    def _check_room(self, owner: str, num_more_bytes: int) -> None:
         sizes, numbers = Counter[str](), Counter[str]()
         for name, size in self._sizes():
             if match := _NAME.fullmatch(name):
@@ -166,6 +190,7 @@ class Upload:
         try:
             store.directory.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, by the death of this process too
         except OSError as error:
             raise no_room(error) from error
 
@@ -179,9 +204,9 @@ class Upload:
     def finish(self, filename: str, purpose: Purpose, expires_at: int | None) -> FileObject:
         try:
             self._store.check_room(self._owner)
+            self._path.rename(self._store.path(self.id))
             os.close(self._file)
             self._file = -1
-            self._path.rename(self._store.path(self.id))
             file = FileObject(
                 id=self.id,
                 bytes=self.num_bytes,
@@ -217,6 +242,17 @@ def write_all(file: int, data: bytes) -> None:
 def no_room(error: OSError) -> RequestError:
     text = f"the file could not be stored: {error.strerror}; nothing of it is kept, try again later"
     return RequestError(text, status=507, code="no_room", param="file", retry_after_s=30)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove an unfinished upload that no process writes any more."""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(file)
 
 
 def _mebibytes(num_bytes: int) -> int:

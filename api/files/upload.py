@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from api.body_budget import GRACE_NS, LEAST_BODY_BYTES_PER_S
 from api.exchange import Exchange, next_part
 from api.files.store import FileObject, FileStore, Purpose, Upload
 from api.schemas.requests import convert, invalid, shown
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it repeats what a client sent, which is told in the answer
 
-PART_TIMEOUT_S = 30.0  # of silence
+MAX_OVERHEAD_BYTES = 64 << 10  # of a body, beside its file
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
 MAX_NAME_BYTES = 255
@@ -103,13 +105,20 @@ async def take_upload(request: Request, store: FileStore) -> FileObject:
         "on_header_end": parts.on_header_end,
         "on_headers_finished": parts.on_headers_finished,
     }
+    begin_ns = time.monotonic_ns()
+    num_bytes = 0
     try:
         parser = MultipartParser(boundary, callbacks)
         is_last = False
         while not is_last:
-            data, is_last = await next_part(request.receive, PART_TIMEOUT_S)
+            data, is_last = await next_part(request.receive, _seconds_left(begin_ns, num_bytes))
             if data:
                 parser.write(data)
+            num_bytes += len(data)
+            if num_bytes - (parts.upload.num_bytes if parts.upload is not None else 0) > MAX_OVERHEAD_BYTES:
+                raise invalid(
+                    "the body", f"more than {MAX_OVERHEAD_BYTES} bytes beside the file; send `file` and `purpose` alone"
+                )
         parser.finalize()
         if parts.upload is None:
             raise RequestError("file is required", code="missing_required_parameter", param="file")
@@ -124,13 +133,25 @@ async def take_upload(request: Request, store: FileStore) -> FileObject:
             parts.upload.drop()
 
 
+def _seconds_left(begin_ns: int, num_bytes: int) -> float:
+    """For more of a body that began at `begin_ns` (CLOCK_MONOTONIC), of which `num_bytes` are here."""
+    now_ns = time.monotonic_ns()
+    due_ns = begin_ns + num_bytes * 1_000_000_000 // LEAST_BODY_BYTES_PER_S
+    return (min(due_ns, now_ns) + GRACE_NS - now_ns) / 1e9
+
+
 def _expiry(fields: dict[str, str]) -> int | None:
     text = fields.get("expires_after[seconds]")
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and 3600 <= int(text[:12]) <= 2592000):
-        raise invalid("expires_after.seconds", f"expected an integer from 3600 to 2592000, got {shown(text)}")
-    return int(time.time()) + int(text)
+    return int(time.time()) + whole_number("expires_after.seconds", text, 3600, 2592000)
+
+
+def whole_number(param: str, text: str, least: int, most: int) -> int:
+    """RequestError: `text` is no integer in these limits."""
+    if not re.fullmatch("0*[0-9]{1,9}", text) or not least <= int(text.lstrip("0") or "0") <= most:
+        raise invalid(param, f"expected an integer from {least} to {most}, got {shown(text)}")
+    return int(text.lstrip("0") or "0")
 
 
 def _text(data: bytes, param: str) -> str:

@@ -6,6 +6,7 @@ texts' vectors, each of which is made once.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -122,7 +123,11 @@ async def _scores(
     samples = dict(zip(texts, generation.samples, strict=True))
     vectors = {text: numbers_of(sample.pooled) for text, sample in samples.items()}
     token_ids = [samples[first].prompt_token_ids + samples[second].prompt_token_ids for first, second in pairs]
-    return [cosine(vectors[first], vectors[second]) for first, second in pairs], _asked(body, token_ids), generation
+    scores = []
+    for first, second in pairs:
+        scores.append(cosine(vectors[first], vectors[second]))
+        await asyncio.sleep(0)
+    return scores, _asked(body, token_ids), generation
 
 
 def _asked(body: PoolingRequest, token_ids: list[list[int]]) -> list[list[int]]:

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from api.batches.batch import MAX_REQUESTS
+from api.batches.routes import MAX_STORED
 from tests.api.edge import CHILD, Edge
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
@@ -257,6 +258,8 @@ WRONG_BODIES: list[tuple[str, bytes]] = [
     (BOUNDARY, b"--b\r\nA: " + b"b" * 100_000 + b"\r\n\r\nx\r\n--b--\r\n"),
     (BOUNDARY, FILE + PART % (b"purpose", b"", b"\xff") + b"--b--\r\n"),
     (BOUNDARY, FILE + PURPOSE),
+    (BOUNDARY, FILE + PURPOSE + PART % (b"expires_after[seconds]", b"", b"000000003600" + b"9" * 900) + b"--b--\r\n"),
+    (BOUNDARY, FILE + PURPOSE + b"--b--\r\n" + b"x" * 100_000),
 ]
 
 
@@ -279,6 +282,8 @@ def test_wrong_upload_is_refused(keeper: Edge, kind: str, body: bytes) -> None:
         ("/v1/batches/batch_x", "", 404),
         ("/v1/batches/file-" + "0" * 32, "", 404),
         ("/v1/files", "limit=0", 400),
+        ("/v1/files", "limit=000000001" + "9" * 5000, 400),
+        ("/v1/batches", "limit=000000001" + "9" * 20, 400),
         ("/v1/files", "after=x", 400),
         ("/v1/batches", "limit=101", 400),
         ("/v1/batches", "limit=x", 400),
@@ -297,6 +302,8 @@ def test_unknown_id_or_wrong_query_is_refused(keeper: Edge, path: str, query: st
         ({"endpoint": "/admin/pause"}, 400, "endpoint"),
         ({"completion_window": "1h"}, 400, "completion_window"),
         ({"metadata": {str(number): "" for number in range(17)}}, 400, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, 400, "metadata[...]"),
+        ({"metadata": {"a" * 65: "b"}}, 400, "metadata"),
     ],
 )
 def test_wrong_batch_is_refused(keeper: Edge, fields: dict[str, Any], status: int, param: str) -> None:
@@ -318,3 +325,45 @@ def test_answers_wait_for_room(keeper: Edge, client: openai.OpenAI) -> None:
     client.files.delete(filler.id)
     done = ended(client, batch.id)
     assert (done.status, done.errors, len(answers(client, done.output_file_id))) == ("completed", None, 6)
+
+
+def test_oldest_batch_that_is_over_makes_room(keeper: Edge, client: openai.OpenAI) -> None:
+    first = begin(client, line("a"))
+    ended(client, first.id)
+    stored = json.loads((keeper.run.files_path / f"{first.id}.json").read_text())
+    owner = first.id[: len("batch_") + 8]
+    old = [f"{owner}{number:024x}" for number in range(MAX_STORED)]
+    for batch_id in old:
+        stored["batch"] |= {"id": batch_id, "created_at": 1}
+        (keeper.run.files_path / f"{batch_id}.json").write_text(json.dumps(stored))
+    last = begin(client, line("a"))
+    assert ended(client, last.id).status == "completed"
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve(old[0])
+    assert client.batches.retrieve(first.id).status == "completed"
+    left = {each.id for each in client.batches.list(limit=100)}
+    assert {first.id, last.id} <= left
+    for batch_id in old:
+        (keeper.run.files_path / f"{batch_id}.json").unlink(missing_ok=True)
+
+
+def test_file_lives_as_long_as_its_batch(client: openai.OpenAI) -> None:
+    soon: Any = {"anchor": "created_at", "seconds": 3600}
+    file = client.files.create(file=("in.jsonl", line("a").encode()), purpose="batch", expires_after=soon)
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    assert client.files.retrieve(file.id).expires_at == batch.expires_at
+
+
+def test_upload_of_a_dead_process_makes_room(keeper: Edge, client: openai.OpenAI) -> None:
+    half = FILE[:-2] + b"x" * (LIMIT // 2)
+    head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BOUNDARY}\r\nContent-Length: {LIMIT}\r\n\r\n"
+    with keeper.connection(head.encode() + half):
+        wait_until(
+            lambda: any(path.stat().st_size >= LIMIT // 2 for path in keeper.run.files_path.glob(".file-*")), what="it is begun"
+        )
+        keeper.child.kill()
+        keeper.child.wait()
+    keeper.start_child(keeper.counters.actor(CHILD).epoch + 1)
+    made = client.files.create(file=("b", b"x" * (LIMIT - LIMIT // 4)), purpose="user_data")
+    assert not list(keeper.run.files_path.glob(".file-*"))
+    client.files.delete(made.id)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from api.batches import lines
-from api.batches.lines import Request, answer_line, answered, requests_in
+from api.batches.lines import MAX_LINE_BYTES, Request, answer_line, answered, requests_in
 from tokamak.connection import Reply
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "é", "stream": False}}
 
 
-def read(tmp_path: Path, *contents: bytes) -> list[Request]:
+def read(tmp_path: Path, *contents: bytes, max_line_bytes: int = MAX_LINE_BYTES) -> list[Request]:
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"\n".join(contents))
-    return list(requests_in(file))
+    return list(requests_in(file, max_line_bytes))
 
 
 def test_what_is_asked(tmp_path: Path) -> None:
@@ -66,9 +66,8 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert found.error is not None
 
 
-def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 200)
-    found, following = read(tmp_path, b"x" * 5000, json.dumps(GOOD).encode())
+def test_a_line_without_end(tmp_path: Path) -> None:
+    found, following = read(tmp_path, b"x" * 5000, json.dumps(GOOD).encode(), max_line_bytes=200)
     assert found.error is not None
     assert (found.error.code, following.error, following.number) == ("line_too_long", None, 2)
 

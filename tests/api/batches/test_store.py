@@ -55,6 +55,15 @@ def test_one_user_leaves_room_for_others(store: FileStore) -> None:
     assert [store.ids("file-", source) for source in ("a", "c")] == [[first], []]
 
 
+def test_expired_file_makes_room(store: FileStore) -> None:
+    """Though nobody has looked at it since."""
+    made = Upload(store, "a")
+    made.write(b"x" * (ROOM - 4096))
+    made.finish("name", "batch", 1)
+    second = upload(store, "a", ROOM - 4096)
+    assert store.ids("file-", "a") == [second]
+
+
 def test_torn_answer_is_cut_off(store: FileStore) -> None:
     counts = RequestCounts(total=3)
     batch = Batch(
