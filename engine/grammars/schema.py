@@ -31,6 +31,7 @@ _SINGLE = (
     "items", "additionalItems", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames",
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
+_MAX_RULE_CHARACTERS = 1 << 18
 _MAX_DEPTH = 400  # of schemas within each other; Python's own limit is at a thousand calls
 
 
@@ -47,7 +48,13 @@ def has_open_objects(schema: Any) -> bool:
 
 def rule_of(schema: Any, options: Mapping[str, Any], literal: Callable[[str], str]) -> str:
     """The body of a Lark rule for the schema. `options`: of llguidance, for white space; `literal` writes a text."""
-    return _Rule(schema, options, literal).body(schema, _MAX_DEPTH)
+    rule = _Rule(schema, options, literal)
+    try:
+        return rule.body(schema, _MAX_DEPTH)
+    except ValueError:
+        if rule.has_large_values:
+            raise
+        return rule.json(schema)  # large bounds alone, in a schema that no rule can have: they are rounded
 
 
 def _prepared_node(node: dict[str, Any], is_strict: bool, closes: bool) -> dict[str, Any]:
@@ -193,11 +200,27 @@ class _Rule:
         self._comma = literal(options.get("item_separator", ","))
         self._colon = literal(options.get("key_separator", ":"))
         self._has_large = any(_is_inexact(node) for node in _nodes(root))
+        self._is_large: dict[int, bool] = {}  # by the schema's id: whether an integer that would be rounded is reached from it
+        self._open: list[int] = []  # ids of the schemas around the one that is written
+        self._num_left = _MAX_RULE_CHARACTERS
+
+    @property
+    def has_large_values(self) -> bool:
+        """Whether a `const` or `enum` has an integer that the library would round."""
+        return any(_has_large(_values(node)) for node in _nodes(self._root))
 
     def body(self, schema: Any, depth: int) -> str:
+        """ValueError: the schema is too large, refers to itself, or has a large integer where no rule can have it."""
+        text = self._body(schema, depth)
+        self._num_left -= len(text) + 1
+        if self._num_left < 0:
+            raise ValueError(f"integers beyond 2^53 make a rule of more than {_MAX_RULE_CHARACTERS} characters")
+        return text
+
+    def _body(self, schema: Any, depth: int) -> str:
         target = self._resolved(schema, depth) if self._has_large and isinstance(schema, dict) else schema
-        if not isinstance(target, dict) or not any(_is_inexact(node) for node in self._reached(target)):
-            return self._json(schema)
+        if not isinstance(target, dict) or not self._reaches_large(target):
+            return self.json(schema)
         if _has_large(_values(target)):
             return f"({' | '.join(self._literal(json.dumps(value, ensure_ascii=False)) for value in _values(target))})"
         if _has_large_bound(target) and set(target) <= _OF_INTEGERS and set(_types(target)) <= {"integer", "null"}:
@@ -210,36 +233,50 @@ class _Rule:
         if isinstance(alternatives, list) and set(target) <= {"anyOf", "oneOf", *_NOTES}:
             return f"({' | '.join(self.body(each, depth - 1) for each in alternatives)})"
         if target.get("additionalProperties") is False and set(target) <= _OF_OBJECTS and "properties" in target:
-            return self._object(target, depth)
+            if id(target) in self._open:
+                raise ValueError(f"an integer beyond 2^53 is in a schema that refers to itself: {_short(target)}")
+            self._open.append(id(target))
+            text = self._object(target, depth)
+            self._open.pop()
+            return text
         if isinstance(target.get("items"), dict) and set(target) <= {"items", *_NOTES}:
             item = self.body(target["items"], depth - 1)
             return f'"[" {self._space} ({item} ({self._space} {self._comma} {self._space} {item})* {self._space})? "]"'
         if not any(_has_large(_values(node)) for node in self._reached(target)):
-            return self._json(schema)
+            return self.json(schema)
         raise ValueError(
             f"an integer beyond 2^53 is exact in const and enum of properties, items and anyOf alone: {_short(target)}"
         )
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
         """Properties in their order, each that is not required perhaps left out."""
-        required = schema.get("required", ())
-        rest: dict[bool, str] = {True: '""', False: '""'}  # what may follow, by whether it would be the first
-        for name, child in reversed(schema["properties"].items()):
+        names, required = [*schema["properties"]], schema.get("required", ())
+        comma = f"{self._space} {self._comma} {self._space}"
+        members = []
+        for name, child in schema["properties"].items():
             key = self._literal(json.dumps(name, ensure_ascii=False))
-            member = f"{key} {self._space} {self._colon} {self._space} {self.body(child, depth - 1)} {rest[False]}"
-            taken = {True: member, False: f"{self._space} {self._comma} {self._space} {member}"}
-            rest = {
-                is_first: taken[is_first] if name in required else f"({taken[is_first]} | {rest[is_first]})"
-                for is_first in rest
-            }
-        return f'"{{" {self._space} {rest[True]} {self._space} "}}"'
+            members.append(f"{key} {self._space} {self._colon} {self._space} {self.body(child, depth - 1)}")
+        firsts = [place for place, name in enumerate(names) if name in required][:1]  # always there: commas are around it
+        if not firsts and len(members) * sum(map(len, members)) > self._num_left:
+            raise ValueError(f"integers beyond 2^53 make a rule of more than {_MAX_RULE_CHARACTERS} characters")
+        objects = []
+        for first in firsts or range(len(members)):
+            before = [f"({member} {comma})?" for member in members[:first]] if firsts else []
+            behind = [
+                f"{comma} {member}" if name in required else f"({comma} {member})?"
+                for name, member in zip(names[first + 1 :], members[first + 1 :], strict=True)
+            ]
+            objects.append(" ".join([*before, members[first], *behind]))
+        if not firsts:
+            objects.append('""')
+        return f'"{{" {self._space} ({" | ".join(objects)}) {self._space} "}}"'
 
     @property
     def _space(self) -> str:
         pattern = self._options.get("whitespace_pattern")
         return f"/({pattern.replace('/', chr(92) + '/')})?/" if pattern else '""'
 
-    def _json(self, schema: Any) -> str:
+    def json(self, schema: Any) -> str:
         own = schema if isinstance(schema, dict) else {"allOf": [schema]}
         own = _map(own, _with_rounded_bounds, _MAX_DEPTH)
         definitions = {
@@ -261,6 +298,12 @@ class _Rule:
             for step in reference[2:].split("/"):
                 target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
         return schema
+
+    def _reaches_large(self, schema: dict[str, Any]) -> bool:
+        key = id(schema)
+        if key not in self._is_large:
+            self._is_large[key] = any(_is_inexact(node) for node in self._reached(schema))
+        return self._is_large[key]
 
     def _reached(self, schema: Any) -> Iterator[dict[str, Any]]:
         """The schemas of a schema, and of what they refer to."""

@@ -144,6 +144,43 @@ def test_large_bounds_in_other_places_are_kept(matching: Matching) -> None:
         assert not takes(matching, schema, f"[{LARGE + 1}]")
 
 
+@pytest.mark.timeout(30)
+def test_schemas_with_large_bounds_stay_small(matching: Matching) -> None:
+    """Optional properties, references to one definition and to itself make no rule that grows without end."""
+    bounded = {"type": "integer", "maximum": 2**63 - 1}
+    wide = {"type": "object", "properties": {f"p{index}": bounded for index in range(40)}}
+    tree: dict[str, Any] = {
+        "type": "object",
+        "properties": {"l": {"$ref": "#/$defs/t"}, "r": {"$ref": "#/$defs/t"}, "n": bounded},
+    }
+    chain: dict[str, Any] = {"d30": bounded}
+    for level in range(30):
+        below = {"$ref": f"#/$defs/d{level + 1}"}
+        chain[f"d{level}"] = {"type": "object", "properties": {"a": below, "b": below}}
+    for schema, right in [
+        (wide, '{"p0": 1, "p39": 2}'),
+        ({"$ref": "#/$defs/t", "$defs": {"t": tree}}, '{"l": {"n": 1}, "n": 2}'),
+        ({"$ref": "#/$defs/d0", "$defs": chain}, '{"b": {}}'),
+    ]:
+        assert takes(matching, schema, right)
+        assert len(lark(schema)) < 1 << 19
+    with pytest.raises(ValueError, match="refers to itself"):
+        lark({"$ref": "#/$defs/t", "$defs": {"t": tree | {"properties": tree["properties"] | {"n": {"const": LARGE}}}}})
+
+
+def test_optional_properties_beside_large_integers(matching: Matching) -> None:
+    large = {"const": LARGE}
+    schema = {"type": "object", "properties": {"a": large, "b": large, "c": large, "d": large}, "required": ["c"]}
+    for names in ("c", "ac", "bc", "abc", "cd", "abcd"):
+        assert takes(matching, schema, json.dumps(dict.fromkeys(names, LARGE))), names
+    for names in ("", "a", "ab", "ad", "ca", "bac"):
+        assert not takes(matching, schema, json.dumps(dict.fromkeys(names, LARGE))), names
+    free = {key: value for key, value in schema.items() if key != "required"}
+    for names in ("", "a", "d", "bd", "abcd"):
+        assert takes(matching, free, json.dumps(dict.fromkeys(names, LARGE))), names
+    assert not takes(matching, free, json.dumps(dict.fromkeys("db", LARGE)))
+
+
 @pytest.mark.parametrize("value", [LARGE, -LARGE, 12345678901234567890, 2**80 + 1])
 def test_large_integers_are_exact(matching: Matching, value: int) -> None:
     constant = {"const": value}
