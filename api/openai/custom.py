@@ -34,10 +34,14 @@ def as_functions(fields: dict[str, Any]) -> frozenset[str]:
                 given[index] = rest | {"type": "function", "function": function}
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
-        fields["tool_choice"] = _chosen(choice)
+        fields["tool_choice"] = _chosen(choice, "tool_choice")
         if isinstance(choice.get("allowed_tools"), dict):
             allowed = choice["allowed_tools"]
-            allowed = allowed | {"tools": [_chosen(tool) for tool in allowed["tools"]]}
+            allowed = allowed | {
+                "tools": [
+                    _chosen(tool, f"tool_choice.allowed_tools.tools[{index}]") for index, tool in enumerate(allowed["tools"])
+                ]
+            }
             fields["tool_choice"] = choice | {"allowed_tools": allowed}
     return frozenset(names)
 
@@ -56,8 +60,10 @@ def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _chosen(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": choice.get("custom")} if choice.get("type") == "custom" else choice
+def _chosen(choice: dict[str, Any], param: str) -> dict[str, Any]:
+    if choice.get("type") != "custom":
+        return choice
+    return {"type": "function", "function": _required(choice.get("custom"), f"{param}.custom")}
 
 
 def _required(value: Any, param: str) -> Any:

@@ -38,7 +38,7 @@ class Writer(Protocol):
     response: OpenAIResponse
 
     @property
-    def num_item_bytes(self) -> int: ...
+    def num_bytes(self) -> int: ...
 
     def queue(self, generation: Generation) -> bytes: ...
 
@@ -81,10 +81,11 @@ class BackgroundResponses:
     def begin(self, generation: Generation, writer: Writer, asked: StoredRequest) -> None:
         """Take a request over. RequestError: it cannot be stored."""
         response = writer.response
-        if writer.num_item_bytes > MAX_RESPONSE_BYTES // 2:
+        if writer.num_bytes > MAX_RESPONSE_BYTES // 2:
             generation.close()
             limit = MAX_RESPONSE_BYTES // 2
-            raise invalid("input", f"{writer.num_item_bytes} bytes, the limit of background responses is {limit}; send less")
+            text = f"{writer.num_bytes} bytes with tools and instructions, the limit in the background is {limit}; send less"
+            raise invalid("input", text)
         events = writer.queue(generation)
         is_kept = response.store and self._store.save_request(response.id, asked)
         if not is_kept or (asked.is_streaming and not self._store.append_events(response.id, events)):

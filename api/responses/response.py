@@ -157,9 +157,9 @@ class ResponseWriter(EventWriter):
         return self._store.save(self.response.id, data)
 
     @property
-    def num_item_bytes(self) -> int:
-        """Of the conversation, as it is stored."""
-        return len(self._items_sent)
+    def num_bytes(self) -> int:
+        """Of the conversation and the response, as they are stored."""
+        return len(self._items_sent) + len(encoder.encode(self.response))
 
     def _leave_queue(self) -> list[ResponseEvent]:
         if self.response.status != "queued":

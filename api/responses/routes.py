@@ -108,7 +108,10 @@ async def get_response(request: Request) -> Response:
     exchange = Exchange.of(request)
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
-    if request.query_params.get("stream", "false").lower() in ("false", "0"):
+    stream = request.query_params.get("stream", "false").lower()
+    if stream not in ("true", "1", "false", "0"):
+        raise invalid("stream", f"expected true or false, got {shown(stream)}")
+    if stream in ("false", "0"):
         shown_now = with_status(stored, exchange.services.background.is_lost(response_id, stored))
         return Response(shown_now, media_type="application/json")
     if exchange.services.responses.events(response_id, 0) is None:

@@ -162,7 +162,7 @@ def test_choice_names_a_custom_tool(thinker: Edge, choice: Any, expected: tuple[
                 "tools": [CUSTOM],
                 "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "custom"}]}},
             },
-            "tool_choice.allowed_tools.tools[0].function",
+            "tool_choice.allowed_tools.tools[0].custom",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[0].tool_calls[0].custom"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),

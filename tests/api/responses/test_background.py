@@ -13,6 +13,7 @@ import pytest
 from api.responses.background import MAX_OPEN
 from api.responses.conversation import translate
 from api.responses.requests import InputTokensRequest
+from api.responses.store import MAX_RESPONSE_BYTES
 from api.responses.truncation import choices_of
 from api.schemas.requests import convert
 from engine.messages import ChatPrompt
@@ -216,6 +217,18 @@ def test_response_without_a_stream_has_no_events(thinker: Edge, responder: opena
     made = ended(responder, next(iter(start(responder, 1, stream=True))).response.id)
     answer = thinker.get(f"/v1/responses/{made.id}?stream=true&starting_after=x")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
+
+
+@pytest.mark.parametrize("field", ["instructions", "user", "metadata"])
+def test_long_background_response_is_refused(thinker: Edge, responder: openai.OpenAI, field: str) -> None:
+    """What comes back with a response counts, though it is no item: later there would be no room for the answer."""
+    long = "x" * (MAX_RESPONSE_BYTES // 2)
+    body = {"input": "hi", "background": True, field: {"a": long} if field == "metadata" else long}
+    answer = thinker.post("/v1/responses", body)
+    assert answer.status_code == 400, answer.text
+    wait_until(lambda: thinker.count("open_requests") == 0, what="nothing is open")
+    made = responder.responses.create(model="tiny", input="hi", max_output_tokens=1)
+    assert thinker.get(f"/v1/responses/{made.id}?stream=maybe").json()["error"]["message"].startswith("stream: expected true")
 
 
 def test_input_items_are_paged(responder: openai.OpenAI) -> None:
