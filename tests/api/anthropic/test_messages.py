@@ -323,6 +323,26 @@ def test_results_of_another_servers_tools_are_shown(thinker: Edge) -> None:
     assert messages[3]["content"] == "It rains."
 
 
+def test_search_of_another_server_brings_its_tools(thinker: Edge) -> None:
+    found = {"type": "tool_search_tool_search_result", "tool_references": [{"type": "tool_reference", "tool_name": "weather"}]}
+    turn = [
+        {"type": "server_tool_use", "id": "srv_1", "name": "tool_search_tool_regex", "input": {"query": "w"}},
+        {"type": "tool_search_tool_result", "tool_use_id": "srv_1", "content": found},
+    ]
+    sent = [*MESSAGES, {"role": "assistant", "content": turn}, *MESSAGES]
+    _, prompt, _ = submit_of(thinker, {"messages": sent, "tools": [SEARCH, DEFERRED]})
+    assert [tool["function"]["name"] for tool in orjson.loads(prompt.tools)] == ["ToolSearch", "weather"]
+
+
+def test_failed_result_says_so(thinker: Edge) -> None:
+    used = {"role": "assistant", "content": [USED]}
+    result = {"type": "tool_result", "tool_use_id": "call_a", "content": "no route", "is_error": True}
+    _, _, messages = submit_of(thinker, {"messages": [*MESSAGES, used, {"role": "user", "content": [result]}]})
+    shown = orjson.dumps(messages[-1]["content"]).decode()
+    assert "failed" in shown
+    assert "no route" in shown
+
+
 def test_newer_blocks_reach_the_prompt(thinker: Edge) -> None:
     summary = {"role": "assistant", "content": [{"type": "compaction", "content": "So far."}]}
     used = {"role": "assistant", "content": [USED]}

@@ -169,6 +169,22 @@ def test_foreign_item_becomes_text(thinker: Edge, item: dict[str, Any], shown: s
 
 
 @pytest.mark.parametrize(
+    ("call", "output"),
+    [
+        (
+            {"type": "program", "id": "p", "code": "1", "fingerprint": "f"},
+            {"type": "program_output", "id": "q", "result": "one"},
+        ),
+        ({"type": "shell_call", "action": {"commands": ["ls"]}}, {"type": "shell_call_output", "output": [{"stdout": "one"}]}),
+    ],
+)
+def test_foreign_call_has_one_result(thinker: Edge, call: dict[str, Any], output: dict[str, Any]) -> None:
+    messages, _, _ = prompt_of(thinker, {"input": [USER, call | {"call_id": "c"}, output | {"call_id": "c"}, USER]})
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user"]
+    assert "one" in messages[2]["content"]
+
+
+@pytest.mark.parametrize(
     "item",
     [
         {"type": "item_reference", "id": "msg_elsewhere"},

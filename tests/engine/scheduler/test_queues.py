@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.queues import SequenceQueue, WaitingQueue
+from engine.scheduler.queues import SequenceQueue, WaitingQueue, place_in_line
 from engine.scheduler.sequence import Sequence
 from tests.engine.scheduler.sequences import make_sample
 
@@ -68,3 +68,10 @@ def test_newcomers_wait_outside_while_the_intake_is_held() -> None:
     queue.let_in()
     assert names(queue) == ["s1", "s0", "s3"]
     assert queue.num_waiting == 3
+
+
+def test_first_level_of_priority_is_worth_one_second() -> None:
+    second, wait_ns = 10**9, 30 * 10**9
+    assert place_in_line(1, 100 * second, wait_ns) == 101 * second
+    assert place_in_line(-1, 100 * second, wait_ns) == 99 * second
+    assert place_in_line(14, 100 * second, wait_ns) == (100 * 2 + 15) * second // 2
