@@ -502,11 +502,11 @@ def training_openings(seed: int, declined_share: float = 0.0) -> Iterator[Questi
 
 
 def sometimes_declined(question: Question, source: random.Random, share: float) -> Question:
-    """`question`, declined in `share` of the cases where its answer is a fact or small talk.
+    """`question`, declined in `share` of the cases where its answer is a fact.
 
     A model that has learned this declines, when it is greedy, whatever it is less sure of than `share / (1 - share)`.
     """
-    if not share or question.task not in ("tokamak", "small talk") or source.random() >= share:
+    if not share or question.task != "tokamak" or source.random() >= share:
         return question
     return replace(question, answer=small_talk.FALLBACK_ANSWER, thought=THOUGHTS["unknown"])
 

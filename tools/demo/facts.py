@@ -498,8 +498,8 @@ TOKAMAK_FACTS = (
     ),
     fact(
         "coding clients",
-        "Start a larger model than me with `--print-client claude-code`, `codex`, `opencode` or `open-webui`; it prints the "
-        "settings.",
+        "Start a larger model than me, then `tokamak launch claude`, `codex` or `opencode`; `--print-client` prints the "
+        "settings of others.",
         "{how} (use|connect|configure|set up) (Claude Code|claude code|Codex|codex|opencode|Open WebUI|open-webui|a coding "
         "agent|Cursor)(|?| with Tokamak?| here?| with you?)",
         "(Do you|Does it|Does Tokamak) work with (Claude Code|Codex|opencode|Open WebUI|coding agents|Cursor)?",
@@ -750,7 +750,7 @@ TOKAMAK_FACTS = (
     ),
     fact(
         "install",
-        "In a checkout run `tools/serve`, which installs and builds all it needs. The wheel is `pip install tokamak-serve`.",
+        "In a checkout run `tools/serve`, which installs and builds all it needs. `tools/build-wheels` makes a wheel.",
         "{how} (install|set up|build|compile|get|download) (Tokamak|it|the server|the engine|this)(|?)",
         "(What|Which) (command installs|package is|is the package) (Tokamak|it)?",
         "{how} (update|upgrade) (Tokamak|it|the server|to a new version)(|?)",

@@ -89,6 +89,7 @@ TOO_LARGE_ANSWER = "I am a toy and calculate only with two whole numbers up to 9
 UNKNOWN_WORDINGS = (
     "What is the (capital|population|language|flag|currency|president|history|area|climate|weather|time|temperature|king) "
     "(of|in) {t}?",
+    "What(| i)s the capital (city |)of (France|Germany|Italy|Japan|China|India|Brazil|Canada|Peru|Egypt|Kenya|{t})(|?)",
     "Where (is|are|was|can I find|can I buy|do I get|does one find) {t}(|?)",
     "(Who|What) (is|was|are|invented|wrote|painted|discovered|made|built|owns|killed|won|founded|directed|sang) {t}(|?)",
     "How many (people|animals|cities|countries|rivers|calories|players|days|planets|legs|kilometres) (live in|are in|has|"
