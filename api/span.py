@@ -28,6 +28,8 @@ OPERATIONS = {  # what is asked of the model, by path
     "/v2/rerank": "rerank",
     "/score": "rerank",
     "/rerank": "rerank",
+    "/pooling": "embeddings",
+    "/classify": "classify",
     "/v1/responses/compact": "chat",
 }
 MAX_STATE_CHARACTERS = 512  # of a `tracestate`, whole entries of which are left out to come to that

@@ -176,9 +176,9 @@ def test_errors_and_routes_without_a_span(edge: Edge, collector: Collector) -> N
 
 
 def test_every_route_that_asks_the_model_has_a_span() -> None:
-    """Those that may answer 429 wait for the engine; some of them only count, render or show."""
+    """Those that may answer 429 wait for the engine; some of them only count, render, show or store."""
     answering = {each.path for each in OPERATIONS if each.method == "post" and 429 in each.errors}
-    beside = {path for path in answering if path.endswith(("/render", "_tokens", "tokenize", "/show"))}
+    beside = {path for path in answering if path.endswith(("/render", "_tokens", "tokenize", "/show", "/pull", "/batches"))}
     assert answering - beside == set(SPANNED)
 
 
