@@ -53,6 +53,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
         yield running
 
 
+def asking_with(key: str) -> HTTPConnection:
+    return HTTPConnection({"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]})
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
@@ -95,10 +99,10 @@ def test_priority_of_keys(guarded: Edge) -> None:
     calls = [message.source for message in guarded.peer.received if isinstance(message, (Tokenize, Detokenize))]
     assert calls[-4:] == [sources[0], sources[4]] * 2
     strict = msgspec.structs.replace(guarded.config, request_priority=False)
-    assert [priority_of(Headers(bearer("first")), asked, strict) for asked in (None, 0)] == [0, 0]
+    assert [priority_of(asking_with("first"), asked, strict) for asked in (None, 0)] == [0, 0]
     for asked in (1, -1):
         with pytest.raises(RequestError, match="--no-request-priority") as error:
-            priority_of(Headers(bearer("first")), asked, strict)
+            priority_of(asking_with("first"), asked, strict)
         assert (error.value.status, error.value.param) == (400, "priority")
 
 

@@ -287,6 +287,8 @@ def test_cheap_masks_do_not_wait_for_another_source(
     has_begun, gate = threading.Event(), threading.Event()
 
     def fill(constraint: Constraint, place: int) -> None:
+        if not constraint.source:
+            return  # of an answer before, which nobody waits for any more
         has_begun.set()
         gate.wait(10)
         end_ns = time.thread_time_ns() + 1_000_000 * (constraint.source == "many")
