@@ -75,11 +75,12 @@ class Placement:
         self._start, self._end = piece(vision.start_token_id), piece(vision.end_token_id)
         self._mark = marks.get(piece(vision.video_token_id), "") if vision.kind in _TIMED_FRAMES else ""
         start, mark, end = map(re.escape, (self._start, self._mark, self._end))
+        self._single_video = re.compile(f"(?:{start})?{mark}(?:{end})?")
         self._video_run = re.compile(f"(?:{start})?(?:{mark})+(?:{end})?")
 
-    def labelled(self, text: str, items: Sequence[MediaItem]) -> str:
-        """A text in which a video of several spans has a placeholder for each of them, times and all. Placeholders that stood
-        so already, and those that have no item, stay as they are."""
+    def labelled(self, text: str, items: Sequence[MediaItem], *, are_single: bool = False) -> str:
+        """Return `text` with a placeholder, and the time, for each span of a video. Placeholders that stood so already, and
+        those that have no item, stay as they are. `are_single`: as of `place`."""
         videos = deque(index for index, item in enumerate(items) if item.kind == "video")
         if not self._mark or not videos:
             return text
@@ -98,7 +99,7 @@ class Placement:
                 return match[0]
             return "".join(f"{span.label}{self._start}{self._mark}{self._end}" for span in spans)
 
-        return self._video_run.sub(label, text)
+        return (self._single_video if are_single else self._video_run).sub(label, text)
 
     def place(
         self,

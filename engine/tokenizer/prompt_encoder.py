@@ -126,7 +126,7 @@ class PromptEncoder:
     ) -> array[int]:
         self._check_size(text, param, must_fit)
         if self._placement is not None:
-            text = self._placement.labelled(text, media)
+            text = self._placement.labelled(text, media, are_single=param == "messages")
         return array("i", self._vocabulary.encode(text, add_special_tokens))
 
     def _check_size(self, text: str, param: str, must_fit: bool) -> None:

@@ -299,6 +299,16 @@ def test_the_frames_of_a_video_stand_behind_their_times_in_qwen3_vl(num_tokens: 
         assert all(token_ids[unit.start - 1] == START for unit in units)
 
 
+def test_videos_of_a_conversation_may_be_side_by_side() -> None:
+    """Also where a template, such as the embedded model's, puts nothing between their placeholders."""
+    clip = item("video", 2, 2, 2, times=(0.25 + 1e-9, 1.5))
+    template = "{% for p in messages[0].content %}{{ '<|video_pad|>' if p.type == 'video' else p.text }}{% endfor %}"
+    frames = FRAMES.format("<|video_pad|>")
+    for count in (2, 5):
+        token_ids = tokenized(preparation("qwen3_vl", template), chat(*[CLIP] * count, "x"), *[clip] * count)
+        assert token_ids == plain_ids("qwen3_vl", frames * count + "x")
+
+
 def test_kinds_bind_by_themselves_and_units_come_in_the_order_of_the_prompt() -> None:
     media = (item("image", 1, 2, 2), item("image", 1, 2, 4), item("video", 2, 2, 2, times=(0.0, 1.0)))
     token_ids, units = placed("qwen3_vl", TextPrompt(f"{SHOWN}<|video_pad|>{SHOWN}", False), *media)
