@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from engine.process.control import ControlServer
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
+OUT_OF_MEMORY = (  # the likeliest cause of this signal, of which the kernel tells the process nothing
+    ", as the kernel does where memory runs out; raise the container's or machine's memory limit, or serve a smaller model, "
+    "--quantization wint4 or a smaller --kv-cache-memory"
+)
 _SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL where there is nothing to wait for
 
 
@@ -283,7 +287,8 @@ class Supervisor:
         self._poller.unregister(child.pidfd)
         self._take_events()  # an actor that failed said why before it ended
         del self.children[child.name]
-        how = describe_exit(child.reap())
+        code = child.reap()
+        how = describe_exit(code)
         if self._phase is Phase.STOPPING:
             return
         row = self._rows[child.name]
@@ -294,7 +299,8 @@ class Supervisor:
             self._end_peers(child)
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready and not child.is_asked_to_end:
-            self._fail(f"the engine cannot start: {cause}", child)
+            hint = OUT_OF_MEMORY if code == -SIGKILL and not child.failure else ""
+            self._fail(f"the engine cannot start: {cause}{hint}", child)
         elif child.is_asked_to_end or self._may_go_on(child):
             self._start_again(child, cause)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -71,6 +72,13 @@ class FailingActor(Actor):
 
     def on_start(self) -> None:
         raise CheckpointError("the weights are made of cheese; use others")
+
+
+class KilledActor(Actor):
+    """Is killed while it starts, as where memory runs out."""
+
+    def on_start(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class CrashingActor(Actor):

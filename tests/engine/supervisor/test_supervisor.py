@@ -169,6 +169,14 @@ def test_a_child_that_cannot_start_ends_the_start_with_its_cause(tmp_path: Path)
         assert engine.run_directories() == []
 
 
+def test_kill_at_start_names_memory(tmp_path: Path) -> None:
+    with EchoEngine(tmp_path, "killed0=KilledActor") as engine:
+        assert engine.wait_exit() == 1
+        assert (
+            "the engine cannot start: killed0 died: killed by SIGKILL, as the kernel does where memory runs out" in engine.text
+        )
+
+
 def test_an_actor_class_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, "echo0=NoSuchActor") as engine:
         assert engine.wait_exit() == 1
