@@ -34,8 +34,8 @@ def test_each_actor_killed_in_turn(tmp_path: Path) -> None:
                 assert {other: engine.actor(other).pid for other in others} == others
         assert engine.value("actor_restarts_total", "supervisor") == 6
         counters = engine.counters()
-        for text in ("saw echo1 with epoch 3", "echo0 died: killed by SIGKILL"):
-            wait_until(lambda: text in [entry.text for entry in counters.errors.entries()], what=text)
+        wanted = {"saw echo1 with epoch 3", "echo0 died: killed by SIGKILL"}
+        wait_until(lambda: wanted <= {entry.text for entry in counters.errors.entries()}, what="all that was told")
         counters.close()
         run = engine.run()
         assert engine.stop() == 0
