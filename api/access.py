@@ -19,6 +19,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -40,7 +41,7 @@ ADMIN_PATHS = (  # where vLLM and FastDeploy have them
     "/clear_load_weight",
     "/update_model_weight",
 )
-GIVEN_KEY = "tokamak.given"  # in the scope of a request that this server makes again: `Given`
+GIVEN_KEY = "tokamak.given"  # in the scope of a request that this server makes itself: `Given`
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _NUM_REMEMBERED = 256  # names and addresses, of which nearly every request brings one of the last ones
@@ -48,7 +49,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::
 
 
 class Given(NamedTuple):
-    """What the headers and the address of a request said when a client sent it."""
+    """Source and priority of a request that no client has just sent: they come from no headers and no address."""
 
     source: str
     priority: int
@@ -109,15 +110,15 @@ class Access:
 def priority_of(request: HTTPConnection, asked: int | None, config: EngineConfig) -> int:
     """With which priority a request runs that asks for `asked`: a key's own priority is the best that its requests get.
     400 where requests may not choose."""
-    given: Given | None = request.scope.get(GIVEN_KEY)
-    if given is not None:
-        return given.priority
     if asked and not config.request_priority:
         raise RequestError(
             f"priority: {asked}, but this server takes none from requests (--no-request-priority); leave it out",
             code="invalid_value",
             param="priority",
         )
+    given: Given | None = request.scope.get(GIVEN_KEY)
+    if given is not None:
+        return given.priority
     best = dict(config.api_key_priority).get(_key_of(request.headers, config.api_key))
     if best is None:
         return asked or 0
@@ -132,6 +133,12 @@ def source_of(request: HTTPConnection, config: EngineConfig) -> str:
         return given.source
     key = _key_of(request.headers, config.api_key)
     return _source(f"key {key}") if key else _source_at(_client_of(request, config.trusted_proxies))
+
+
+def owner_of(directory: Path, source: str) -> str:
+    """Return 8 hexadecimal digits that stand for a source in the names of its files in `directory`. They differ from run to
+    run, and tell a reader nothing about an address."""
+    return hashlib.blake2b(f"{directory}\0{source}".encode(), digest_size=4).hexdigest()
 
 
 def _client_of(request: HTTPConnection, proxies: tuple[str, ...]) -> str:

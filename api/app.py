@@ -23,9 +23,9 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from api import admin, health
-from api.access import LOCAL_ORIGIN, Access, source_of
+from api.access import GIVEN_KEY, LOCAL_ORIGIN, Access, Given, source_of
 from api.anthropic import errors as anthropic_errors
-from api.batches.runner import USER, Answer
+from api.batches.runner import Answer
 from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
 from api.durations import Durations
@@ -44,7 +44,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_REQUEST_ID = 128  # characters
 MAX_UNREAD_BYTES = 64 << 10  # with which a request may end; uvicorn's high-water mark
 _PASSAGE_KEY = "tokamak.passage"
-_OURS_KEY = "tokamak.ours"  # of a request that no client sent
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
 
@@ -179,17 +178,17 @@ class Gate:
         finally:
             self._on_end(scope, passage, time.monotonic_ns() - begin_ns)
 
-    async def ask(self, path: str, body: bytes) -> Answer:
-        """What a POST of this process's own is answered, as one of the user `USER`. Cancelled, it is aborted."""
+    async def ask(self, path: str, body: bytes, given: Given) -> Answer:
+        """Answer a POST of this process's own. It is aborted where the task that waits is cancelled."""
         head: dict[str, Any] = {"status": 0}
         parts: list[bytes] = []
-        given = [body]
+        unread = [body]
         never = asyncio.Event()  # the one who asks does not leave
 
         async def receive() -> Message:
-            if not given:
+            if not unread:
                 await never.wait()
-            return {"type": "http.request", "body": given.pop(), "more_body": False}
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -207,10 +206,10 @@ class Gate:
             "root_path": "",
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
-            "client": (USER, 0),
+            "client": None,
             "server": None,
             ABORT_KEY: lambda: None,
-            _OURS_KEY: True,
+            GIVEN_KEY: given,
         }
         await self(scope, receive, send)
         request_id = dict(head.get("headers", ())).get(b"x-request-id", b"").decode()
@@ -226,7 +225,7 @@ class Gate:
             scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id, source)
             if self._services.spans is not None and scope["method"] == "POST":
                 passage.exchange.span = self._services.spans.begin(scope["path"], headers)
-            if _OURS_KEY not in scope:
+            if GIVEN_KEY not in scope:
                 self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
             return

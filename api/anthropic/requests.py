@@ -95,7 +95,7 @@ class ToolReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="to
 
 
 class BrowserStateBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="browser_state"):
-    """What a browser shows, as a client's tool reports it."""
+    """The state of a browser, as a client's tool reports it."""
 
     tabs: list[Any] = []
     state_changes: list[Any] | None = None

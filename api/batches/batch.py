@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from api.batches.lines import MAX_LINE_BYTES, ROUTES, requests_in
+from api.batches.lines import MAX_LINE_BYTES, ROUTES, Route, requests_in
 from api.schemas.requests import shown
 from engine.errors import RequestError
 
@@ -82,21 +82,13 @@ Metadata = Annotated[
 
 class CreateBatchRequest(msgspec.Struct, kw_only=True):
     input_file_id: str
-    endpoint: Literal[
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/v1/score",
-        "/v1/responses",
-    ]
+    endpoint: Route
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
 
 
 def count_requests(path: Path, endpoint: str, max_line_bytes: int = MAX_LINE_BYTES) -> int:
-    """How many requests are in a file, all of them right and for `endpoint`. RequestError names the first line that is not."""
+    """Count the requests in a file, all of them right and for `endpoint`. RequestError names the first line that is not."""
     assert endpoint in ROUTES
     seen: dict[bytes, int] = {}  # not the ids: they may be long
     num_requests = 0

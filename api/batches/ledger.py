@@ -10,7 +10,7 @@ import os
 
 from api.batches.batch import StoredBatch
 from api.batches.lines import ANSWER_BEGINS, answered
-from api.files.store import FileObject, FileStore, write_all
+from api.files.store import FileObject, FileStore, append
 from engine.errors import RequestError
 
 
@@ -32,11 +32,11 @@ class BatchLedger:
     def take(self, line: bytes, is_well: bool) -> None:
         """RequestError: there is no room, and nothing of it is written."""
         file_id = self._well if is_well else self._failed
-        self._store.check_room(self._store_owner, len(line))
+        self._store.check_room(self._store.owner_of_id(file_id), len(line))
         file = self._open(file_id)
         size = os.fstat(file).st_size
         try:
-            write_all(file, line)
+            append(file, line)
         except RequestError:
             with contextlib.suppress(OSError):
                 os.ftruncate(file, size)
@@ -70,10 +70,6 @@ class BatchLedger:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
-
-    @property
-    def _store_owner(self) -> str:
-        return self._stored.batch.id.removeprefix("batch_")[:8]
 
     def _open(self, file_id: str) -> int:
         if file_id not in self._files:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 import orjson
 
-ROUTES = (
+Route = Literal[
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -24,7 +24,8 @@ ROUTES = (
     "/v2/rerank",
     "/v1/score",
     "/v1/responses",
-)
+]
+ROUTES: tuple[str, ...] = get_args(Route)
 MAX_LINE_BYTES = 256 << 20
 ANSWER_BEGINS = b'{"id":"batch_req_'
 _MARGIN = 128  # levels: a reader's own calls count too
@@ -32,7 +33,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Reply(Protocol):
-    """What a server answered."""
+    """The answer of a server."""
 
     @property
     def status(self) -> int: ...

@@ -1,6 +1,6 @@
 """`/v1/batches`: create, list, show, cancel. Runs in the api process.
 
-A list has the batches of who asks; a batch is found by its id, which nobody can guess.
+A list shows the client's own batches. Whoever knows the id of a batch, which is random, may use it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from starlette.responses import Response
 from api.batches.batch import OPEN, WINDOW_S, Batch, CreateBatchRequest, RequestCounts, StoredBatch, count_requests
 from api.errors import json_response
 from api.exchange import Exchange
-from api.files.routes import page_of
 from api.files.store import no_room
+from api.paging import Page, page_of
 from api.schemas.requests import invalid, shown
 from engine.errors import RequestError
 
@@ -24,12 +24,8 @@ MAX_OPEN = 16  # of a user
 MAX_STORED = 256  # then the oldest that is over makes room
 
 
-class BatchList(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class BatchList(Page[Batch]):
+    pass
 
 
 async def create_batch(request: Request) -> Response:
@@ -43,7 +39,7 @@ async def create_batch(request: Request) -> Response:
         raise RequestError(f"input_file_id: {text}", status=404, code="not_found", param="input_file_id")
     if file.purpose != "batch":
         raise invalid("input_file_id", f"the file's purpose is {shown(file.purpose)}, expected 'batch'")
-    own = [found.batch for each in files.ids("batch_", exchange.source) if (found := batches.find(each)) is not None]
+    own = batches.of_source(exchange.source)
     num_open = sum(batch.status in OPEN for batch in own)
     if num_open >= MAX_OPEN:
         raise RequestError(
@@ -66,8 +62,8 @@ async def create_batch(request: Request) -> Response:
         metadata=body.metadata,
     )
     output_id, error_id = files.new_id("file-", exchange.source), files.new_id("file-", exchange.source)
-    over = sorted((each.created_at, each.id) for each in own if each.status not in OPEN)
-    for _, batch_id in over[: max(0, len(own) + 1 - MAX_STORED)]:
+    over = [each.id for each in own if each.status not in OPEN]
+    for batch_id in over[: max(0, len(own) + 1 - MAX_STORED)]:
         batches.forget(batch_id)
     try:
         if file.expires_at is not None and file.expires_at < batch.expires_at:  # it is read until then
@@ -81,11 +77,8 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """The route."""
     exchange = Exchange.of(request)
-    ids = exchange.services.files.ids("batch_", exchange.source)
-    found = [stored.batch for each in ids if (stored := exchange.services.batches.find(each)) is not None]
-    page, has_more = page_of(request, found, 100, 20)
-    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-    return json_response(BatchList(data=page, first_id=first_id, last_id=last_id, has_more=has_more))
+    own = exchange.services.batches.of_source(exchange.source)
+    return json_response(page_of(BatchList, request.query_params, own, lambda batch: batch.id, usual=20, most=100))
 
 
 async def show_batch(request: Request) -> Response:

@@ -1,6 +1,6 @@
-"""Carries batches out. Each api process looks for batches that nobody has, and gets one by its lock, which its death releases.
+"""Carries batches out. Each api process looks for batches without an owner and takes one by its lock, which its death releases.
 
-Requests take the way of all others, as those of one user, whoever sent the batch: the scheduler gives that user's slots to
+Requests take the way of all others, as those of one source, whoever sent the batch: the scheduler gives that source's slots to
 whoever has fewer, and their priority is the lowest. What the engine has no room for is asked again, and so is what was under
 way when its process died.
 """
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from api.access import Given
 from api.batches.batch import OPEN, Batch, BatchError, BatchErrors, Status, StoredBatch
 from api.files.store import FileStore
+from api.growing_waits import growing_waits
 from engine.errors import RequestError
 from engine.process.context import ActorContext
 
@@ -27,10 +29,9 @@ if TYPE_CHECKING:
     from api.batches.ledger import BatchLedger
     from api.batches.lines import Request
 
-USER = "batches"  # in place of a client's address
+SOURCE = "batches"  # of all requests, whoever sent the batch
 PRIORITY = 1_000_000
 LOOK_INTERVAL_NS = 500_000_000
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
 _BUSY = (0, 429, 502, 503, 504)  # 0: no answer
 
 
@@ -40,7 +41,7 @@ class Answer(NamedTuple):
     request_id: str
 
 
-Ask = Callable[[str, bytes], Awaitable[Answer]]
+Ask = Callable[[str, bytes, Given], Awaitable[Answer]]
 
 
 class _Running:
@@ -54,10 +55,11 @@ class _Running:
 
 class BatchRunner:
     def __init__(self, context: ActorContext, files: FileStore) -> None:
-        self.ask: Ask | None = None  # has the api answer a request: path and body
+        self.ask: Ask | None = None  # has the api answer a request: path, body, and for whom
         self._context = context
         self._files = files
         config = context.config
+        self._given = Given(SOURCE, PRIORITY if config.request_priority else 0)
         num_slots = config.max_num_seqs * config.data_parallel_size // config.api_processes
         self._slots = asyncio.Semaphore(max(1, num_slots // 2))
         self._running: dict[str, _Running] = {}
@@ -70,7 +72,7 @@ class BatchRunner:
     # ----------------------------------------------------------------------------------------------------- for routes
 
     def find(self, batch_id: str) -> StoredBatch | None:
-        """As its file says, and what was ordered since."""
+        """Return a batch as its file has it, with orders that came since."""
         if not self._files.is_id(batch_id, "batch_"):
             return None
         try:
@@ -81,6 +83,11 @@ class BatchRunner:
             stored.batch.status = "cancelling"
             stored.batch.cancelling_at = stored.batch.cancelling_at or int(time.time())
         return stored
+
+    def of_source(self, source: str) -> list[Batch]:
+        """Return the batches of a source, the oldest first."""
+        found = [stored.batch for each in self._files.ids("batch_", source) if (stored := self.find(each)) is not None]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     def add(self, stored: StoredBatch) -> None:
         """OSError."""
@@ -254,13 +261,12 @@ class BatchRunner:
         from api.batches.lines import answer_line
 
         assert self.ask is not None
-        wait_s, answer = _FIRST_WAIT_S, None
+        answer, waits = None, growing_waits()
         while request.error is None:
-            answer = await self.ask(request.url, self._body(request))
+            answer = await self.ask(request.url, request.body, self._given)
             if answer.status not in _BUSY:
                 break
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            await asyncio.sleep(next(waits))
         line, is_well = answer_line(request, answer), answer is not None and answer.status == 200
         batch = running.stored.batch
         while True:
@@ -279,13 +285,6 @@ class BatchRunner:
         tick = asyncio.get_running_loop().create_future()
         self._ticks.append(tick)
         await tick
-
-    def _body(self, request: Request) -> bytes:
-        """A request's body, with the priority of batches where requests may have one."""
-        if not self._context.config.request_priority:
-            return request.body
-        fields = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
-        return msgspec.json.encode(fields | {"priority": msgspec.Raw(str(PRIORITY).encode())})
 
     def _count(self, batch: Batch, ledger: BatchLedger) -> None:
         batch.request_counts.completed, batch.request_counts.failed = ledger.num_well, ledger.num_failed

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import secrets
@@ -23,6 +22,8 @@ from typing import Literal
 
 import msgspec
 
+from api.access import owner_of
+from engine.checkpoint.files import PARTIAL, replace_file, write_all
 from engine.errors import RequestError
 
 MAX_FILES_PER_USER = 1000
@@ -58,7 +59,12 @@ class FileStore:
         return f"{prefix}{self.owner_of(source)}{secrets.token_hex(12)}"
 
     def owner_of(self, source: str) -> str:
-        return hashlib.blake2b(f"{self.directory}\0{source}".encode(), digest_size=4).hexdigest()
+        return owner_of(self.directory, source)
+
+    def owner_of_id(self, file_id: str) -> str:
+        match = _NAME.fullmatch(file_id)
+        assert match is not None, file_id
+        return match["owner"]
 
     def path(self, file_id: str) -> Path:
         """Where the content of a file is. `file_id`: one of ours."""
@@ -83,7 +89,7 @@ class FileStore:
         return found
 
     def ids(self, prefix: str, source: str = "") -> list[str]:
-        """Of all files or batches; of those of a source, where one is given."""
+        """Return the ids of all files or batches, or of those of one source."""
         begin = f"{prefix}{self.owner_of(source)}" if source else prefix
         try:
             names = os.listdir(self.directory)
@@ -104,16 +110,8 @@ class FileStore:
         return is_there
 
     def write(self, name: str, data: bytes) -> None:
-        """A small document, whole or not at all. OSError."""
-        self.directory.mkdir(mode=0o700, exist_ok=True)
-        unfinished = self.directory / f".{name}.{secrets.token_hex(4)}"
-        try:
-            unfinished.write_bytes(data)
-            unfinished.rename(self.directory / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+        """Store a small document, whole or not at all. OSError."""
+        replace_file(self.directory / name, data)
 
     def add(self, file: FileObject) -> None:
         """Let a file be found, whose content is there. OSError."""
@@ -137,7 +135,7 @@ class FileStore:
         for file_id in self.ids("file-"):
             self.find(file_id)
         for name, _ in list(self._sizes()):
-            if name.startswith(".file-"):
+            if name.startswith(".file-") or name.endswith(PARTIAL):
                 _remove_abandoned(self.directory / name)
         return True
 
@@ -199,7 +197,7 @@ class Upload:
         if self.num_bytes - self._num_seen > _GROWTH_BYTES:
             self._num_seen = self.num_bytes
             self._store.check_room(self._owner, len(data))
-        write_all(self._file, data)
+        append(self._file, data)
 
     def finish(self, filename: str, purpose: Purpose, expires_at: int | None) -> FileObject:
         try:
@@ -229,12 +227,10 @@ class Upload:
             self._path.unlink()
 
 
-def write_all(file: int, data: bytes) -> None:
-    """RequestError (507): the disk is full."""
-    view = memoryview(data)
+def append(file: int, data: bytes) -> None:
+    """Write all of `data`. RequestError (507): the disk is full."""
     try:
-        while view:
-            view = view[os.write(file, view) :]
+        write_all(file, data)
     except OSError as error:
         raise no_room(error) from error
 

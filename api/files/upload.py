@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from api.body_budget import GRACE_NS, LEAST_BODY_BYTES_PER_S
 from api.exchange import Exchange, next_part
 from api.files.store import FileObject, FileStore, Purpose, Upload
+from api.paging import whole_number
 from api.schemas.requests import convert, invalid, shown
 from engine.errors import RequestError
 
@@ -145,13 +145,6 @@ def _expiry(fields: dict[str, str]) -> int | None:
     if text is None:
         return None
     return int(time.time()) + whole_number("expires_after.seconds", text, 3600, 2592000)
-
-
-def whole_number(param: str, text: str, least: int, most: int) -> int:
-    """RequestError: `text` is no integer in these limits."""
-    if not re.fullmatch("0*[0-9]{1,9}", text) or not least <= int(text.lstrip("0") or "0") <= most:
-        raise invalid(param, f"expected an integer from {least} to {most}, got {shown(text)}")
-    return int(text.lstrip("0") or "0")
 
 
 def _text(data: bytes, param: str) -> str:

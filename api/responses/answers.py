@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.paging import Page
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -164,12 +166,8 @@ class CompactedResponse(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None
 
 
-class InputItems(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[dict[str, Any]]  # as they were sent, each with an id
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class InputItems(Page[dict[str, Any]]):
+    """Items as they were sent, each with an id."""
 
 
 class DeletedResponse(msgspec.Struct):

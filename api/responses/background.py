@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from api.client.generation import Generation
+from api.growing_waits import growing_waits
 from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredRequest, StoredResponse
 from api.schemas.requests import invalid
 from engine.errors import RequestError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 MAX_OPEN = 64  # of a source alone; twice as many of all
 TOUCH_INTERVAL_NS = 1_000_000_000
 _BUSY = (429, 503)
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
 
 
 class Writer(Protocol):
@@ -155,7 +155,7 @@ class BackgroundResponses:
     async def _make_again(self, response_id: str, stored: StoredResponse, asked: StoredRequest) -> None:
         """As long as the engine has no room for it, try again."""
         assert self.reopen is not None
-        wait_s = _FIRST_WAIT_S
+        waits = growing_waits()
         while True:
             stored.key = uuid.uuid4().hex
             self._store.save(response_id, msgspec.json.encode(stored))
@@ -170,8 +170,7 @@ class BackgroundResponses:
                     return
             except OSError as error:
                 self._context.log.warning("response %s cannot be made again: %s", response_id, error)
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            await asyncio.sleep(next(waits))
         events = writer.queue(generation)
         is_streaming = asked.is_streaming and (not events or self._store.append_events(response_id, events))
         await self._make(generation, writer, is_streaming)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from api.client.generation import Generation
 from api.errors import json_response
 from api.exchange import Exchange, until_finished
+from api.paging import page_of, whole_number
 from api.responses.answers import CompactedResponse, DeletedResponse, InputItems, InputTokens
 from api.responses.background import is_open, with_status
 from api.responses.conversation import ResponseTranslation
@@ -37,6 +37,7 @@ from engine.process.log import printable
 MAX_ITEMS = 4096  # of a conversation, with what it goes on from
 MAX_REFERRED = 64  # items of a response that an item_reference can name
 CANCEL_TIMEOUT_S = 30.0
+MAX_EVENT_NUMBER = 999_999_999
 DROPPED_HEADER = "x-tokamak-dropped"
 
 MAX_LOGGED = 64  # different sets
@@ -116,7 +117,9 @@ async def get_response(request: Request) -> Response:
         return Response(shown_now, media_type="application/json")
     if exchange.services.responses.events(response_id, 0) is None:
         raise invalid("stream", "only a response that was created with background and stream is one; leave it out")
-    return StoredEvents(exchange.services, response_id, _query_number(request, "starting_after", -1) + 1)
+    after = request.query_params.get("starting_after")
+    begin = whole_number("starting_after", after, 0, MAX_EVENT_NUMBER) + 1 if after else 0
+    return StoredEvents(exchange.services, response_id, begin)
 
 
 async def cancel_response(request: Request) -> Response:
@@ -134,24 +137,10 @@ async def list_input_items(request: Request) -> Response:
     """The route: what a response is an answer to, with what it went on from."""
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
-    limit, order = _query_number(request, "limit", 20), request.query_params.get("order", "desc")
-    if not 1 <= limit <= 100:
-        raise invalid("limit", f"expected an integer from 1 to 100, got {limit}")
-    if order not in ("asc", "desc"):
-        raise invalid("order", f"expected 'asc' or 'desc', got {shown(order)}")
     items = msgspec.json.decode(stored.items)
     num_made = len(msgspec.json.decode(stored.response)["output"])
     items = [identified(response_id, index, item) for index, item in enumerate(items[: len(items) - num_made])]
-    if order == "desc":
-        items.reverse()
-    if after := request.query_params.get("after"):
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise invalid("after", f"{shown(after)} is the id of no item here; leave it out, or send a last_id")
-        items = items[ids.index(after) + 1 :]
-    page = items[:limit]
-    first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return json_response(InputItems(data=page, first_id=first_id, last_id=last_id, has_more=len(items) > limit))
+    return json_response(page_of(InputItems, request.query_params, items, lambda item: item["id"], usual=20, most=100))
 
 
 async def delete_response(request: Request) -> Response:
@@ -283,15 +272,6 @@ async def _ended(request: Request, response_id: str, stored: StoredResponse) -> 
         await services.background.change()
         stored = _found(request, response_id)
     return stored
-
-
-def _query_number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, "")
-    if not text:
-        return default
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise invalid(name, f"expected an integer of at most 9 digits, got {shown(text)}")
-    return int(text)
 
 
 def _not_found(response_id: str) -> RequestError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -18,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+
+from api.access import owner_of
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,7 @@ class ResponseStore:
 
     def new_id(self, source: str) -> str:
         """An id for a response to a client of `source` (`source_of` of `api/access.py`)."""
-        salt = str(self._directory).encode()  # of this run: the digest tells its reader nothing about an address
-        owner = hashlib.blake2b(salt + b"\0" + source.encode(), digest_size=4).hexdigest()
-        return f"resp_{owner}{secrets.token_hex(12)}"
+        return f"resp_{owner_of(self._directory, source)}{secrets.token_hex(12)}"
 
     def save(self, response_id: str, data: bytes) -> bool:
         """Whether it is kept."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.schemas.requests import MAX_INT32, TokenId, TokenIds
 from api.schemas.responses import Usage
+
+T = TypeVar("T")
 
 
 class PoolingRequest(msgspec.Struct, kw_only=True):
@@ -83,6 +85,18 @@ class ScoreRequest(PoolingRequest, kw_only=True):
     use_activation: UseActivation | None = None
 
 
+class PoolingList(msgspec.Struct, Generic[T], kw_only=True):
+    """Results of several texts, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[T]
+    usage: Usage
+    weight_version: str
+
+
 class Embedding(msgspec.Struct, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
@@ -90,14 +104,8 @@ class Embedding(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class EmbeddingList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: Usage
-    weight_version: str
+class EmbeddingList(PoolingList[Embedding]):
+    pass
 
 
 class Pooled(msgspec.Struct, kw_only=True):
@@ -107,14 +115,8 @@ class Pooled(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class PooledList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Pooled]
-    usage: Usage
-    weight_version: str
+class PooledList(PoolingList[Pooled]):
+    pass
 
 
 class Classification(msgspec.Struct, kw_only=True):
@@ -125,14 +127,8 @@ class Classification(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ClassificationList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Classification]
-    usage: Usage
-    weight_version: str
+class ClassificationList(PoolingList[Classification]):
+    pass
 
 
 class RankedDocument(msgspec.Struct, kw_only=True):
@@ -157,11 +153,5 @@ class Score(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ScoreList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: Usage
-    weight_version: str
+class ScoreList(PoolingList[Score]):
+    pass

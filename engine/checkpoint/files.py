@@ -18,6 +18,8 @@ import msgspec
 from engine.errors import CheckpointError
 from shm.file_guard import FileGuard
 
+PARTIAL = ".partial"  # how the names of unfinished files end
+
 
 class MappedFile(msgspec.Struct, frozen=True, eq=False):
     """A whole file, read-only, and what the file system said of it when it was mapped."""
@@ -86,7 +88,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Have `path` hold `data`, whole or not at all, for this user alone. Its directory is made where it is missing, and may be
     shared: what is written first is a new file of a name that nobody can foresee, and follows no link. OSError."""
     make_directory(path.parent)
-    unfinished = path.with_suffix(f".{os.urandom(8).hex()}.partial")
+    unfinished = path.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as stream:
@@ -96,6 +98,13 @@ def replace_file(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write `data` to its end, in however many pieces. OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def user_cache() -> Path:

@@ -24,6 +24,13 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def responder(thinker: Edge) -> Iterator[openai.OpenAI]:
+    """A client of `thinker`."""
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def client(edge: Edge) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{edge.url}/v1", api_key="none", max_retries=0) as made:

@@ -48,6 +48,12 @@ class TerminalChat:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
+    def ask(self, text: str) -> None:
+        """Type a line at the next prompt, and wait for the end of its answer."""
+        self.until("> ")
+        self.type(text + "\n")
+        self.until("tokens in")
+
     def until(self, text: str, timeout_s: float = WATCHDOG_S) -> str:
         """What comes up to `text`, which is taken off the screen."""
         deadline = time.monotonic() + timeout_s
@@ -180,17 +186,13 @@ def test_a_picture_stays_in_its_conversation(tmp_path: Path) -> None:
         terminal.until("> ")
         terminal.type(f"/image {file}\n")
         terminal.until("next question")
-        for question in ("one", "two"):
-            terminal.until("> ")
-            terminal.type(question + "\n")
-            terminal.until("tokens in")
+        terminal.ask("one")
+        terminal.ask("two")
         terminal.until("> ")
         terminal.type(f"/image {file}\n")
         terminal.until("next question")
-        for question in ("/retry", "three"):
-            terminal.until("> ")
-            terminal.type(question + "\n")
-            terminal.until("tokens in")
+        terminal.ask("/retry")
+        terminal.ask("three")
         first, second, again, third = server.bodies(CHAT)
     assert [part["type"] for part in first["messages"][0]["content"]] == ["image_url", "text"]
     assert second["messages"][0] == first["messages"][0]

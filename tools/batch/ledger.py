@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from api.batches.lines import ANSWER_BEGINS, Request, answered
+from engine.checkpoint.files import write_all
 from engine.errors import OptionError
 
 MAX_PART_BYTES = 16 << 20  # of what waits no more, until the file beside is written anew
@@ -125,7 +126,7 @@ class Ledger:
                 self.early[answer_id] = line
 
     def _append(self, request: Request, line: bytes) -> None:
-        _write(self._file, line)
+        write_all(self._file, line)
         self.early.pop(request.answer_id, None)
         self.num_failed += not answered(line).is_well
         self.num_answered += 1
@@ -135,7 +136,7 @@ class Ledger:
         if self._part < 0:
             self._part = self._open_beside(self._part_path, os.O_CREAT)
             os.ftruncate(self._part, self._num_part_bytes)
-        _write(self._part, line)
+        write_all(self._part, line)
         self._num_part_bytes += len(line)
         if self._num_part_bytes > MAX_PART_BYTES and self._num_part_bytes > 2 * self._num_waiting_bytes():
             self._write_part_anew()
@@ -165,13 +166,7 @@ class Ledger:
         os.ftruncate(new, 0)
         lines = dict.fromkeys([*self.early.values(), *(line for _, line in self._waiting.values())])
         for line in lines:
-            _write(new, line)
+            write_all(new, line)
         os.replace(new_path, self._part_path)
         os.close(self._part)
         self._part, self._num_part_bytes = new, sum(map(len, lines))
-
-
-def _write(file: int, line: bytes) -> None:
-    rest = memoryview(line)
-    while rest:
-        rest = rest[os.write(file, rest) :]

@@ -10,7 +10,7 @@ import pytest
 from api.batches.batch import Batch, RequestCounts, StoredBatch
 from api.batches.ledger import BatchLedger
 from api.batches.lines import Request, answer_line
-from api.files.store import FileStore, Upload, write_all
+from api.files.store import FileStore, Upload, append
 from engine.errors import RequestError
 
 ROOM = 1 << 20
@@ -33,7 +33,7 @@ def upload(store: FileStore, source: str, num_bytes: int) -> str:
 def test_full_disk_is_said() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(RequestError, match="No space left") as raised:
-        write_all(full, b"x")
+        append(full, b"x")
     os.close(full)
     assert (raised.value.status, raised.value.code) == (507, "no_room")
 

@@ -37,12 +37,6 @@ CALLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def asker(thinker: Edge) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 @pytest.fixture
 def calling(thinker: Edge) -> Iterator[None]:
     thinker.peer.script = CALLS
@@ -59,8 +53,8 @@ def submit_of(edge: Edge, **fields: Any) -> tuple[Submit, ChatPrompt]:
 
 
 @pytest.mark.usefixtures("calling")
-def test_call_of_a_custom_tool_has_its_input(asker: openai.OpenAI) -> None:
-    answer = asker.chat.completions.create(model="tiny", messages=MESSAGES, tools=[CUSTOM, FUNCTION])  # type: ignore[list-item]
+def test_call_of_a_custom_tool_has_its_input(responder: openai.OpenAI) -> None:
+    answer = responder.chat.completions.create(model="tiny", messages=MESSAGES, tools=[CUSTOM, FUNCTION])  # type: ignore[list-item]
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "I go."

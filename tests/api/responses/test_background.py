@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -20,12 +19,6 @@ from engine.messages import ChatPrompt
 from tests.api.edge import CHILD, Edge
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def responder(thinker: Edge) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def start(client: openai.OpenAI, num_tokens: int, **options: Any) -> Any:

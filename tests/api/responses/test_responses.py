@@ -31,12 +31,6 @@ CALLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def responder(thinker: Edge) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 @pytest.fixture
 def calling(thinker: Edge) -> Iterator[None]:
     thinker.peer.script = CALLS
