@@ -54,6 +54,12 @@ def files() -> Iterator[FileServer]:
 
 
 @pytest.fixture(autouse=True)
+def gate_is_closed(files: FileServer) -> None:
+    """At the beginning of each test, whatever the last one did."""
+    files.gate.clear()
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_held_in_the_end(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "seeing" in request.fixturenames:
@@ -233,7 +239,6 @@ def test_links_are_fetched_in_order_eight_at_a_time(tmp_path: Path, files: FileS
     """By default. Of several that fail, the first in order is reported, and what has not begun never begins."""
     assert "media_download_parallel" not in SEEING
     with Edge(tmp_path, **(SEEING | {"limit_mm_per_prompt": {"image": 99}})) as edge:
-        files.gate.clear()
         files.max_at_once = 0
         answers: list[httpx.Response] = []
         links = [f"{files.url}/gate/order{index:02}" for index in range(20)]
@@ -422,7 +427,6 @@ def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: Edge, 
     files.gate.set()
     for thread in threads:
         thread.join()
-    files.gate.clear()
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
