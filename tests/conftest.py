@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from engine.process.run_directory import runs_root
 from engine.supervisor.reaper import reap
 from shm.segment import DIRECTORY, NAMESPACE_VARIABLE
+from tests.complete_run import CompleteRun
 from tests.published_templates import published_templates
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +37,11 @@ ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test fil
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
     parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventh of many cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of xdist, which sees its share of the tests
+        config.pluginmanager.register(CompleteRun())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -365,4 +365,4 @@ def test_a_model_of_the_other_kind(scorer: EngineProcess) -> None:
 
 def test_the_document_holds(embedder: EngineProcess) -> None:
     """Of the routes that a model which makes vectors answers: all of these."""
-    fuzz(embedder, "--include-path-regex", POOLING_ROUTES, "--phases", "examples,fuzzing", "--max-examples", "6")
+    fuzz(embedder, "--include-path-regex", POOLING_ROUTES, "--phases", "examples,coverage,fuzzing", "--max-examples", "6")
