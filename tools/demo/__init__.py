@@ -5,7 +5,7 @@ JSON and knows what Tokamak is, so a first run says something true and a test ca
 
 Read `data.py` first: it makes the questions, for training and held out, and grades the answers. `words.py` and `facts.py`
 are what it draws from, `vocabulary.py` makes the tokenizer, `train.py` (the only file that needs torch) makes the
-checkpoint, and `evaluate.py` asks a running server.
+checkpoint, and `evaluate.py` asks a running server. `vision/` has the same for the model that reads pictures.
 """
 
 from pathlib import Path
