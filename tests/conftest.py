@@ -28,15 +28,16 @@ settings.load_profile("any machine")
 
 _NAMESPACE = "test"  # of shared memory, with the pid: sessions side by side leave each other's engines alone
 _MANY_CASES = 5  # more cases of one test are variants of the kernels by shapes by precisions by numbers of rows
-_STRIDE = 7  # `--fast` takes every seventh of those: with lists of two to six entries, in the end every entry of each
+_STRIDE = 17  # `--fast` takes every seventeenth of those: with lists of two to six entries, in the end every entry of each
 REFERENCE = "reference"  # whole models through Paddle's ops take seconds; the ops alone stay
 LIMIT_S, ENGINE_LIMIT_S = 120, 300  # of a test that would hang: far beyond what any takes on a busy machine
+ENGINE_FOLDERS = ("devices", "e2e", "page")  # every test in them starts engines, or is marked as slow
 ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test file that uses one of them starts engines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
-    parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventh of many cases")
+    parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventeenth of many cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,9 +104,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"tested: {', '.join(named[True])}; not tested: {', '.join(named[False]) or 'none'}")
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if collection_path.parent.name != "tests":
         return None
+    if config.getoption("--fast") and collection_path.name in ENGINE_FOLDERS:
+        return True
     is_missing = {"page": not has_browser(), "grafana": not has_prometheus()}
     return True if is_missing.get(collection_path.name) else None
 

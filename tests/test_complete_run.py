@@ -35,7 +35,8 @@ def pytest_runtest_protocol(item):
     return True if item.config.getoption("--lose") and item.name == "test_second" else None
 """
 TESTS = "def test_first(): pass\ndef test_second(): pass\n"
-PROCESSES = ("0", "2")
+pytestmark = pytest.mark.slow
+PROCESSES = ("0", "1")
 
 
 def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:

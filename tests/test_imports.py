@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -69,12 +70,15 @@ FOREIGN_TO = {  # beginnings of module names -> beginnings of what must not be i
 PADDLE_USERS = ("ops", "workers")
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> dict[str, ast.Module]:
     """Every module of ours, by its dotted name."""
+    found = {}
     for package in PACKAGES:
         for path in sorted((REPOSITORY / package).rglob("*.py")):
             parts = path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else REPOSITORY).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(), str(path))
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(), str(path))
+    return found
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -94,7 +98,7 @@ def is_below(name: str, beginning: str) -> bool:
 @pytest.fixture(scope="module")
 def arrows() -> list[tuple[str, str]]:
     """(importing module, imported name) of every import."""
-    return [(name, target) for name, tree in modules() for target in imported(tree)]
+    return [(name, target) for name, tree in modules().items() for target in imported(tree)]
 
 
 @pytest.mark.parametrize("place", FOREIGN_TO)
@@ -110,7 +114,7 @@ def test_only_ops_and_workers_import_paddle(arrows: list[tuple[str, str]]) -> No
 
 
 def test_no_module_is_in_a_circle_of_imports(arrows: list[tuple[str, str]]) -> None:
-    names = {name for name, _ in modules()}
+    names = set(modules())
     below: dict[str, set[str]] = {name: set() for name in names}
     for name, target in arrows:
         while target and target not in names:

@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.paths import REPOSITORY
 
 PLACE = "tests/tools/deploy/test_files.py"
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_a_line_each() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLACE, "-k", "systemd_reads or kubectl"]
     bare = {**os.environ, "PATH": "/nowhere"}

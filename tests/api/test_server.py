@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import pytest
 
 from api.body_budget import FREE_BYTES, LARGEST_BODIES
 from engine.messages import ActorState
@@ -89,6 +90,7 @@ def test_a_killed_api_process_comes_back(tmp_path: Path) -> None:
         assert edge.peer.submits()[-1].api_epoch == 2
 
 
+@pytest.mark.slow
 def test_surplus_connections_are_closed(tmp_path: Path) -> None:
     with Edge(tmp_path, max_connections=4, max_body_bytes=100) as edge:
         with contextlib.ExitStack() as stack:

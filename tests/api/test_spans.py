@@ -203,6 +203,7 @@ def test_a_collector_that_is_away_costs_a_counter(edge: Edge, collector: Collect
     assert edge.log.count("takes no spans") == 1
 
 
+@pytest.mark.slow
 def test_a_collector_that_hangs_holds_nobody_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """It takes connections and says nothing: requests are answered, what waits is bounded, and the process ends at once."""
     with socket.socket() as silent:

@@ -88,6 +88,7 @@ def test_unread_stream_of_any_api_is_paused(edge: Edge, path: str) -> None:
     assert "".join(map(TEXTS[path], events_of(received))) == said_text(NUM_TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 def test_unread_logprobs_of_one_source_are_bounded(edge: Edge, path: str) -> None:
     """Streams and whole answers alike; another source's request is answered meanwhile."""
@@ -124,6 +125,7 @@ def test_unread_logprobs_of_one_source_are_bounded(edge: Edge, path: str) -> Non
     wait_until(lambda: edge.count("held_logprobs") == 0, what="nothing held")
 
 
+@pytest.mark.slow
 def test_requests_with_many_logprobs_end_in_turn(edge: Edge) -> None:
     """More whole answers at once than one source may hold: some wait for others, none fails."""
     body = {"messages": MESSAGES, "n": 16, "logprobs": True, "top_logprobs": 20}

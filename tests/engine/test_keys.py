@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.keys import environment_of, with_secrets, without_secrets
 from tests.configurations import engine_config
 from tests.paths import REPOSITORY
@@ -62,6 +64,7 @@ def test_secrets_leave_the_command_line() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_any_file_of_a_run(tmp_path: Path) -> None:
     """Of a whole engine, from its start to its end."""
     from tests.e2e.engine_process import DEMO, EngineProcess

@@ -101,6 +101,7 @@ def test_a_profile_of_the_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path, TINY)
     options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "decode", "--batch", "2", "--repeat", "1"]
@@ -128,6 +129,7 @@ def test_what_cannot_be_measured(options: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_drafts_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of a token and its drafts are verified: each has logits, and is compared with the step of the same samples alone."""
     write_checkpoint(tmp_path, TINY)

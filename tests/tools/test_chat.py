@@ -271,6 +271,7 @@ def test_piped_line_is_answered_before_the_next() -> None:
             assert process.wait(WATCHDOG_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
 def test_retry_replaces_the_last_answer(term: str, tmp_path: Path) -> None:
     with openai_server() as server, terminal_chat("--url", server.url, term=term, cache=tmp_path) as terminal:

@@ -31,6 +31,7 @@ def test_what_is_examined_is_not_trained_with(kind: str) -> None:
         assert {is_held_out(sample.turns[0].answer) for sample in samples(kind, is_examined)} == {is_examined}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_makes_the_same_samples_again_and_of_many_sizes(kind: str) -> None:
     first, second = list(samples(kind, False)), list(samples(kind, False))
@@ -113,6 +114,7 @@ def test_what_is_asked_for_is_judged(kind: str, wanted: str, answer: str, is_rig
     assert Question(kind, (), Turn("", wanted)).is_right(answer) == is_right
 
 
+@pytest.mark.slow
 def test_exchanged_pictures_tell_another_answer() -> None:
     """To whoever looks at the pictures alone: few questions keep their answer."""
     for group in GROUPS:
@@ -129,6 +131,7 @@ def test_fewer_questions_are_the_first_of_many() -> None:
     assert replace(few[0], pictures=()) == replace(many[0], pictures=())
 
 
+@pytest.mark.slow
 def test_sketches_are_as_good_as_new_each_time() -> None:
     """The same for a seed, of many sizes, on light and dark grounds, some of them empty."""
     first, second = (GROUPS[2].questions(NUM_SAMPLES, 1) for _ in range(2))

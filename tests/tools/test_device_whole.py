@@ -69,6 +69,7 @@ def test_a_miss_is_a_miss() -> None:
     assert summary([other])[1] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "says"),
     [("gpu", "installed is Paddle "), ("cpu", "that is no card"), ("auto", "that is no card")],

@@ -75,6 +75,7 @@ def test_each_is_as_alone(precision: str, tmp_path: Path) -> None:
     assert [sample.answer() for sample in samples] == [alone[key] for key in keys]
 
 
+@pytest.mark.slow
 def test_several_ranks_give_the_bytes_of_one(tmp_path: Path) -> None:
     """Heads that end within panels, and matrices that run whole on each; op by op, captured, and in integers."""
     write_checkpoint(tmp_path / "model", ODD)

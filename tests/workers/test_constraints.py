@@ -248,6 +248,7 @@ def layered_on_device(directory: Path) -> tuple[ModelRunner, ModelRunner]:
     return with_layers(directory, xpu_runner, "reference")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["runners", "layered", "layered_on_device"])
 def test_late_masks_skip_their_rows_and_change_no_token(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -440,6 +441,7 @@ def test_ranks_agree_on_late_masks(directory: Path) -> None:
     assert not any(map(any, found[1][1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [SpeculativeConfig(), DRAFTING], ids=["plain", "drafts"])
 def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeConfig) -> None:
     """That of the first: none ends a form, or its drafts, that another goes on with."""

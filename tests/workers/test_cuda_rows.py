@@ -69,6 +69,7 @@ def answers(runner: ModelRunner, *, is_alone: bool = False, chunk: int = 64) -> 
     return [sample.answer() for sample in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "deepseek_v3"])
 def test_golden_models(name: str) -> None:
     runner = core_of(OnEmulatedCard, name, max_model_len=32)
@@ -79,6 +80,7 @@ def test_golden_models(name: str) -> None:
     assert answers(runner, is_alone=True, chunk=8) == found
 
 
+@pytest.mark.slow
 def test_drawn_tokens_stay_on_the_card() -> None:
     """With temperature too; who else is drawn for, by the host, changes no bit of it, nor whether a step has to be known."""
     runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
@@ -96,6 +98,7 @@ def test_drawn_tokens_stay_on_the_card() -> None:
     assert [sample.outputs for sample in alone] == [sample.outputs for sample in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 def test_drafts_and_masks(plan: str) -> None:
     """Rows of several tokens of a sequence, whose rejected ones are written over; a prompt that sees other keys than those
@@ -126,6 +129,7 @@ def test_drafts_and_masks(plan: str) -> None:
     assert [answer[0] for answer in plain] == [answer[0] for answer in run(CpuRunner, NONE)]
 
 
+@pytest.mark.slow
 def test_layers_that_draft(tmp_path: Path) -> None:
     """Of a model whose guesses stand."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
@@ -143,6 +147,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
     assert run(OnEmulatedCard, speculative_config=drafting(2), **captured(3)) == (found, num_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
     """With `--ops cuda` steps are also checked when it starts."""
@@ -151,6 +156,7 @@ def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
     assert answers(core_of(OnEmulatedCard, "llama", **sizes), is_alone=True, chunk=8) == found
 
 
+@pytest.mark.slow
 def test_steps_of_prompts_are_replayed() -> None:
     """Of one prompt in chunks and of two whole ones, whose last tokens draw; with experts."""
     sizes: dict[str, Any] = {"max_model_len": 32}

@@ -124,6 +124,7 @@ def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeC
     assert num_replayed >= (1 if config.max_drafts else len(before)), "how many rows there are with drafts depends on these"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "write",
     [
@@ -203,6 +204,7 @@ def guesses_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, *
     return [sample.answer() for sample in (*batch, again)], serving.found, max(serving.num_tokens_of_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "method", "most"),
     [

@@ -90,6 +90,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_steps_of_golden_models() -> None:
     settings = {**os.environ, "GLOG_vmodule": "*api*=6"}
     command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, *CASES]

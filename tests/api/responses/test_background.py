@@ -136,6 +136,7 @@ def kill_http(edge: Edge, *, is_gentle: bool = False) -> None:
     edge.start_child(edge.counters.actor(CHILD).epoch + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_gentle", [False, True])
 def test_background_stream_outlives_its_http_process(thinker: Edge, responder: openai.OpenAI, is_gentle: bool) -> None:
     """The next life makes it with the same seed, though in other pieces, and its events follow those that were read."""

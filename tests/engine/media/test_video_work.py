@@ -269,6 +269,7 @@ def test_large_frames_are_not_decoded_when_a_file_is_opened(file: bytes, guessed
         clip.close()
 
 
+@pytest.mark.slow
 def test_packets_of_subtitles_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of 262 bytes has 256: of what was read when the file was opened alone there may be some, and no more."""
     looked: list[int] = []

@@ -79,6 +79,7 @@ def test_the_screen_has_a_line_for_each(height: int | None) -> None:
         assert wanted in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("height", [24, 30, 40])
 def test_many_ranks_and_gangs_fold(height: int) -> None:
     lines = screen(gang_snapshot(8.0, 32, 2, shares_experts=False), 80, height)

@@ -307,6 +307,7 @@ def test_chat_templates(model: Path, tmp_path: Path) -> None:
     assert configure(model, "--chat-template", "{% for m in messages %}\n{% endfor %}").chat_template.startswith("{% for")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 def test_any_text_is_a_value_or_is_refused_with_the_reason(model: Path, option: Option) -> None:
     """Never an exception of another kind, and what is taken can be written into the run's manifest."""

@@ -165,6 +165,7 @@ def test_every_flag_of_a_version_is_known(version: str) -> None:
     assert [key for key in FLAGS[version] if key in takes_none and not FLAGS[version][key]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", FLAGS)
 def test_no_flag_of_a_version_is_unrecognized(version: str, capsys: pytest.CaptureFixture[str]) -> None:
     for key, takes_none in FLAGS[version].items():

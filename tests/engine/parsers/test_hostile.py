@@ -146,6 +146,7 @@ def test_work_is_linear(name: str, kind: str) -> None:
     assert work(800) < 2.5 * work(400) + 1000
 
 
+@pytest.mark.slow
 def test_hostile_tools() -> None:
     deep: dict[str, Any] = {"type": "object"}
     for level in range(60):

@@ -187,6 +187,7 @@ def check_stream(simulation: Simulation, stream: Stream) -> None:
         assert (stream.finish_reason, len(stream.token_ids)) == ("length", stream.request.sampling.max_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_scheduler_dies(name: str) -> None:
     """Ranks that had not read its last orders yet do so under its successor."""

@@ -246,6 +246,7 @@ PROMPTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     PROMPTS,

@@ -457,6 +457,7 @@ def test_aborted_requests_leave_nothing(simulation: Simulation, has_pixels: bool
     assert not simulation.rank.encoder.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_all_at_once(directory: Path, seed: int) -> None:
     """At random: whoever dies, and whatever is aborted or damaged, the others end byte for byte, and nothing is held."""

@@ -240,6 +240,7 @@ def test_harmful_templates_fail_their_request_alone(name: str) -> None:
     assert templates.render(prompt(USER), NOW).startswith("<|im_start|>user")
 
 
+@pytest.mark.slow
 def test_no_garbage_is_collected_on_a_templates_time() -> None:
     """What the timer raised in a callback of the collector was lost, and a collection of the whole process counted."""
     templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)
@@ -257,6 +258,7 @@ def test_no_garbage_is_collected_on_a_templates_time() -> None:
         gc.callbacks.pop()
 
 
+@pytest.mark.slow
 def test_a_template_leaves_little_garbage() -> None:
     """Requests one after another filled a helper with it, up to where it ended: the collector counts objects, not bytes."""
     many = 40_000_000  # memory of its own, not what others left free

@@ -185,6 +185,7 @@ def test_who_fills_a_queue_leaves_room_for_others(lanes: Bench, gate: Path) -> N
     assert lanes.num_waiting == MAX_HEAVY_JOBS + 1
 
 
+@pytest.mark.slow
 def test_calls_of_one_source_leave_room_and_turns_for_others(lanes: Bench, gate: Path) -> None:
     first = call("first", f"wait:{gate}", source="many")
     lanes.ask(first, *(call(f"m{index}", source="many") for index in range(MAX_CALLS)))

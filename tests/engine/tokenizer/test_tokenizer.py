@@ -757,6 +757,7 @@ def test_a_call_that_was_given_up_is_not_answered(bench: Bench) -> None:
     assert bench.count("helper_jobs_waiting") == 0
 
 
+@pytest.mark.slow
 def test_calls_of_before_a_crash_take_no_new_place(bench: Bench) -> None:
     text = TextPrompt("x")
     calls = [Tokenize(f"c{index}", "api0", text) for index in range(MAX_CALLS + 1)]  # one has the helper

@@ -36,6 +36,7 @@ def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_
     test_formulas.test_attention(k, kv_dtype, window, head_dim, block_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "kv_dtype"), [(AttentionShape(4, 2, 16), "float32"), (AttentionShape(8, 2, 32, sliding_window=100), "int8")]
 )
@@ -49,6 +50,7 @@ def test_latents(k: OpTable) -> None:
     latents.test_row_alone(k, "int8", LatentShape(4, 16, 8, 32, 0.2), 16)
 
 
+@pytest.mark.slow
 def test_key_bounds(k: OpTable) -> None:
     bounds.test_same_bits_in_any_chunks(k, "float32", AttentionShape(6, 2, 20), 16)
 

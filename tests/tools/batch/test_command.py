@@ -91,6 +91,7 @@ def test_a_key_that_is_refused(tmp_path: Path) -> None:
         assert run(tmp_path, *of(server), "--api-key", API_KEY)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_thousand_lines_ended_in_the_middle(tmp_path: Path, number: signal.Signals) -> None:
     """Again and again. What was answered is never asked again, although an early line that hangs holds back all behind it; a
@@ -121,6 +122,7 @@ def test_a_thousand_lines_ended_in_the_middle(tmp_path: Path, number: signal.Sig
     assert not (tmp_path / "out.jsonl.part").exists()
 
 
+@pytest.mark.slow
 def test_what_waits_for_its_turn_keeps_no_body(tmp_path: Path) -> None:
     """200 answers wait behind the first, and were asked with 200 MiB."""
     body, count = "x" * (1 << 20), 200

@@ -194,6 +194,7 @@ def test_a_run_without_counters(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tokamak top:" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", ["q", "x then q", "SIGTERM", "SIGINT"])
 def test_live_until_q(leave: str) -> None:
     ours, theirs = pty.openpty()

@@ -66,6 +66,7 @@ def test_what_a_device_lacks_is_not_run_on_the_cpu_in_silence() -> None:
     assert paddle.get_flags([name]) == {name: True}
 
 
+@pytest.mark.slow
 def test_paddle_says_nothing_of_signals() -> None:
     """An actor ends when it is asked to, without a word of a crash, and says itself where it crashed."""
     done = subprocess.run([sys.executable, "-c", SIGNALS], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -57,6 +57,7 @@ def test_what_is_kept_is_believed(kept: Path, tmp_path: Path) -> None:
         assert {part: found[part] for part in LINEARS} == {part: other[part] for part in LINEARS}
 
 
+@pytest.mark.slow
 def test_what_is_none_of_ours_is_made_again(kept: Path, tmp_path: Path) -> None:
     true = timing(kept.parent)
     chosen = {**true.chosen, "int8": "sse9"}

@@ -24,6 +24,7 @@ from workers.runners.cpu import CpuRunner
 from workers.runners.xpu import xpu_runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "ernie4_5_moe"])
 def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Those of the reference, to the token; the same bits on both runners, and what was left is said once."""
@@ -37,6 +38,7 @@ def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> 
     assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(CpuRunner, name))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert mean, normalized", "xlm-roberta classifier"])
 def test_encoders_of_text(name: str, tmp_path: Path) -> None:
     """Whose positions are looked up; with CUDA's rows as well."""

@@ -39,6 +39,7 @@ def taken(table: OpTable, name: str, precision: Precision, kv_dtype: str, needed
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quantization", "kv_dtype"),
     [
@@ -67,6 +68,7 @@ def failing(table: OpTable, by: float) -> OpTable:
     return replace(table, attention=attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "by", "says"),
     [

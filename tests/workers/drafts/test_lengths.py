@@ -168,6 +168,7 @@ def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[in
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
 def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
     """Whoever comes: their prompts would be computed by layers that draft, too."""
@@ -177,6 +178,7 @@ def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
     assert sum(rig.time_of(num_slots + num) for num, _ in found) < 1.015 * 4000 * rig.time_of(num_slots)
 
 
+@pytest.mark.slow
 def test_doubts_that_come_to_nothing_become_rare() -> None:
     """Drafts that were tried in each 3,000 steps; and behind many, answers that can be guessed are."""
     rig = Rig(4, steep)

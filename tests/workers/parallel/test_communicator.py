@@ -78,6 +78,7 @@ def alternate(communicator: Communicator, num_rounds: int) -> int:
     return num_wrong
 
 
+@pytest.mark.slow
 def test_what_a_rank_sends_to_one_group_it_does_not_write_over_for_the_other() -> None:
     with gang_of(2) as gang:
         assert gang.run(alternate, 4_000) == [0, 0]
@@ -196,6 +197,7 @@ def test_a_killed_peer_ends_the_collective_at_once() -> None:
             assert f"rank 1, epoch {epoch}" in text
 
 
+@pytest.mark.slow
 def test_a_gang_that_is_whole_again_goes_on() -> None:
     with gang_of(2) as gang:
         gang.start(1, meet_often).kill()

@@ -60,6 +60,7 @@ def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerP
     return [linear(*shape), round_robin(*shape)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe", "ernie4_5_vl_moe"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) -> None:

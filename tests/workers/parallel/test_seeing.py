@@ -18,6 +18,7 @@ from tests.workers.serving import golden_cases
 KV_BYTES = 32 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_vl", "ernie4_5_vl_moe"])
 def test_two_ranks_agree_with_transformers(name: str) -> None:
     slab = make_slab()

@@ -119,11 +119,13 @@ def test_experts_and_latents(num_ranks: int, tmp_path: Path) -> None:
             assert answers == alone, job
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_with_transformers() -> None:
     expected = {name: [case["greedy_token_ids"] for case in golden_cases(name)[:6]] for name in ARCHITECTURES}
     assert on_each(2, serve_golden, ARCHITECTURES, {}) == [expected] * 2
 
 
+@pytest.mark.slow
 def test_layers_that_draft(tmp_path: Path) -> None:
     """Two ranks guess what one does: as many tokens come of each row, of a layer that knows the answer and of drawn ones."""
     write_walk(tmp_path / "walk", np.random.default_rng(1).permutation(960), is_by_hidden=True)

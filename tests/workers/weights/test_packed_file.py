@@ -94,6 +94,7 @@ def test_parts_are_filled_one_by_one(tmp_path: Path) -> None:
         assert (kept == expected).all()
 
 
+@pytest.mark.slow
 def test_a_changed_byte_anywhere_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write(path)
