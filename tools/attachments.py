@@ -30,7 +30,7 @@ def attachment(path: str) -> dict[str, Any]:
         raise OptionError(f"{path} cannot be read: {error}") from error
     kinds = [kind for place, magic, kind in _KINDS if content[place : place + len(magic)] == magic]
     if not kinds:
-        raise OptionError(f"{path} is no picture and no video; PNG, JPEG, WebP, GIF, BMP, TIFF, MP4, WebM and AVI will do")
+        raise OptionError(f"{path} is not an image or video; use PNG, JPEG, WebP, GIF, BMP, TIFF, MP4, WebM or AVI")
     return part(content, kinds[0])
 
 

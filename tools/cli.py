@@ -14,22 +14,22 @@ from types import ModuleType
 
 COMMANDS = {
     "serve": ("tools.serving", "start the engine and serve a model over HTTP"),
-    "top": ("tools.top.command", "watch a running, hung or dead engine"),
-    "ctl": ("tools.ctl", "look at an engine and give it orders"),
-    "trace": ("tools.trace.command", "what the actors do, as a file for Perfetto"),
-    "chat": ("tools.chat.command", "talk to the model in the terminal"),
-    "launch": ("tools.launch", "start Claude Code, Codex or opencode with a running engine"),
-    "run-batch": ("tools.batch.command", "answer the requests in the lines of a file"),
-    "models": ("tools.models", "list the models on this machine, and remove some of them"),
+    "top": ("tools.top.command", "monitor an engine that runs, hangs or died"),
+    "ctl": ("tools.ctl", "inspect and control an engine"),
+    "trace": ("tools.trace.command", "record a trace of all actors for Perfetto"),
+    "chat": ("tools.chat.command", "chat with the model in the terminal"),
+    "launch": ("tools.launch", "start Claude Code, Codex or opencode with the running engine"),
+    "run-batch": ("tools.batch.command", "answer the requests in a batch file"),
+    "models": ("tools.models", "list or remove models on this machine"),
     "bench": ("", "measure"),
     "version": ("", "print the version"),
 }
 BENCHES = {
-    "serve": ("tools.bench.serve", "load on an OpenAI-compatible server"),
-    "compare": ("tools.bench.compare", "several servers side by side, in interleaved rounds"),
-    "step": ("tools.bench.step", "where the time of a step goes, op by op"),
+    "serve": ("tools.bench.serve", "load test of an OpenAI-compatible server"),
+    "compare": ("tools.bench.compare", "compare several servers in interleaved rounds"),
+    "step": ("tools.bench.step", "time of a step, op by op"),
     "shm": ("tools.bench.shm", "latency and throughput of the shared-memory queues"),
-    "comm": ("tools.bench.comm", "collectives of ranks beside gloo"),
+    "comm": ("tools.bench.comm", "collectives between ranks, compared with gloo"),
 }
 
 
@@ -86,13 +86,13 @@ def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: s
         return arguments[0], arguments[1:]
     lines = [f"usage: {program} COMMAND ...", ""]
     lines += [f"  {name:<9} {text}" for name, (_, text) in commands.items()]
-    lines += ["", f"{program} COMMAND --help shows the options of one."]
+    lines += ["", f"Run '{program} COMMAND --help' for the options of a command."]
     if arguments and arguments[0] in ("-h", "--help"):
         print("\n".join(lines))
         raise SystemExit(0)
     if arguments == ["--version"] and program == "tokamak":
         raise SystemExit(_print_version())
-    cause = _cause(arguments[0], commands, program) if arguments else "no command"
+    cause = _cause(arguments[0], commands, program) if arguments else "no command is given"
     print(f"{program}: error: {cause}", *lines, sep="\n", file=sys.stderr)
     raise SystemExit(2)
 
@@ -101,7 +101,10 @@ def _cause(given: str, commands: dict[str, tuple[str, str]], program: str) -> st
     """What is wrong with the word in a command's place."""
     if given.startswith("-"):
         option = given.partition("=")[0][:100]
-        return f"{option} comes before a command; options follow it, as in `{program} {next(iter(commands))} {option}`"
+        return (
+            f"option {option} is given before the command; put it after the command, as in `{program} "
+            f"{next(iter(commands))} {option}`"
+        )
     from engine.options.nearest import nearest
 
     close = nearest(given, commands)

@@ -46,7 +46,9 @@ from tools import units
 if TYPE_CHECKING:
     from engine.parallel.expert_view import LayerView
 
-_MODES_HELP = "what becomes of open requests: abort, wait for their end, requeue, keep their state (default: %(default)s)"
+_MODES_HELP = (
+    "what happens to open requests: abort them, wait for them, requeue them, or keep their state (default: %(default)s)"
+)
 _STOP_POLL_S = 0.02
 
 
@@ -73,7 +75,7 @@ def show_actors(run: Run, options: argparse.Namespace) -> int:
         _print_json([_actor_fields(actor) for actor in snapshot.actors])
         return 0
     config = run.manifest().config
-    state = "runs" if snapshot.is_alive else "is dead; what it left:"
+    state = "runs" if snapshot.is_alive else "is dead; last state:"
     print(f"engine {run.run_id} {state}  {config.served_model_name[0]}  {config.url}  {run.directory}")
     rows = [("ACTOR", "PID", "STATE", "EPOCH", "RESTARTS", "BEAT", "STEPS", "CPU", "MEMORY")]
     for actor in snapshot.actors:
@@ -160,7 +162,7 @@ def show_experts(run: Run, options: argparse.Namespace) -> int:
 
     config = run.manifest().config
     if not config.enable_expert_parallel:
-        raise ControlError("the ranks of this engine share no experts; start it with --enable-expert-parallel")
+        raise ControlError("this engine has no expert parallelism; start it with --enable-expert-parallel")
     observer = Observer(run)
     num_rebalances = sum(row.value for row in observer.snapshot().rows if row.name == "eplb_rebalances_total")
     observer.close()
@@ -170,11 +172,11 @@ def show_experts(run: Run, options: argparse.Namespace) -> int:
     if options.json:
         _print_json(view.as_json())
         return 0
-    how = "they move (--enable-eplb)" if config.enable_eplb else "they stay"
-    print(f"placement {view.placement_version} of experts, {view.num_rebalances} rebalances; {how}")
+    how = "rebalancing is on (--enable-eplb)" if config.enable_eplb else "rebalancing is off"
+    print(f"expert placement {view.placement_version}, {view.num_rebalances} rebalances; {how}")
     _print_layers(view.layers)
     if view.recent_layers is not None:
-        print(f"\nof these in the last {units.seconds(view.recent_s)}:")
+        print(f"\nlast {units.seconds(view.recent_s)}:")
         _print_layers(view.recent_layers)
     return 0
 
@@ -236,7 +238,7 @@ def stop(run: Run, options: argparse.Namespace) -> int:
     deadline_s = time.monotonic() + options.timeout
     while run.is_alive():
         if time.monotonic() > deadline_s:
-            raise ControlError(f"engine {run.run_id} has not ended within {options.timeout:g} s")
+            raise ControlError(f"engine {run.run_id} did not stop within {options.timeout:g} s")
         time.sleep(_STOP_POLL_S)
     return 0
 
@@ -245,7 +247,7 @@ def stop(run: Run, options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="tokamak ctl", description="Look at an engine and give it orders.", allow_abbrev=False)
+    parser = ArgumentParser(prog="tokamak ctl", description="Inspect and control an engine.", allow_abbrev=False)
     _add_which(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -266,15 +268,15 @@ def _add_which(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     which.add_argument(
         "--run",
         metavar="ID",
-        help="run id or its beginning; default: the engine that runs, else the newest dead one",
+        help="run id or its beginning; default: the running engine, otherwise the last one that died",
         **{"default": ""} | defaults,
     )
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory", **defaults)
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="run directory of the engine", **defaults)
     parser.add_argument(
         "--timeout",
         type=float,
         metavar="S",
-        help=f"longest wait for an answer (default: {DEFAULT_TIMEOUT_S:g})",
+        help=f"maximum time to wait for a reply (default: {DEFAULT_TIMEOUT_S:g})",
         **{"default": DEFAULT_TIMEOUT_S} | defaults,
     )
 
@@ -283,44 +285,50 @@ _Add = Callable[[str, Callable[[Run, argparse.Namespace], int], str], argparse.A
 
 
 def _add_looks(add: _Add) -> None:
-    actors = add("ps", show_actors, "actors with pid, state, epoch, restarts and age of their heartbeat; also of a dead engine")
-    counters = add("counters", show_counters, "every counter, gauge and histogram; also of a dead engine")
-    counters.add_argument("pattern", nargs="?", default="", help="only names that contain this")
-    errors = add("errors", show_errors, "distinct errors, how often and when; also of a dead engine")
-    gangs = add("gangs", show_gangs, "ranks that exchange tensors, by replica; also of a dead engine")
-    experts = add("experts", show_experts, "experts that ranks share: rows by rank, hottest experts; also of a dead engine")
+    actors = add("ps", show_actors, "list actors with pid, state, epoch, restarts and heartbeat; also for a dead engine")
+    counters = add("counters", show_counters, "list all counters, gauges and histograms; also for a dead engine")
+    counters.add_argument("pattern", nargs="?", default="", help="show only names that contain this text")
+    errors = add("errors", show_errors, "list distinct errors with count and time; also for a dead engine")
+    gangs = add("gangs", show_gangs, "list rank groups by replica; also for a dead engine")
+    experts = add("experts", show_experts, "show expert load per rank and the busiest experts; also for a dead engine")
     for look in (actors, counters, errors, gangs, experts):
         look.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_orders(add: _Add) -> None:
-    restart = add("restart", _giving(lambda options: RestartActor(options.actor)), "end an actor and start it again")
-    restart.add_argument("actor", help="such as worker0 or scheduler")
-    pause = add("pause", _giving(lambda options: Pause(options.mode)), "stop computing; the API stays up")
+    restart = add("restart", _giving(lambda options: RestartActor(options.actor)), "restart an actor")
+    restart.add_argument("actor", help="name of the actor, such as worker0 or scheduler")
+    pause = add("pause", _giving(lambda options: Pause(options.mode)), "stop computing; the API stays available")
     pause.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
-    sleep = add("sleep", _giving(lambda options: Pause(options.mode, "sleep")), "pause and give the weights' memory back")
+    sleep = add("sleep", _giving(lambda options: Pause(options.mode, "sleep")), "pause and release the memory of the weights")
     sleep.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
-    add("resume", _giving(lambda _: Resume()), "go on after a pause")
-    add("wake", _giving(lambda _: Resume()), "load the weights again after a sleep, and go on")
-    add("reset-encoder-cache", _giving(lambda _: ResetEncoderCache()), "forget the features of all pictures and video")
-    add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "forget all cached prompt beginnings")
-    reload = add("reload", _giving(_reload_order), "load other weights in place")
-    reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the one in use, read anew")
+    add("resume", _giving(lambda _: Resume()), "continue after a pause")
+    add("wake", _giving(lambda _: Resume()), "load the weights again after sleep, and continue")
+    add("reset-encoder-cache", _giving(lambda _: ResetEncoderCache()), "clear the cached features of images and video")
+    add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "clear the prefix cache")
+    reload = add("reload", _giving(_reload_order), "load other weights while the engine runs")
+    reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the current one, read again")
     reload.add_argument("--mode", choices=WEIGHT_MODES, default="requeue", help=_MODES_HELP)
-    reload.add_argument("--rank", type=int, action="append", default=[], help="only this rank (may be repeated)")
-    clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "give the weights' memory back")
+    reload.add_argument("--rank", type=int, action="append", default=[], help="reload only this rank (may be repeated)")
+    clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "release the memory of the weights")
     clear.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
-    load = add("load-adapter", _giving(_adapter_order), "serve a LoRA adapter as a model")
-    load.add_argument("name", help="what requests name as their model")
+    load = add("load-adapter", _giving(_adapter_order), "load a LoRA adapter and serve it as a model")
+    load.add_argument("name", help="model name that requests use")
     load.add_argument("path", type=Path, help="directory of the adapter")
-    load.add_argument("--replace", action="store_true", help="take the place of the adapter of that name")
-    unload = add("unload-adapter", _giving(lambda options: UnloadAdapter(options.name)), "let go of it when its requests end")
+    load.add_argument("--replace", action="store_true", help="replace the adapter that has this name")
+    unload = add(
+        "unload-adapter",
+        _giving(lambda options: UnloadAdapter(options.name)),
+        "unload an adapter once its requests have finished",
+    )
     unload.add_argument("name")
-    rebalance = add("rebalance", _giving(lambda options: RebalanceExperts(options.force)), "have experts moved between ranks")
-    rebalance.add_argument("--force", action="store_true", help="also where next to nothing is to be gained")
+    rebalance = add(
+        "rebalance", _giving(lambda options: RebalanceExperts(options.force)), "rebalance experts between ranks now"
+    )
+    rebalance.add_argument("--force", action="store_true", help="rebalance even if little is gained")
     abort = add("abort", _giving(lambda options: AbortRequest(options.request_id)), "abort a request")
     abort.add_argument("request_id", metavar="ID")
-    add("stop", stop, "end the engine")
+    add("stop", stop, "stop the engine")
 
 
 # ------------------------------------------------------------------------------------------------------------ printing

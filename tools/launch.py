@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(
         prog="tokamak launch",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="What follows -- goes to the client as it is.",
+        epilog="Arguments after -- are passed to the client.",
     )
     parser.add_argument("client", choices=CLIENTS)
-    parser.add_argument("--model", default="", help="default: the first that is served")
+    parser.add_argument("--model", default="", help="default: the first model that is served")
     add_target_arguments(parser)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def served_by(target: Target, model: str) -> Served:
     """What a server serves: its first model, or the one of that name. TokamakError."""
     if target.uds:
-        raise TokamakError("the engine listens on a UNIX socket, which these clients cannot reach; start it with --port")
+        raise TokamakError("the engine listens on a UNIX socket, which this client cannot reach; start the engine with --port")
     request = urllib.request.Request(f"{target.url}/v1/models", headers=target.headers())
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -91,7 +91,7 @@ def served_by(target: Target, model: str) -> Served:
     for card in cards:
         if model in ("", card.id):
             return Served(target.url, card.id, target.api_key or "-", card.max_model_len)
-    raise TokamakError(f"model {model!r} is not served; there are {', '.join(card.id for card in cards)}")
+    raise TokamakError(f"model {model!r} is not served; available: {', '.join(card.id for card in cards)}")
 
 
 def command_of(client: str, served: Served) -> tuple[list[str], dict[str, str]]:

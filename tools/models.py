@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing = [name for name in options.names if not any(name in (stored.name, stored.id) for stored in chosen)]
     if missing:
         print(
-            f"tokamak models: error: there is no model {', '.join(map(repr, missing))}; `tokamak models` lists what there is",
+            (f"tokamak models: error: no model is named {', '.join(map(repr, missing))}; run `tokamak models` for a list"),
             file=sys.stderr,
         )
         return 1
@@ -67,14 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     cache = os.environ.get("TOKAMAK_WEIGHT_CACHE_DIR") or user_cache() / "weights"
     parser.add_argument("--weight-cache-dir", type=Path, default=Path(cache), metavar="DIR", help="default: %(default)s")
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("list", help="show what there is (so does no command)")
+    commands.add_parser("list", help="list the models (the default)")
     remove = commands.add_parser("rm", help="remove downloaded and packed models")
-    remove.add_argument("names", nargs="+", metavar="NAME|ID", help="as listed; NAME: all that have it")
+    remove.add_argument(
+        "names", nargs="+", metavar="NAME|ID", help="name or id from the list; a name removes all models that have it"
+    )
     return parser
 
 
 def _lines(found: Sequence[Stored]) -> list[str]:
-    rows = [("name", "id", "size", "last used", "what it is")]
+    rows = [("name", "id", "size", "last used", "description")]
     for stored in sorted(found, key=lambda one: (not one.is_embedded, one.name, -one.used_s)):
         age = "" if stored.is_embedded else f"{units.seconds(max(0.0, time.time() - stored.used_s))} ago"
         rows.append((stored.name, stored.id, units.size(stored.num_bytes), age, stored.about))
@@ -154,7 +156,7 @@ def _about_packed(path: Path) -> tuple[str, str]:
     checkpoint = Path(source["path"])
     if (checkpoint / LINK_NAME).is_symlink():
         checkpoint = (checkpoint / LINK_NAME).readlink()
-    place = f"{checkpoint}" if checkpoint.exists() else f"{checkpoint}, which is gone"
+    place = f"{checkpoint}" if checkpoint.exists() else f"{checkpoint} (missing)"
     return _name_of(checkpoint), f"{about}, of {place}"
 
 
@@ -183,5 +185,8 @@ def _remove(stored: Stored) -> int:
     if is_gone:
         print(f"removed {name}, {units.size(stored.num_bytes)}")
         return 0
-    print(f"tokamak models: error: {name} is in use, or not this user's; stop its engines first", file=sys.stderr)
+    print(
+        (f"tokamak models: error: {name} is in use or belongs to another user; stop the engines that use it first"),
+        file=sys.stderr,
+    )
     return 1

@@ -37,7 +37,7 @@ class Target:
     def parse(cls, url: str, api_key: str = "") -> Target:
         """A server's base URL, with or without the `/v1` that OpenAI clients append. Raises OptionError."""
         if not _HEADER.fullmatch(api_key):
-            raise OptionError("--api-key has characters that no header can have; give the key alone")
+            raise OptionError("--api-key contains characters that are not allowed in a header; pass only the key")
         scheme, _, path = url.partition(":")
         if scheme == "unix" and path:
             return cls(url, "localhost", 80, False, "", api_key, path)
@@ -45,15 +45,15 @@ class Target:
         try:
             parts = urlsplit(base)
         except ValueError as error:
-            raise OptionError(f"--url is {url!r}: {error}; it must look like {DEFAULT_URL}") from None
+            raise OptionError(f"--url {url!r} is invalid: {error}; expected a URL such as {DEFAULT_URL}") from None
         if not _HEADER.fullmatch(base) or " " in base:
-            raise OptionError(f"--url is {url!r}, which has characters that no URL can have; write them as %XX")
+            raise OptionError(f"--url {url!r} contains characters that are not allowed in a URL; write them as %XX")
         try:
             port = parts.port
         except ValueError as error:
-            raise OptionError(f"--url {url!r} has no usable port: {error}") from None
+            raise OptionError(f"--url {url!r} has no valid port: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"--url is {url!r}; it must look like {DEFAULT_URL}")
+            raise OptionError(f"--url {url!r} is not an HTTP URL; expected a URL such as {DEFAULT_URL}")
         is_tls = parts.scheme == "https"
         return cls(base, parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path, api_key)
 
@@ -71,11 +71,11 @@ class Target:
 def add_target_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     """--url, --run, --run-dir and --api-key, for `find_target`."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--url", "--base-url", default="", help=f"default: the engine that runs here, else {DEFAULT_URL}")
-    which.add_argument("--run", default="", metavar="ID", help="the engine of this run id or its beginning")
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the engine of the run in this directory")
+    which.add_argument("--url", "--base-url", default="", help=f"default: the running engine, otherwise {DEFAULT_URL}")
+    which.add_argument("--run", default="", metavar="ID", help="engine with this run id or beginning of one")
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="engine with this run directory")
     key = os.environ.get("TOKAMAK_API_KEY", "").partition(",")[0]
-    parser.add_argument("--api-key", default=key, metavar="KEY", help="default: the first of $TOKAMAK_API_KEY")
+    parser.add_argument("--api-key", default=key, metavar="KEY", help="default: the first key in $TOKAMAK_API_KEY")
 
 
 def find_target(options: argparse.Namespace) -> Target:
@@ -87,10 +87,10 @@ def find_target(options: argparse.Namespace) -> Target:
         return Target.parse(DEFAULT_URL, options.api_key)
     run = choose_run(options.run, options.run_dir)
     if not run.is_alive():
-        raise TokamakError(f"engine {run.run_id} does not run any more; start it again, or name another with --run or --url")
+        raise TokamakError(f"engine {run.run_id} is not running; start it again, or choose another with --run or --url")
     config = run.manifest().config
     if config.api_key and not options.api_key:
-        raise TokamakError(f"engine {run.run_id} asks for a key; give one of its own with --api-key or TOKAMAK_API_KEY")
+        raise TokamakError(f"engine {run.run_id} requires an API key; pass one with --api-key or TOKAMAK_API_KEY")
     return Target.parse(config.url, options.api_key)
 
 

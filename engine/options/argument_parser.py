@@ -38,9 +38,11 @@ class ArgumentParser(argparse.ArgumentParser):
     def _unknown(self, argument: str) -> str:
         name = argument.partition("=")[0]
         if not name.startswith("-"):
-            return f"unexpected argument {argument[:100]!r}; {self.prog} --help shows what there is"
+            return f"unexpected argument {argument[:100]!r}; run {self.prog} --help for a list of options"
         close = nearest(name, _option_strings(self))
-        return f"there is no option {name[:100]}; " + (f"did you mean {close}?" if close else f"{self.prog} --help shows all")
+        return f"unknown option {name[:100]}; " + (
+            f"did you mean {close}?" if close else f"run {self.prog} --help for a list of options"
+        )
 
 
 def _option_strings(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -12,8 +12,8 @@ from engine.options.json_object import checked_number, json_object
 _WHOLE = {"num_redundant_experts": 0, "window_size": 1, "step_interval": 1}  # the least
 _NUMBERS = {"check_interval_s": 0.01, "statistics_interval_s": 0.01, "min_gain": 0.0}
 _ELSEWHERE: dict[str, Callable[[Any], str]] = {  # other engines' keys
-    "use_async": lambda value: "" if value is True else "experts always move beside the steps; leave it out, or true",
-    "communicator": lambda value: "no weights are sent, as each rank maps all of them; leave it out",
+    "use_async": lambda value: "" if value is True else "experts always move asynchronously; remove it or set it to true",
+    "communicator": lambda value: "experts move without communication, because every rank maps all weights; remove it",
 }
 
 
@@ -30,5 +30,5 @@ def parse_eplb_config(text: str) -> EplbConfig:
         elif key in _NUMBERS:
             found[key] = float(checked_number(key, value, _NUMBERS[key], is_whole=False))
         else:
-            raise ValueError(f"{key} is no key; expected some of {', '.join((*_WHOLE, *_NUMBERS))}")
+            raise ValueError(f"unknown key {key}; expected one of {', '.join((*_WHOLE, *_NUMBERS))}")
     return EplbConfig(**found)

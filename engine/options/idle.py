@@ -25,32 +25,32 @@ def note_idle(options: OptionValues, model: ModelConfig, device: str, *, is_cach
     """`is_cache_asked`: the cache's size is given; `is_card_known`: the memory of the card."""
     values = options.values
     if is_cache_asked:
-        share = "the cache's size is given (--num-kv-blocks, --kv-cache-memory)"
+        share = "the size of the KV cache is set by --num-kv-blocks or --kv-cache-memory"
     elif device == "cpu":
-        share = "it is of a card, the engine runs on the cpu; the cache's size is --kv-cache-memory"
+        share = "it applies to GPUs only, and the engine runs on the CPU; use --kv-cache-memory"
     else:
-        share = f"Paddle does not tell the memory of {device}; give the cache's size (--kv-cache-memory)"
+        share = f"Paddle does not report the memory of {device}; use --kv-cache-memory"
     rows: tuple[tuple[tuple[str, ...], bool, str], ...] = (
         (("gpu_memory_utilization",), not is_card_known, share),
-        (("max_loras", "max_lora_rank"), not values["enable_lora"], "the engine takes no adapters (--enable-lora)"),
+        (("max_loras", "max_lora_rank"), not values["enable_lora"], "LoRA adapters are disabled; add --enable-lora"),
         (
             _OF_MEDIA,
             model.vision is None or values["language_model_only"],
-            "the model takes text alone" if model.vision is None else "the model is to take text alone (--language-model-only)",
+            "the model takes only text" if model.vision is None else "the vision encoder is disabled by --language-model-only",
         ),
         (
             ("expert_placement_strategy",),
             not values["enable_expert_parallel"],
-            "no ranks share experts (--enable-expert-parallel)",
+            "expert parallelism is disabled; add --enable-expert-parallel",
         ),
-        (("eplb_config",), not values["enable_eplb"], "experts stay where they are (--enable-eplb)"),
-        (("data_parallel_routing",), values["data_parallel_size"] == 1, "there is one replica (--data-parallel-size)"),
-        (("weight_cache_limit",), not values["weight_cache"], "no packed weights are kept (--no-weight-cache)"),
+        (("eplb_config",), not values["enable_eplb"], "expert rebalancing is disabled; add --enable-eplb"),
+        (("data_parallel_routing",), values["data_parallel_size"] == 1, "there is only one replica (--data-parallel-size)"),
+        (("weight_cache_limit",), not values["weight_cache"], "packed weights are not kept (--no-weight-cache)"),
     )
     for keys, is_idle, why in rows:
         found = [f"--{key.replace('_', '-')}" for key in keys if key in options.given and _asks(key, values[key])]
         if is_idle and found:
-            options.notes.append(f"{' and '.join(found)} without effect: {why}")
+            options.notes.append(f"{' and '.join(found)} has no effect: {why}")
 
 
 def _asks(key: str, value: object) -> bool:

@@ -57,7 +57,7 @@ def count(least: int, most: int = MAX_WHOLE) -> Kind:
         factor = _COUNT_UNITS[match["unit"]]
         value = float(match["number"]) * factor
         if value != int(value):
-            raise ValueError("expected a whole number")
+            raise ValueError("expected an integer")
         return _bounded(int(value) if "." in match["number"] else int(match["number"]) * factor, least, most)
 
     return Kind("N", parse)
@@ -174,7 +174,7 @@ def text(metavar: str) -> Kind:
 
     def parse(value: str) -> str:
         if not value.strip() or not value.isprintable():
-            raise ValueError("expected a text")
+            raise ValueError("expected printable text that is not empty")
         return value
 
     return Kind(metavar, parse)
@@ -188,7 +188,7 @@ def path(metavar: str) -> Kind:
         try:
             return str(Path(plain.parse(value)).expanduser().absolute())
         except RuntimeError:
-            raise ValueError("expected a path; there is no such user here") from None
+            raise ValueError("expected a path; its user does not exist on this machine") from None
 
     return Kind(metavar, parse)
 
@@ -207,7 +207,7 @@ def host(metavar: str) -> Kind:
         try:
             plain.parse(value).encode("idna")
         except UnicodeError:
-            raise ValueError("expected an address or a host name, with 1 to 63 letters between dots") from None
+            raise ValueError("expected an address or a host name with labels of 1 to 63 characters") from None
         return value
 
     return Kind(metavar, parse)
@@ -218,7 +218,7 @@ def template(metavar: str) -> Kind:
 
     def parse(value: str) -> str:
         if not value.strip() or _SURROGATE.search(value):
-            raise ValueError("expected a template or the path of one")
+            raise ValueError("expected a template or the path of a template file")
         return value
 
     return Kind(metavar, parse)
@@ -234,7 +234,7 @@ def texts(metavar: str) -> Kind:
             try:
                 parts = msgspec.json.decode(value, type=list[str])
             except msgspec.MsgspecError:
-                raise ValueError("expected a list of texts in JSON, or texts with commas") from None
+                raise ValueError("expected a JSON list of texts, or texts separated by commas") from None
         return [single.parse(part.strip()) for part in parts]
 
     return Kind(metavar, parse, is_list=True)

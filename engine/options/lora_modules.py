@@ -40,7 +40,7 @@ def parse_lora_modules(value: str) -> list[LoraModule]:
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError("a name has 1 to 256 letters, without spaces and commas")
+        raise ValueError("expected a name of 1 to 256 characters without spaces or commas")
     return name
 
 
@@ -50,4 +50,4 @@ def absolute(path: str) -> str:
     try:
         return str(Path(path).expanduser().absolute())
     except RuntimeError:
-        raise ValueError("expected a path; there is no such user here") from None
+        raise ValueError("expected a path; its user does not exist on this machine") from None

@@ -6,9 +6,9 @@ from __future__ import annotations
 from engine.errors import OptionError
 
 _ONE_HOST = {"nnodes": "1", "node_rank": "0"}  # values that ask for what there is
-_HOSTS = "an engine is of 1 host; start one on each, and share requests out among them by what GET /load says"
-_REPLICAS = "all replicas are of 1 host; give --data-parallel-size alone"
-_RANKS = "ranks are processes of 1 host; leave it out"
+_HOSTS = "an engine runs on 1 host; start one engine per host and balance requests by GET /load"
+_REPLICAS = "all replicas run on 1 host; use only --data-parallel-size"
+_RANKS = "ranks are processes on 1 host; remove it"
 
 OTHER_HOSTS: dict[str, str] = {  # key -> what is the case here, and what to do
     "nnodes": _HOSTS,
@@ -21,7 +21,7 @@ OTHER_HOSTS: dict[str, str] = {  # key -> what is the case here, and what to do
     "data_parallel_rpc_port": _HOSTS,
     "data_parallel_size_local": _REPLICAS,
     "data_parallel_start_rank": _REPLICAS,
-    "data_parallel_rank": "all replicas are of 1 engine; leave it out, a request chooses one by X-data-parallel-rank",
+    "data_parallel_rank": "all replicas belong to 1 engine; remove it, requests choose a replica with X-data-parallel-rank",
     "data_parallel_backend": _RANKS,
     "data_parallel_hybrid_lb": _REPLICAS,
     "data_parallel_external_lb": _REPLICAS,

@@ -31,5 +31,5 @@ def parse_pooler_config(text: str) -> dict[str, Any]:
                 raise ValueError(f'{name} {json.dumps(value)}: expected two tokens, such as ["no", "yes"]')
             found["class_tokens"] = value
         else:
-            raise ValueError(f"{name} is no key; expected some of {', '.join(_KEYS)}")
+            raise ValueError(f"unknown key {name}; expected one of {', '.join(_KEYS)}")
     return found

@@ -173,7 +173,7 @@ def resolve(
     chat_template = _template(values["chat_template"])
     if values["log_requests"] and values["log_level"] in ("warning", "error"):
         options.notes.append(
-            f"--log-requests without effect: requests are logged as info, --log-level is {values['log_level']}"
+            f"--log-requests has no effect: requests are logged at level info, but --log-level is {values['log_level']}"
         )
     run_id = new_run_id()
     run_dir = values["run_dir"] or str(runs_root() / run_id)
@@ -259,16 +259,16 @@ def _model_path(options: OptionValues) -> Path:
     name, demo = options.values["model"], options.values["demo"]
     revision = options.values["revision"]
     if name is None and demo not in options.embedded_models:
-        raise OptionError("--model: no model is given; give a checkpoint directory, a .gguf file or owner/model")
+        raise OptionError("--model: no model is given; pass a checkpoint directory, a .gguf file or owner/model")
     if name is None:
         return Path(options.embedded_models[demo])
     if "demo" in options.given:
-        raise OptionError(f"--demo {demo} chooses an embedded model, and --model {name} another; give one")
+        raise OptionError(f"--demo {demo} and --model {name} choose different models; remove one of them")
     try:
         found = local_checkpoint(name)
         if found is not None:
             if revision:
-                raise OptionError(f"--revision {revision}: {name} is a path of this machine; leave it out")
+                raise OptionError(f"--revision {revision}: {name} is a local path and has no revisions; remove --revision")
             return found
         from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
 
@@ -290,7 +290,9 @@ def _model_names(options: OptionValues, path: Path) -> tuple[str, ...]:
 
 def _model_length(asked: int | None, limit: int) -> int:
     if asked is not None and asked > limit:
-        raise OptionError(f"--max-model-len {asked}: the model's limit (max_position_embeddings) is {limit}; give at most that")
+        raise OptionError(
+            f"--max-model-len {asked} exceeds the limit of the model, max_position_embeddings {limit}; lower it to at most that"
+        )
     return asked or limit
 
 
@@ -301,7 +303,7 @@ def _template(given: str) -> str:
     try:
         return Path(given).expanduser().read_text()
     except (OSError, RuntimeError, ValueError) as error:
-        raise OptionError(f"--chat-template {given}: no template text, and no readable file: {error}") from error
+        raise OptionError(f"--chat-template {given} is neither a template nor a readable file: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- cache
@@ -312,8 +314,8 @@ def _kv_cache_dtype(asked: str, ops: str, has_narrow_weights: bool) -> str:
     if ops not in ("native", "cuda"):
         if asked not in ("auto", "float32"):
             raise OptionError(
-                f"--kv-cache-dtype {asked} needs native ops (--ops cuda on GPUs), the ops are {ops}, which keep float32 alone; "
-                "use --kv-cache-dtype float32"
+                f"--kv-cache-dtype {asked} needs native ops (--ops cuda on GPUs), but the ops are {ops}, which "
+                "support only float32; use --kv-cache-dtype float32"
             )
         return "float32"
     if asked == "auto":
@@ -334,8 +336,9 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
         num_blocks = values["kv_cache_memory"] // block_bytes - 1
         if num_blocks < 1:
             raise OptionError(
-                f"--kv-cache-memory {size_text(values['kv_cache_memory'])}: room for {num_blocks + 1} blocks of "
-                f"{size_text(block_bytes)}, expected at least 2 (one is reserved); give at least {2 * block_bytes} bytes"
+                f"--kv-cache-memory {size_text(values['kv_cache_memory'])} is too small: it holds {num_blocks + 1} "
+                f"blocks of {size_text(block_bytes)}, at least 2 are needed (one is reserved); use at least "
+                f"{2 * block_bytes} bytes"
             )
         return int(num_blocks)
     wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])
@@ -355,9 +358,9 @@ def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> in
     needed = math.ceil(limit / block_size)
     is_asked = "max_model_len" in options.given
     options.notes.append(
-        f"{num_kv_blocks} KV blocks hold {room} tokens, "
-        f"{f'--max-model-len {limit}' if is_asked else f'the limit {limit} of the model'} needs {needed} blocks "
-        f"(--num-kv-blocks, --kv-cache-memory); longer requests are refused"
+        f"{num_kv_blocks} KV blocks hold {room} tokens, but "
+        f"{f'--max-model-len {limit}' if is_asked else f'the limit {limit} of the model'} needs {needed} "
+        "blocks; longer requests are rejected (see --num-kv-blocks, --kv-cache-memory)"
     )
     return limit if is_asked else int(room)
 
@@ -365,8 +368,9 @@ def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> in
 def _check_draft_budget(max_drafts: int, max_num_tokens: int) -> None:
     if max_drafts and max_num_tokens < 1 + max_drafts:
         raise OptionError(
-            f"--speculative-config: a row of {1 + max_drafts} tokens (1 and num_speculative_tokens {max_drafts}) is more than "
-            f"--max-num-batched-tokens {max_num_tokens}; give that at least {1 + max_drafts}, or fewer num_speculative_tokens"
+            f"--speculative-config: a sequence needs {1 + max_drafts} tokens per step (1 and "
+            f"num_speculative_tokens {max_drafts}), more than --max-num-batched-tokens {max_num_tokens}; raise "
+            f"that to at least {1 + max_drafts}, or lower num_speculative_tokens"
         )
 
 
@@ -378,7 +382,7 @@ def _kernels(options: OptionValues, ops: str, kv_cache_dtype: str, choose: Choos
     if ops == "native":
         return choose(asked, kv_cache_dtype, cache_directory(options))
     if asked != "auto":
-        raise OptionError(f"--cpu-kernels {asked} needs native ops, the ops are {ops}; leave it out")
+        raise OptionError(f"--cpu-kernels {asked} needs native ops, but the ops are {ops}; remove it")
     return {}
 
 
@@ -387,7 +391,8 @@ def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[s
     for number, (key, priority) in enumerate(priorities, 1):
         if key not in keys:
             raise OptionError(
-                f"--api-key-priority: key {number}, of priority {priority}, is not among the {len(keys)} of --api-key"
+                f"--api-key-priority: key {number}, with priority {priority}, is not one of the {len(keys)} keys in "
+                "--api-key; add it there or remove it here"
             )
     if len(dict(priorities)) < len(priorities):
-        raise OptionError("--api-key-priority: a key is given twice; give each one priority")
+        raise OptionError("--api-key-priority: a key is given twice; give each key one priority")

@@ -26,8 +26,8 @@ def resolve_captures(options: OptionValues, plan: str) -> dict[str, Any]:
             if values[key]:
                 text = OPTIONS[key].kind.show(values[key])
                 raise OptionError(
-                    f"--{OPTIONS[key].name}{'' if values[key] is True else f' {text}'}: the plan is {plan}, which captures "
-                    "nothing; add --plan captured, or leave it out"
+                    f"--{OPTIONS[key].name}{'' if values[key] is True else f' {text}'} needs --plan captured, but the "
+                    f"plan is {plan}; add --plan captured, or remove it"
                 )
         return {"cudagraph_capture_sizes": (), "max_cudagraph_capture_size": 0, "graph_only_prefill": False}
     speculation: SpeculativeConfig = values["speculative_config"]
@@ -38,15 +38,16 @@ def resolve_captures(options: OptionValues, plan: str) -> dict[str, Any]:
     asked, largest = tuple(values["cudagraph_capture_sizes"]), values["max_cudagraph_capture_size"]
     if too_large := [size for size in asked if size > most]:
         raise OptionError(
-            f"--cudagraph-capture-sizes {_listed(too_large)}: a step that is captured has {most} rows at most (--max-num-seqs "
-            f"{num_samples} times {unit}, within --max-num-batched-tokens {num_tokens}); leave them out, or raise these"
+            f"--cudagraph-capture-sizes {_listed(too_large)}: a captured step has at most {most} rows "
+            f"(--max-num-seqs {num_samples} times {unit}, within --max-num-batched-tokens {num_tokens}); remove "
+            "these sizes, or raise the limits"
         )
     limit = min(most, largest or (max(asked) if asked else max(DEFAULT_LARGEST, unit)))
     sizes, skipped = fitting_sizes(asked or default_sizes(unit, limit), unit, limit)
     if not sizes:
         raise OptionError(_refusal(asked, largest, unit, most))
     if asked and skipped:
-        options.notes.append(f"--cudagraph-capture-sizes {_listed(asked)}: left out are {skipped}")
+        options.notes.append(f"--cudagraph-capture-sizes {_listed(asked)}: skipped {skipped}")
     return {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[0], "graph_only_prefill": only_prefill}
 
 
@@ -63,11 +64,11 @@ def fitting_sizes(asked: Iterable[int], unit: int, limit: int) -> tuple[tuple[in
     others: dict[str, list[int]] = {}
     for size in asked:
         if size < 1 or size % unit:
-            others.setdefault(f"no multiple of {unit}, the tokens of a sample with its drafts", []).append(size)
+            others.setdefault(f"not a multiple of {unit}, the tokens of a sequence with its draft tokens", []).append(size)
         elif size > limit:
-            others.setdefault(f"more than {limit}, the most that is captured", []).append(size)
+            others.setdefault(f"more than {limit}, the largest size to capture", []).append(size)
         elif size in sizes:
-            others.setdefault("given before", []).append(size)
+            others.setdefault("duplicate", []).append(size)
         sizes |= {size} if size >= 1 and size % unit == 0 and size <= limit else set()
     return tuple(sorted(sizes, reverse=True)), "; ".join(f"{_listed(found)} ({reason})" for reason, found in others.items())
 
@@ -77,15 +78,15 @@ def _refusal(asked: Sequence[int], largest: int | None, unit: int, most: int) ->
     fitting = _listed([unit * count for count in (1, 2, 4) if unit * count <= most] or [unit])
     if asked:
         bound = min(most, largest or most)
-        return f"--cudagraph-capture-sizes {_listed(asked)}: a step takes {need} up to {bound}; give some, such as {fitting}"
+        return f"--cudagraph-capture-sizes {_listed(asked)}: expected {need} up to {bound}; use sizes such as {fitting}"
     if largest and largest < most:
         return (
-            f"--max-cudagraph-capture-size {largest}: one sample takes {unit} rows (1 + num_speculative_tokens); "
-            f"give at least {unit}"
+            f"--max-cudagraph-capture-size {largest}: one sequence needs {unit} rows (1 + "
+            f"num_speculative_tokens); use at least {unit}"
         )
     return (
-        f"--plan captured: a step has up to {most} tokens (--max-num-batched-tokens), and one sample takes {unit} "
-        f"(1 + num_speculative_tokens); allow at least {unit}"
+        f"--plan captured: a step has at most {most} tokens (--max-num-batched-tokens), but one sequence "
+        f"needs {unit} (1 + num_speculative_tokens); raise it to at least {unit}"
     )
 
 

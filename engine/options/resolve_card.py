@@ -82,9 +82,9 @@ def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_byt
     num_blocks = int((card_bytes * utilization - needs.total) // block_bytes) - 1
     if num_blocks < 1:
         raise OptionError(
-            f"--gpu-memory-utilization {utilization:g} of the card's {size_text(card_bytes)} has no room for a KV cache: "
-            f"{needs.text}, and {size_text(2 * block_bytes)} for two blocks; give more, lower --max-num-batched-tokens, "
-            "--max-num-seqs or --max-model-len, or take a larger card"
+            f"--gpu-memory-utilization {utilization:g} of {size_text(card_bytes)} GPU memory leaves no room for a "
+            f"KV cache: {needs.text}, and {size_text(2 * block_bytes)} for two blocks; raise it, lower "
+            "--max-num-batched-tokens, --max-num-seqs or --max-model-len, or use a larger GPU"
         )
     return num_blocks
 

@@ -19,13 +19,13 @@ def resolve_collector(given: str, senders: tuple[str, ...] = SENDERS) -> str:
         is_good = False
     if not is_good:
         raise OptionError(
-            f"--otlp-traces-endpoint {given}: expected the URL of a collector's OTLP over HTTP, such as "
-            "http://127.0.0.1:4318/v1/traces (gRPC, port 4317, is not spoken)"
+            f"--otlp-traces-endpoint {given}: expected the OTLP over HTTP URL of a collector, such as "
+            "http://127.0.0.1:4318/v1/traces (gRPC, port 4317, is not supported)"
         )
     if not all(map(_is_there, senders)):
         raise OptionError(
-            f"--otlp-traces-endpoint {given} needs opentelemetry-sdk and its exporter; "
-            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+            f"--otlp-traces-endpoint {given} needs opentelemetry-sdk and its exporter; run pip install "
+            "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         )
     return given if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 

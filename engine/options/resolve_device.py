@@ -58,7 +58,7 @@ class InstalledPaddle(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         counts = ", ".join(f"{name} ({count} cards)" for name, count in sorted(self.cards.items()))
-        return f"Paddle {self.version}, which has cpu{', ' if counts else ''}{counts}"
+        return f"Paddle {self.version} with cpu{', ' if counts else ''}{counts}"
 
 
 AskPaddle = Callable[[], InstalledPaddle]
@@ -74,7 +74,7 @@ def installed_paddle() -> InstalledPaddle:
     try:
         return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else "", type=InstalledPaddle)
     except msgspec.DecodeError:
-        return InstalledPaddle("", {}, f"it ends with code {done.returncode}: {(done.stderr.strip() or '-').splitlines()[-1]}")
+        return InstalledPaddle("", {}, f"exit code {done.returncode}: {(done.stderr.strip() or '-').splitlines()[-1]}")
 
 
 def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
@@ -90,11 +90,12 @@ def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
         cause = f" ({found.error})" if found.error else ""
         raise OptionError(f"--device {asked} needs Paddle, which is not installed or cannot be loaded{cause}; {remedy(asked)}")
     if asked not in found.cards:
-        raise OptionError(f"--device {asked}: installed is {found.text}; {remedy(asked)}")
+        raise OptionError(f"--device {asked} is not supported by the installed {found.text}; {remedy(asked)}")
     if (count := found.cards[asked]) < num_ranks:
         raise OptionError(
-            f"--device {asked}: {num_ranks} ranks (--tensor-parallel-size times --data-parallel-size) need a card each, and "
-            f"Paddle {found.version} sees {count}; give at most {max(count, 1)}, or let it see more"
+            f"--device {asked}: {num_ranks} ranks (--tensor-parallel-size times --data-parallel-size) need one "
+            f"device each, but Paddle {found.version} finds {count}; use at most {max(count, 1)}, or make more "
+            "devices visible"
         )
     return asked
 
@@ -107,7 +108,7 @@ def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:
 def remedy(device: str) -> str:
     """How to come by the device."""
     if device not in WHEELS:
-        return "custom devices come with a plugin of their own for that Paddle (CUSTOM_DEVICE_ROOT names its directory)"
+        return "install the plugin of the custom device for this Paddle (CUSTOM_DEVICE_ROOT is its directory)"
     wheel, index = WHEELS[device]
     where = f" --extra-index-url {index}" if index else ""
     script = f" or TOKAMAK_EXTRA={device} tools/serve" if IS_CHECKOUT else ""
@@ -118,15 +119,15 @@ def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:
     """The op table that `asked` comes to on `device`."""
     found = _ops(asked, device)
     if found == "cuda" and device != "gpu":
-        raise OptionError(f"--ops cuda: these kernels are for --device gpu, the device is {device}; use --ops auto")
+        raise OptionError(f"--ops cuda needs --device gpu, but the device is {device}; use --ops auto")
     if allows_variant and found not in ("fused", "cuda"):
-        raise OptionError(f"--allow-variant-ops is of fused ops, the ops are {found}; add --ops fused, or leave it out")
+        raise OptionError(f"--allow-variant-ops applies to fused ops, but the ops are {found}; add --ops fused, or remove it")
     return found
 
 
 def _ops(asked: str, device: str) -> str:
     if asked == "native" and device != "cpu":
-        raise OptionError(f"--ops native: there are native ops for the CPU alone, the device is {device}; use --ops auto")
+        raise OptionError(f"--ops native needs --device cpu, but the device is {device}; use --ops auto")
     if asked == "auto":
         return "native" if device == "cpu" else "fused"
     return asked
@@ -136,7 +137,7 @@ def resolve_plan(asked: str, ops: str, device: str) -> str:
     """How the table `ops` is run: op by op, as a tape of native ops, or as graphs of the device."""
     if ops != "native" and (asked == "tape" or (asked == "captured" and device == "cpu")):
         raise OptionError(
-            f"--plan {asked}: on --device {device} only native ops can be recorded, the ops are {ops}; use --plan auto"
+            f"--plan {asked}: on --device {device} only native ops can be recorded, but the ops are {ops}; use --plan auto"
         )
     if asked == "auto":
         return "tape" if ops == "native" else "eager"

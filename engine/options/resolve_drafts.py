@@ -33,18 +33,17 @@ def check_drafts(values: dict[str, Any], model: ModelConfig, path: Path) -> None
     names = FAMILIES[model.architecture].draft_names
     if names is None:
         having = ", ".join(name for name, family in FAMILIES.items() if family.draft_names)
-        lack = f"{model.architecture} models have no layers that draft, {having} may"
+        lack = f"{model.architecture} models have no MTP layers; models that may have them: {having}"
     elif not model.num_draft_layers:
-        lack = "its config.json has num_nextn_predict_layers 0, or does not name it"
+        lack = "its config.json has no num_nextn_predict_layers, or sets it to 0"
     else:
         asked = [names.of(index, model.num_layers).projection for index in range(model.num_draft_layers)]
         missing = [] if values["load_format"] == "dummy" else [name for name in asked if not _has(path, name)]
         if not missing:
             return
-        lack = f"{missing[0]}.weight is missing, of the {model.num_draft_layers} layers that draft which config.json promises"
+        lack = f"{missing[0]}.weight is missing, although config.json declares {model.num_draft_layers} MTP layers"
     raise OptionError(
-        f"--speculative-config: method mtp cannot draft with {path}: {lack}; use the method ngram, or a checkpoint with such "
-        "layers"
+        f"--speculative-config: method mtp does not work with {path}: {lack}; use method ngram, or a checkpoint with MTP layers"
     )
 
 

@@ -20,7 +20,8 @@ def resolve_encoder(values: dict[str, Any], model: ModelConfig) -> dict[str, Any
     chunk_tokens = values["mm_chunk_tokens"] or max_tokens
     if chunk_tokens > max_tokens:
         raise OptionError(
-            f"--mm-chunk-tokens {chunk_tokens}: a step has at most --max-num-batched-tokens {max_tokens}; give at most that"
+            f"--mm-chunk-tokens {chunk_tokens} exceeds --max-num-batched-tokens {max_tokens}, the limit of a "
+            "step; lower it to at most that"
         )
     whole = tuple(layer for layer in range(vision.depth) if not vision.window_size or layer in vision.full_attention_layers)
     text_rate = INT8_RATE if values["quantization"] != "none" or model.quantization is not None else 1

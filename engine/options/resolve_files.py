@@ -24,7 +24,7 @@ def with_revision(name: str, revision: str) -> str:
     if not revision:
         return name
     if "@" in name:
-        raise OptionError(f"--revision {revision}: {name} names one already; give it once")
+        raise OptionError(f"--revision {revision}: {name} already has a revision; give it once")
     repository, colon, tag = name.partition(":")
     return f"{repository}@{revision}{colon}{tag}"
 
@@ -36,7 +36,7 @@ def with_files(options: OptionValues, record: ModelRecord) -> ModelRecord:
     if values["tokenizer"]:
         files = {name: data for name, data in files.items() if not _is_tokenizers(name)} | _tokenizer(options)
     elif values["tokenizer_revision"]:
-        raise OptionError("--tokenizer-revision: of the tokenizer that --tokenizer names on the hub; give that as well")
+        raise OptionError("--tokenizer-revision needs --tokenizer owner/model; add it, or remove --tokenizer-revision")
     defaults = _generation(values["generation_config"], files.pop(GENERATION_CONFIG, b"{}"))
     if values["override_generation_config"]:
         defaults = json.dumps(_parsed(defaults) | values["override_generation_config"]).encode()
@@ -63,7 +63,7 @@ def _tokenizer(options: OptionValues) -> dict[str, bytes]:
     except CheckpointError as error:
         raise OptionError(f"--tokenizer {given}: {error}") from error
     if not files.keys() & set(VOCABULARIES):
-        raise OptionError(f"--tokenizer {given}: there is neither {' nor '.join(VOCABULARIES)}; give a directory that has one")
+        raise OptionError(f"--tokenizer {given} has neither {' nor '.join(VOCABULARIES)}; use a directory that has one of them")
     return files
 
 
@@ -76,7 +76,7 @@ def _generation(asked: str, own: bytes) -> bytes:
         return read_file(Path(asked).expanduser() / GENERATION_CONFIG)
     except (OSError, RuntimeError) as error:
         raise OptionError(
-            f"--generation-config {asked}: no readable {GENERATION_CONFIG} there ({error}); expected auto, vllm or a directory"
+            f"--generation-config {asked} has no readable {GENERATION_CONFIG} ({error}); expected auto, vllm or a directory"
         ) from error
 
 

@@ -18,13 +18,13 @@ def resolve_http(options: OptionValues, run_dir: str) -> dict[str, Any]:
     values = options.values
     root_path = values["root_path"].rstrip("/")
     if not _ROOT_PATH.fullmatch(root_path):
-        raise OptionError(f"--root-path {values['root_path']}: expected the beginning of a URL's path, such as /llm")
+        raise OptionError(f"--root-path {values['root_path']}: expected a URL path prefix, such as /llm")
     uds = str(Path(run_dir, API_NAME)) if values["uds"] == "auto" else values["uds"]
     if uds and values["print_client"] != "none":
-        raise OptionError(f"--print-client {values['print_client']}: it reaches no UNIX socket (--uds); leave one of them out")
+        raise OptionError(f"--print-client {values['print_client']} does not work with a UNIX socket (--uds); remove one")
     ignored = [f"--{key}" for key in ("host", "port") if uds and key in options.given]
     if ignored:
-        options.notes.append(f"{' and '.join(ignored)} without effect: the engine listens on the socket {uds} (--uds) alone")
+        options.notes.append(f"{' and '.join(ignored)} has no effect: the engine listens only on the socket {uds} (--uds)")
     files = {key: values[key] for key in ("ssl_keyfile", "ssl_certfile")}
     _check_certificate(**files)
     return {"root_path": root_path, "uds": uds, **files}
@@ -34,7 +34,7 @@ def _check_certificate(ssl_keyfile: str, ssl_certfile: str) -> None:
     if not ssl_keyfile and not ssl_certfile:
         return
     if not ssl_certfile:
-        raise OptionError(f"--ssl-keyfile {ssl_keyfile} needs the certificate; give --ssl-certfile as well")
+        raise OptionError(f"--ssl-keyfile {ssl_keyfile} needs a certificate; add --ssl-certfile")
     import ssl  # only where it is used
 
     try:
@@ -42,4 +42,4 @@ def _check_certificate(ssl_keyfile: str, ssl_certfile: str) -> None:
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = f"--ssl-certfile {ssl_certfile}" + (f" with --ssl-keyfile {ssl_keyfile}" if ssl_keyfile else "")
         why = getattr(error, "strerror", None) or error
-        raise OptionError(f"{files}: {why}; expected a certificate and its key in PEM, without a password") from None
+        raise OptionError(f"{files}: {why}; expected a certificate and its key in PEM format, without a password") from None

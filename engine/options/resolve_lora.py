@@ -22,29 +22,31 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
     modules: tuple[LoraModule, ...] = tuple(values["lora_modules"])
     if not values["enable_lora"]:
         if modules:
-            raise OptionError("--lora-modules: adapters are taken with --enable-lora alone; give that too")
+            raise OptionError("--lora-modules needs --enable-lora; add it")
         return {}
     trouble = why_not_adaptable(model)
     if trouble:
-        raise OptionError(f"--enable-lora: the {model.architecture} model can have no adapters, {trouble}; leave it out")
+        raise OptionError(f"--enable-lora: {model.architecture} models do not support adapters, {trouble}; remove it")
     if device != "cpu":
-        raise OptionError(f"--enable-lora: adapters are served on the CPU alone so far, the device is {device}; leave it out")
+        raise OptionError(f"--enable-lora: adapters are supported only on the CPU, but the device is {device}; remove it")
     taken = list(names)
     for module in modules:
         if module.name in taken:
             raise OptionError(
-                f"--lora-modules: the name {module.name!r} is given twice; give each adapter, and the model, its own"
+                f"--lora-modules: the name {module.name!r} is given twice; names of adapters and of the model must be unique"
             )
         taken.append(module.name)
     num_slots = values["max_loras"] or min(MAX_LORAS, max(DEFAULT_LORAS, len(modules)))
     if len(modules) > num_slots:
-        raise OptionError(f"--max-loras {num_slots}: --lora-modules names {len(modules)}; raise it, or name fewer")
+        raise OptionError(
+            f"--max-loras {num_slots} is less than the {len(modules)} adapters in --lora-modules; raise it, or name fewer"
+        )
     max_rank = values["max_lora_rank"]
     layout = AdapterLayout.of(model, num_slots, max_rank)
     available = available_memory_bytes()
     if layout.num_bytes > available:
         raise OptionError(
-            f"--enable-lora: {num_slots} adapters of rank {max_rank} take {size_text(layout.num_bytes)}, "
+            f"--enable-lora: {num_slots} adapters of rank {max_rank} need {size_text(layout.num_bytes)}, but only "
             f"{size_text(available)} are available; lower --max-loras or --max-lora-rank"
         )
     return {"max_loras": num_slots, "max_lora_rank": max_rank, "lora_modules": modules, "adapter_bytes": layout.num_bytes}

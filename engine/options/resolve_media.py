@@ -39,16 +39,16 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
     if vision is None or values["language_model_only"]:
         for key in _GIVEN:
             if key in options.given:
-                why = "--language-model-only was given" if vision else "the model takes text alone"
-                raise OptionError(f"--{key.replace('_', '-')} {values[key]}: {why}; leave it out")
+                why = "--language-model-only is set" if vision else "the model takes only text"
+                raise OptionError(f"--{key.replace('_', '-')} {values[key]} has no effect: {why}; remove it")
         return fields
     if values["vision_quantization"] != "none" and ops != "native":
         raise OptionError(
-            f"--vision-quantization {values['vision_quantization']} needs native ops, the ops are {ops}; leave it out"
+            f"--vision-quantization {values['vision_quantization']} needs native ops, but the ops are {ops}; remove it"
         )
     endpoint = values["object_store_endpoint"]
     if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// and a host")
+        raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// with a host")
     fields |= {key: values[key] for key in values if key.startswith("object_store_")}
     if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
         values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
@@ -62,11 +62,11 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
     fields["encoder_cache_size"] = values["encoder_cache_size"] or max(DEFAULT_ENCODER_CACHE, largest)
     fields["encoder_row_width"] = vision.feature_width
     for name, given, least, what in (
-        ("encoder-cache-size", fields["encoder_cache_size"], largest, "tokens of the largest picture"),
-        ("mm-processor-cache-gb", values["mm_processor_cache_gb"], unit_bytes / (1 << 30), "GiB of the largest unit's pixels"),
+        ("encoder-cache-size", fields["encoder_cache_size"], largest, "tokens of the largest image"),
+        ("mm-processor-cache-gb", values["mm_processor_cache_gb"], unit_bytes / (1 << 30), "GiB of pixels of the largest item"),
         ("media-memory", values["media_memory"], 2 * values["max_media_bytes"], "bytes of a video, twice --max-media-bytes"),
     ):
         if given < least:
-            smaller = "give more, or less as max_pixels in --mm-processor-kwargs" if name != "media-memory" else "give more"
-            raise OptionError(f"--{name} {given:g} does not hold the {least:g} {what}; {smaller}")
+            smaller = "raise it, or lower max_pixels in --mm-processor-kwargs" if name != "media-memory" else "raise it"
+            raise OptionError(f"--{name} {given:g} is too small for the {least:g} {what}; {smaller}")
     return fields

@@ -30,11 +30,11 @@ def resolve_pooling(values: dict[str, Any], record: ModelRecord) -> tuple[Poolin
     if runner == "generate":
         if model.task != "generate":
             raise OptionError(
-                f"--runner generate: the {model.architecture} model of {path} has no head for tokens, it is for {model.task}; "
-                "leave it out"
+                f"--runner generate: the {model.architecture} model in {path} cannot generate text, it is a model for "
+                f"{model.task}; remove it"
             )
         if asked:
-            raise OptionError("--pooler-config: with --runner generate nothing is pooled; leave one of them out")
+            raise OptionError("--pooler-config has no effect with --runner generate; remove one of them")
         return None, record
     _check_others(values, model)
     modules = modules or SentenceModules()
@@ -42,10 +42,13 @@ def resolve_pooling(values: dict[str, Any], record: ModelRecord) -> tuple[Poolin
     if "class_tokens" in asked:
         class_token_ids = _token_ids(record, asked["class_tokens"])
     if class_token_ids and model.task != "generate":
-        raise OptionError(f"--pooler-config: classifier_from_token needs a head for tokens, this model is for {model.task}")
+        raise OptionError(
+            "--pooler-config: classifier_from_token needs a model that generates text, but this model is for "
+            f"{model.task}; remove it"
+        )
     outside = [token_id for token_id in class_token_ids if not 0 <= token_id < model.vocab_size]
     if outside:
-        raise OptionError(f"{path}: its score is of token {outside[0]}, the vocabulary has {model.vocab_size}")
+        raise OptionError(f"{path}: its score uses token {outside[0]}, which is outside the vocabulary of {model.vocab_size}")
     if model.task == "generate" and not class_token_ids:
         model = msgspec.structs.replace(model, task="embed")
     pooling = _config(model, modules, asked, class_token_ids)
@@ -62,10 +65,10 @@ def resolve_whole_prompts(options: OptionValues, limit: int) -> int:
     elif values["max_num_batched_tokens"] < limit:
         limit = values["max_num_batched_tokens"]
         options.notes.append(
-            f"a prompt is computed in one step, and --max-num-batched-tokens is {limit}: longer ones are refused"
+            f"a pooling prompt must fit into one step, so prompts over --max-num-batched-tokens {limit} are rejected"
         )
     if values["tensor_parallel_size"] > 1:
-        raise OptionError(f"--tensor-parallel-size {values['tensor_parallel_size']}: encoders are not cut, the limit is 1")
+        raise OptionError(f"--tensor-parallel-size {values['tensor_parallel_size']}: encoder models support only 1; remove it")
     if values["num_kv_blocks"] is None and values["kv_cache_memory"] is None:
         of_step = math.ceil(values["max_num_batched_tokens"] / values["block_size"]) + values["max_num_seqs"]
         values["num_kv_blocks"] = 2 * of_step
@@ -87,7 +90,7 @@ def _config(
         )
     if "kind" in asked:
         raise OptionError(
-            f"--pooler-config: pooling_type {asked['kind'].upper()}: a model that scores has its own; leave it out"
+            f"--pooler-config: pooling_type {asked['kind'].upper()} does not apply to a model that scores; remove it"
         )
     num_values = 1 if class_token_ids else model.num_labels
     activation = model.score_activation or ("sigmoid" if num_values == 1 else "softmax")
@@ -105,9 +108,11 @@ def _config(
 def _check_others(values: dict[str, Any], model: ModelConfig) -> None:
     """OptionError for what only makes sense where tokens are generated."""
     if values["speculative_config"].method:
-        raise OptionError("--speculative-config: an engine that pools generates nothing to draft; leave it out")
+        raise OptionError("--speculative-config has no effect on a pooling model, which generates no text; remove it")
     if model.vision is not None:
-        raise OptionError(f"--runner pooling: {model.architecture} takes pictures, and vectors of these are not supported")
+        raise OptionError(
+            f"--runner pooling: {model.architecture} is a vision-language model, for which pooling is not supported"
+        )
 
 
 def _token_ids(record: ModelRecord, words: Sequence[str]) -> tuple[int, ...]:
@@ -120,5 +125,5 @@ def _token_ids(record: ModelRecord, words: Sequence[str]) -> tuple[int, ...]:
         raise OptionError(f"{record.path}/tokenizer.json cannot be read: {error!r}") from error
     for word in words:
         if word not in known:
-            raise OptionError(f"--pooler-config: classifier_from_token: {word!r} is no token of {record.path}/tokenizer.json")
+            raise OptionError(f"--pooler-config: classifier_from_token: {word!r} is no token in {record.path}/tokenizer.json")
     return tuple(known[word] for word in words)

@@ -24,18 +24,19 @@ def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
     heads, kv_heads = model.num_attention_heads, model.num_kv_heads
     if values["pipeline_parallel_size"] > 1:
         raise OptionError(
-            f"--pipeline-parallel-size {values['pipeline_parallel_size']}: layers are not cut, the limit is 1; "
-            "cut matrices with --tensor-parallel-size"
+            f"--pipeline-parallel-size {values['pipeline_parallel_size']}: pipeline parallelism is not supported, "
+            "only 1; use --tensor-parallel-size"
         )
     if heads % size:
         raise OptionError(
-            f"--tensor-parallel-size {size} does not divide the model's {heads} attention heads; give one of {_divisors(heads)}"
+            f"--tensor-parallel-size {size} does not divide the {heads} attention heads of the model; use one of "
+            f"{_divisors(heads)}"
         )
     if kv_heads % size and size % kv_heads:
         fitting = [count for count in _divisors(heads) if kv_heads % count == 0 or count % kv_heads == 0]
         raise OptionError(
-            f"--tensor-parallel-size {size} neither divides the model's {kv_heads} KV heads nor is divided by them; "
-            f"give one of {fitting}"
+            f"--tensor-parallel-size {size} is neither a divisor nor a multiple of the {kv_heads} KV heads of the "
+            f"model; use one of {fitting}"
         )
     num_ranks: int = size * values["data_parallel_size"]
     if values["enable_expert_parallel"]:
@@ -44,18 +45,18 @@ def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
         _check_balancing(values["enable_expert_parallel"], values["eplb_config"], model, num_ranks)
     if num_ranks > MAX_RANKS:
         raise OptionError(
-            f"--tensor-parallel-size {size} times --data-parallel-size {values['data_parallel_size']} are {num_ranks} ranks, "
-            f"the limit is {MAX_RANKS}; lower one of them"
+            f"--tensor-parallel-size {size} times --data-parallel-size {values['data_parallel_size']} is "
+            f"{num_ranks} ranks, but the limit is {MAX_RANKS}; lower one of them"
         )
     return num_ranks
 
 
 def _check_experts(model: ModelConfig, num_ranks: int) -> None:
     if model.experts is None:
-        raise OptionError(f"--enable-expert-parallel: the model is {model.architecture} and has no experts; leave it out")
+        raise OptionError(f"--enable-expert-parallel: the model ({model.architecture}) has no experts; remove it")
     if num_ranks == 1:
         raise OptionError(
-            "--enable-expert-parallel: there is 1 rank, and experts are shared by 2 at least; add --data-parallel-size or "
+            "--enable-expert-parallel needs at least 2 ranks, but there is 1 rank; add --data-parallel-size or "
             "--tensor-parallel-size"
         )
 
@@ -66,29 +67,31 @@ def resolve_dispatch_rows(options: OptionValues) -> int:
     for key in _OF_SHARED_EXPERTS:
         if key in options.given and not values["enable_expert_parallel"]:
             name = f"--{OPTIONS[key].name}" if values[key] is not False else f"--no-{OPTIONS[key].name}"
-            raise OptionError(f"{name}: the ranks share no experts; add --enable-expert-parallel, or leave it out")
+            raise OptionError(f"{name} needs expert parallelism; add --enable-expert-parallel, or remove it")
     max_drafts: int = values["speculative_config"].max_drafts
     most: int = values["max_num_seqs"] * (1 + max_drafts)
     num_rows: int = values["num_max_dispatch_tokens_per_rank"] or most
     ranks: int = values["tensor_parallel_size"]  # which share the rows of their replica out
     needed = -(-most // ranks)
     if num_rows < needed:
-        drafts = f" with {max_drafts} drafts each (--speculative-config)" if max_drafts else ""
+        drafts = f" with {max_drafts} draft tokens each (--speculative-config)" if max_drafts else ""
         raise OptionError(
-            f"--num-max-dispatch-tokens-per-rank {num_rows}: a decode step has up to {most} rows "
-            f"(--max-num-seqs{drafts}), {needed} for each of {ranks} ranks; give at least {needed}, or lower --max-num-seqs"
+            f"--num-max-dispatch-tokens-per-rank {num_rows} is too small: a decode step has up to {most} rows "
+            f"(--max-num-seqs{drafts}), {needed} for each of {ranks} ranks; raise it to at least {needed}, or "
+            "lower --max-num-seqs"
         )
     return num_rows
 
 
 def _check_balancing(shares_experts: bool, config: EplbConfig, model: ModelConfig, num_ranks: int) -> None:
     if not shares_experts or model.experts is None:
-        raise OptionError("--enable-eplb: experts move between ranks that share them; add --enable-expert-parallel")
+        raise OptionError("--enable-eplb needs expert parallelism; add --enable-expert-parallel")
     most = max_redundant_experts(model.experts.num_experts, num_ranks)
     if config.num_redundant_experts > most:
         raise OptionError(
-            f"--eplb-config num_redundant_experts {config.num_redundant_experts}: {model.experts.num_experts} experts, once on "
-            f"each of {num_ranks} ranks, have {most} replicas at most; give fewer"
+            f"--eplb-config num_redundant_experts {config.num_redundant_experts} is too large: "
+            f"{model.experts.num_experts} experts on {num_ranks} ranks have at most {most} redundant copies; "
+            "lower it"
         )
 
 
@@ -100,7 +103,8 @@ def resolve_threads(options: OptionValues, num_ranks: int, nodes: Sequence[Seque
     threads: int = options.values["threads"] or max(1, most)
     if num_ranks > 1 and threads > most:
         options.notes.append(
-            f"{num_ranks} ranks of {threads} threads share {cores} cores; fewer threads (--threads) or ranks are faster"
+            f"{num_ranks} ranks of {threads} threads share {cores} cores; fewer threads (--threads) or fewer "
+            "ranks would be faster"
         )
     return threads
 

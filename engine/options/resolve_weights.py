@@ -23,7 +23,7 @@ def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels
     have."""
     if ops != "native":
         if asked == "bfloat16":
-            raise OptionError(f"--dtype bfloat16 needs native ops, the ops are {ops}; use --dtype float32")
+            raise OptionError(f"--dtype bfloat16 needs native ops, but the ops are {ops}; use --dtype float32")
         return "float32"
     if asked == "auto":
         has_products = _BFLOAT16_FLAG in processor_flags if kernels == "auto" else kernels in _BFLOAT16_KERNELS
@@ -37,7 +37,7 @@ def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -
         return asked
     if ops not in ("native", "cuda"):
         raise OptionError(
-            f"--quantization {asked} needs native ops (--ops cuda on GPUs), the ops are {ops}; use --quantization none"
+            f"--quantization {asked} needs native ops (--ops cuda on GPUs), but the ops are {ops}; use --quantization none"
         )
     try:
         stored = model.quantization.method if model.quantization else _stored_types(path)
@@ -45,8 +45,8 @@ def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -
         raise OptionError(f"--model {path}: {error}") from error
     if stored:
         raise OptionError(
-            f"--quantization {asked}: the weights of {path} are quantized already ({stored}) and are kept as they are; "
-            "leave the option out, or give the original checkpoint"
+            f"--quantization {asked}: the weights in {path} are already quantized ({stored}) and are used as they "
+            "are; remove the option, or use the original checkpoint"
         )
     return asked
 
@@ -56,10 +56,10 @@ def resolve_cache_directory(options: OptionValues, ops: str) -> str:
     values = options.values
     if not values["weight_cache"] or ops != "native" or values["load_format"] == "dummy":
         if values["weight_cache_dir"] is not None:
-            kept = "only which kernels are fastest" if (ops, values["cpu_kernels"]) == ("native", "auto") else "nothing"
+            kept = "only kernel timings" if (ops, values["cpu_kernels"]) == ("native", "auto") else "nothing"
             options.notes.append(
-                f"--weight-cache-dir: {kept} is kept there; packed weights are kept of checkpoints for native ops, and without "
-                "--no-weight-cache"
+                f"--weight-cache-dir stores {kept}: packed weights are stored only for checkpoints with native ops "
+                "and without --no-weight-cache"
             )
         return ""
     return str(cache_directory(options))

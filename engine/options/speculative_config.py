@@ -39,17 +39,17 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         elif key in _NUMBERS:
             found[key] = float(checked_number(key, value, *_NUMBERS[key], is_whole=False))
         elif key == "model":
-            raise ValueError(f"model {json.dumps(value)}: no second model drafts; leave it out, and name a method of {_list()}")
+            raise ValueError(f"model {json.dumps(value)}: draft models are not supported; remove it, and use method {_list()}")
         else:
-            raise ValueError(f"{key} is no key, expected some of {', '.join(_KEYS)}{_hint(key, _KEYS)}")
+            raise ValueError(f"unknown key {key}, expected one of {', '.join(_KEYS)}{_hint(key, _KEYS)}")
     if found and "method" not in found:
-        raise ValueError(f"no method is named; expected {_list()}")
+        raise ValueError(f"method is missing; expected {_list()}")
     is_suffix = "suffix" in found.get("method", "").split(",")
     found.setdefault("num_speculative_tokens", _DEFAULT_SUFFIX_DRAFTS if is_suffix else _DEFAULT_DRAFTS)
     config = SpeculativeConfig(**found)
     least, most = config.prompt_lookup_min, config.prompt_lookup_max
     if least > most:
-        raise ValueError(f"prompt_lookup_min {least} is more than prompt_lookup_max {most}; lower the one or raise the other")
+        raise ValueError(f"prompt_lookup_min {least} exceeds prompt_lookup_max {most}; lower the first or raise the second")
     return config
 
 
@@ -58,11 +58,11 @@ def _methods(value: Any) -> str:
     names = [_NAMES.get(name.strip(), name.strip()) for name in value.split(",")] if isinstance(value, str) else [value]
     for name in names:
         if name in _LACKING:
-            raise ValueError(f"method {json.dumps(value)}: {name} is not there; expected {_list()}")
+            raise ValueError(f"method {json.dumps(value)}: {name} is not supported; expected {_list()}")
         if name not in DRAFT_METHODS:
             raise ValueError(f"method {json.dumps(value)}: expected {_list()}{_hint(str(name), (*DRAFT_METHODS, *_NAMES))}")
         if names.count(name) > 1:
-            raise ValueError(f"method {json.dumps(value)}: {name} is named {names.count(name)} times; name each once")
+            raise ValueError(f"method {json.dumps(value)}: {name} is given {names.count(name)} times; give it once")
     return ",".join(name for name in DRAFT_METHODS if name in names)
 
 
@@ -72,4 +72,4 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _list() -> str:
-    return f"{', '.join(DRAFT_METHODS[:-1])} or {DRAFT_METHODS[-1]}, or several with commas between them"
+    return f"{', '.join(DRAFT_METHODS[:-1])} or {DRAFT_METHODS[-1]}, or several separated by commas"

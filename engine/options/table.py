@@ -104,111 +104,143 @@ class OptionValues(msgspec.Struct):
 GROUPS: dict[str, tuple[Option, ...]] = {
     "model": (
         Option(
-            "model", text("MODEL"), None, "checkpoint directory, .gguf file, or owner/model on the hub; else the embedded one"
+            "model",
+            text("MODEL"),
+            None,
+            "model to serve: a checkpoint directory, a .gguf file, or owner/model on the Hugging Face hub; default: "
+            "the embedded model",
         ),
         Option(
             "demo",
             choice("text", "vision"),
             "text",
-            "which embedded model is served where none is named: one that calculates and spells, or one that sees",
+            "embedded model to serve when no model is given; text: does arithmetic and spelling, vision: reads images",
         ),
         Option(
             "served-model-name",
             texts("NAME"),
             None,
-            "name(s) that clients use; default: the model's own, and the path as it was given",
+            "model name(s) that clients use; default: the name of the model, and the path as it was given",
             takes_several=True,
         ),
         Option(
             "runner",
             choice("auto", "generate", "pooling"),
             "auto",
-            "what the model is for: text, or vectors and scores of whole prompts; auto: what its files say",
+            "generate: produce text; pooling: produce embeddings and scores of whole prompts; auto: detect from the checkpoint",
         ),
         Option(
             "pooler-config",
             Kind("JSON", parse_pooler_config, show=json.dumps),
             {},
-            "over what its files say of vectors and scores: pooling_type (LAST, MEAN, CLS), normalize, classifier_from_token "
-            '(two tokens, such as ["no", "yes"], of a model that says which)',
+            "JSON that overrides the pooling settings of the checkpoint: pooling_type (LAST, MEAN, CLS), normalize, "
+            'classifier_from_token (two tokens, such as ["no", "yes"])',
         ),
         Option(
             "dtype",
             choice("auto", "float32", "bfloat16"),
             "auto",
-            "of weights that stay floats; auto: what the processor is best at",
+            "data type of weights that are not quantized; auto: the fastest on this processor",
         ),
         Option(
-            "quantization", choice("none", "wint8", "wint4"), "none", "round linear weights to 8 or 4 bits when they are loaded"
+            "quantization", choice("none", "wint8", "wint4"), "none", "quantize linear weights to 8 or 4 bits while loading"
         ),
-        Option("revision", text("NAME"), "", "branch, tag or commit of a model of the hub; default: its main branch"),
-        Option("tokenizer", text("MODEL"), "", "directory or owner/model whose tokenizer is used; default: the model's"),
-        Option("tokenizer-revision", text("NAME"), "", "its branch, tag or commit"),
+        Option("revision", text("NAME"), "", "branch, tag or commit of a model on the hub; default: its main branch"),
+        Option(
+            "tokenizer", text("MODEL"), "", "directory or owner/model of the tokenizer; default: the tokenizer of the model"
+        ),
+        Option("tokenizer-revision", text("NAME"), "", "branch, tag or commit of the tokenizer"),
         Option(
             "generation-config",
             text("DIR"),
             "auto",
-            "where sampling defaults are from: auto: the model; vllm: none; or a directory with a generation_config.json",
+            "source of the sampling defaults; auto: the model, vllm: none, otherwise a directory with a generation_config.json",
         ),
         Option(
             "override-generation-config",
             Kind("JSON", parse_object, show=json.dumps),
             {},
-            'sampling defaults over these, such as {"temperature": 0.6}',
+            'JSON that overrides the sampling defaults, such as {"temperature": 0.6}',
         ),
         Option(
             "max-model-len",
             count_or_auto(2),
             None,
-            "longest prompt with its answer, in tokens, such as 32k; default, and auto: the model's limit",
+            "maximum tokens of a prompt and its answer, such as 32k; auto: the limit of the model (default)",
         ),
-        Option("enable-lora", flag(), False, "take LoRA adapters, which are models of names of their own"),
+        Option("enable-lora", flag(), False, "accept LoRA adapters; each is served under a model name of its own"),
         Option(
             "lora-modules",
             Kind("NAME=PATH", parse_lora_modules, is_list=True, show=str),
             (),
-            "adapters that are there from the start: directories as PEFT saves them",
+            "adapters to load at startup: directories in PEFT format",
             takes_several=True,
         ),
-        Option("max-loras", whole(1, MAX_LORAS), None, "adapters at a time; default: 4, or as many as --lora-modules names"),
-        Option("max-lora-rank", whole(1, MAX_LORA_RANK), 16, "the largest rank of an adapter; memory is taken for it"),
-        Option("load-format", choice("auto", "safetensors", "dummy"), "auto", "dummy: random weights from config.json alone"),
-        Option("weight-cache", flag(), True, "keep weights as the kernels read them in a file, which later starts map"),
+        Option(
+            "max-loras",
+            whole(1, MAX_LORAS),
+            None,
+            "maximum number of adapters loaded at a time; default: 4, or the number of --lora-modules",
+        ),
+        Option("max-lora-rank", whole(1, MAX_LORA_RANK), 16, "maximum rank of an adapter; memory is reserved for it"),
+        Option(
+            "load-format",
+            choice("auto", "safetensors", "dummy"),
+            "auto",
+            "format of the weights; dummy: random weights, only config.json is needed",
+        ),
+        Option("weight-cache", flag(), True, "keep packed weights in a file that later starts map into memory"),
         Option(
             "weight-cache-dir",
             path("DIR"),
             None,
-            "its directory, and that of which kernels are fastest; default: tokamak/weights in the user's cache directory",
+            "directory of packed weights and kernel timings; default: tokamak/weights in the user's cache directory",
         ),
-        Option("weight-cache-limit", num_bytes(0), 20 << 30, "size of all its files; the least recently used ones go first"),
-        Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the model's"),
-        Option("trust-request-chat-template", flag(), False, "render with the chat_template that a request brings; off: 400"),
+        Option(
+            "weight-cache-limit",
+            num_bytes(0),
+            20 << 30,
+            "maximum size of all packed weights; the least recently used files are removed first",
+        ),
+        Option("chat-template", template("TEMPLATE"), "", "Jinja file or text that replaces the chat template of the model"),
+        Option(
+            "trust-request-chat-template",
+            flag(),
+            False,
+            "accept a chat_template in requests; without this such a request gets a 400",
+        ),
         Option(
             "default-chat-template-kwargs",
             Kind("JSON", parse_object, show=json.dumps),
             {},
-            'variables of the template where a request sets none, such as {"enable_thinking": false}',
+            'JSON with default variables for the chat template, such as {"enable_thinking": false}',
         ),
         Option(
             "tool-call-parser",
             choice("auto", "none", *CALL_PARSERS),
             "auto",
-            "how calls of tools are read in answers; auto: as the chat template writes them; none: they stay text",
+            "parser for tool calls in answers; auto: detect from the chat template, none: leave tool calls in the text",
         ),
         Option(
             "reasoning-parser",
             choice("auto", "none", *REASONING_PARSERS),
             "auto",
-            "how thinking is read in answers; auto: by the chat template and the vocabulary; none: it stays text",
+            "parser for reasoning in answers; auto: detect from the chat template and vocabulary, none: leave "
+            "reasoning in the text",
         ),
-        Option("enable-auto-tool-choice", flag(), True, "look for calls where a request leaves it to the model to make one"),
+        Option("enable-auto-tool-choice", flag(), True, "parse tool calls when tool_choice is auto"),
         Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights (--load-format dummy)"),
     ),
     "batches and cache": (
-        Option("max-num-seqs", whole(1, 4096), 32, "samples in the batch"),
-        Option("max-num-batched-tokens", count(1, 1 << 20), 512, "tokens computed in one step; longer prompts go in chunks"),
-        Option("block-size", power_of_two(1, 1024), 16, "tokens of a KV block"),
-        Option("num-kv-blocks", whole(2), None, "KV blocks; wins over --kv-cache-memory"),
+        Option("max-num-seqs", whole(1, 4096), 32, "maximum number of sequences in a batch"),
+        Option(
+            "max-num-batched-tokens",
+            count(1, 1 << 20),
+            512,
+            "maximum number of tokens in a step; longer prompts are computed in chunks",
+        ),
+        Option("block-size", power_of_two(1, 1024), 16, "tokens per KV block"),
+        Option("num-kv-blocks", whole(2), None, "number of KV blocks; overrides --kv-cache-memory"),
         Option(
             "kv-cache-memory",
             num_bytes(1),
@@ -219,293 +251,345 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "gpu-memory-utilization",
             share(0.05),
             0.9,
-            "how much of a card an engine may take, where Paddle tells its memory: the cache has what all else leaves of it; "
-            "--num-kv-blocks and --kv-cache-memory win",
+            "fraction of GPU memory that the engine may use, if Paddle reports it; the KV cache gets what is left. "
+            "--num-kv-blocks and --kv-cache-memory override it",
         ),
         Option(
             "kv-cache-dtype",
             choice("auto", "float32", "bfloat16", "int8"),
             "auto",
-            "type of keys and values; auto: bfloat16 where the weights are narrower than float32",
+            "data type of keys and values; auto: bfloat16 if the weights are narrower than float32",
         ),
-        Option("enable-prefix-caching", flag(), True, "reuse the KV of equal prompt beginnings"),
+        Option("enable-prefix-caching", flag(), True, "reuse the KV cache of prompts that begin alike"),
         Option(
             "max-num-batched-encoder-embeds",
             whole(1, 1 << 20),
             None,
-            "tokens of media for which a step runs all layers of the vision encoder, and fewer layers of more; default: what "
-            "costs as much as --max-num-batched-tokens of text",
+            "media tokens that one step encodes through the whole vision encoder; larger items are encoded over "
+            "several steps. Default: the equivalent of --max-num-batched-tokens in cost",
         ),
-        Option("disable-chunked-mm-input", flag(), False, "no chunk ends inside a picture; one that is longer: 400"),
-        Option("mm-chunk-tokens", whole(1, 1 << 20), None, "tokens of a chunk with media; default: --max-num-batched-tokens"),
         Option(
-            "max-waiting", whole(1), 1024, "samples of one source that may wait, twice as many of all; more: refused with 429"
+            "disable-chunked-mm-input",
+            flag(),
+            False,
+            "never split an image between two chunks; an image larger than a chunk gets a 400",
+        ),
+        Option(
+            "mm-chunk-tokens",
+            whole(1, 1 << 20),
+            None,
+            "maximum tokens of a chunk that contains media; default: --max-num-batched-tokens",
+        ),
+        Option(
+            "max-waiting",
+            whole(1),
+            1024,
+            "maximum waiting sequences per client (twice as many for all clients together); further requests get a 429",
         ),
         Option(
             "max-logprobs",
             whole(0, MAX_LOGPROBS),
             20,
-            "tokens at a position whose log-probabilities a request may ask for",
+            "maximum number of log-probabilities per position that a request may ask for",
         ),
-        Option("max-grammar-bytes", whole(1, 1 << 20), 64 << 10, "of a schema, regex or grammar; a longer one is refused"),
-        Option("request-timeout", seconds(0), 0.0, "longest time for a request; 0: no limit"),
-        Option("request-priority", flag(), True, "requests may have a priority; without, one that has is refused"),
+        Option("max-grammar-bytes", whole(1, 1 << 20), 64 << 10, "maximum size of a schema, regex or grammar"),
+        Option("request-timeout", seconds(0), 0.0, "maximum duration of a request; 0: no limit"),
+        Option(
+            "request-priority", flag(), True, "accept the priority field in requests; without this such a request is rejected"
+        ),
         Option(
             "max-step-time",
             milliseconds(0),
             100.0,
-            "milliseconds: longest step while streams run and prompts are computed beside them; 0: bounded by tokens alone",
+            "maximum duration of a step, in milliseconds, while streams run beside prompts; 0: limit steps by tokens only",
         ),
         Option(
             "long-prefill-token-threshold",
             whole(0, 1 << 31),
             0,
-            "prompts with more tokens left to compute are long, and get no more of a step; 0: long is what no step takes whole",
+            "a prompt with more tokens left than this is long and gets at most this many per step; 0: a prompt is "
+            "long if it does not fit into one step",
         ),
-        Option("max-num-partial-prefills", whole(0, 1 << 16), 0, "prompts that are computed in part at a time; 0: no limit"),
-        Option("max-long-partial-prefills", whole(1, 1 << 16), 1, "long prompts of a user that are computed side by side"),
+        Option(
+            "max-num-partial-prefills",
+            whole(0, 1 << 16),
+            0,
+            "maximum number of prompts computed in part at a time; 0: no limit",
+        ),
+        Option(
+            "max-long-partial-prefills", whole(1, 1 << 16), 1, "maximum number of long prompts of one user computed at a time"
+        ),
         Option(
             "max-priority-wait",
             seconds(0),
             30.0,
-            "a request goes before all that arrive this much later, whatever their priorities",
+            "a request runs before all requests that arrive this much later, whatever their priority",
         ),
     ),
     "processes": (
-        Option("device", text("NAME"), "auto", "where the model runs: auto, cpu, gpu, xpu, or a custom device of Paddle"),
+        Option("device", text("NAME"), "auto", "device of the model: auto, cpu, gpu, xpu, or a custom device of Paddle"),
         Option(
             "tensor-parallel-size",
             whole(1, MAX_RANKS),
             1,
-            "ranks of a replica, which share its model: each computes some heads and columns of every matrix",
+            "ranks per replica; each computes a share of the heads and columns of every matrix",
             short="-tp",
         ),
-        Option("pipeline-parallel-size", whole(1, MAX_RANKS), 1, "1: layers are not cut"),
+        Option("pipeline-parallel-size", whole(1, MAX_RANKS), 1, "only 1 is supported"),
         Option(
             "data-parallel-size",
             whole(1, MAX_RANKS),
             1,
-            "replicas, each with a scheduler, ranks and a KV cache of its own; limits of batches and caches are for each",
+            "number of replicas, each with its own scheduler, ranks and KV cache; batch and cache limits apply to each",
             short="-dp",
         ),
         Option(
             "data-parallel-routing",
             choice(*get_args(Policy)),
             "prefix",
-            "what chooses a prompt's replica; prefix: what is cached and what there is to do; load: that alone",
+            "how a replica is chosen for a prompt; prefix: by cached prefix and load, load: by load only, round-robin: in turn",
         ),
         Option(
             "enable-expert-parallel",
             flag(),
             False,
-            "all ranks share the experts of all replicas: each computes some of them, for the rows of all",
+            "distribute experts over the ranks of all replicas",
         ),
         Option(
             "expert-placement-strategy",
             choice("linear", "round_robin"),
             "linear",
-            "linear: a rank has experts that are neighbours; round_robin: neighbours lie on different ranks",
+            "linear: a rank gets consecutive experts; round_robin: consecutive experts go to different ranks",
         ),
         Option(
             "ep-batched-token-timeout-ms",
             whole(0, 3_600_000),
             100,
-            "with shared experts, so many milliseconds newcomers are held at most to be computed together; 0: they are not",
+            "with expert parallelism: maximum milliseconds that new requests wait to be computed together; 0: no wait",
         ),
-        Option("ep-mixed-steps", flag(), True, "with shared experts, a step may compute prompts and continue answers"),
+        Option("ep-mixed-steps", flag(), True, "with expert parallelism: allow prefill and decode in one step"),
         Option(
             "num-max-dispatch-tokens-per-rank",
             whole(1, 1 << 20),
             None,
-            "with shared experts, rows that a rank can show the others in memory that is resident from the start; default: "
-            "--max-num-seqs",
+            "with expert parallelism: token rows per rank in resident exchange memory; default: --max-num-seqs",
         ),
-        Option("enable-eplb", flag(), False, "experts move between the ranks that share them, by how much they are asked for"),
+        Option("enable-eplb", flag(), False, "rebalance experts between ranks by their load"),
         Option(
             "eplb-config",
             Kind("JSON", parse_eplb_config, show=lambda config: msgspec.json.encode(config).decode()),
             EplbConfig(),
-            "how they move: num_redundant_experts, window_size and step_interval (steps), check_interval_s, "
-            "statistics_interval_s, min_gain",
+            "JSON with rebalancing settings: num_redundant_experts, window_size and step_interval (steps), "
+            "check_interval_s, statistics_interval_s, min_gain",
         ),
         Option(
             "speculative-config",
             Kind("JSON", parse_speculative_config, show=lambda config: msgspec.json.encode(config).decode()),
             SpeculativeConfig(),
-            "drafts, verified without changing a byte: method (ngram, suffix, mtp, or several as in ngram,suffix), "
-            "num_speculative_tokens, prompt_lookup_min and ..._max, suffix_decoding_max_tree_depth, ..._max_cached_requests, "
-            "..._max_spec_factor and ..._min_token_prob, adaptive",
+            "JSON with speculative decoding settings (answers keep their bytes): method (ngram, suffix, mtp, or "
+            "several as in ngram,suffix), num_speculative_tokens, prompt_lookup_min and ..._max, "
+            "suffix_decoding_max_tree_depth, ..._max_cached_requests, ..._max_spec_factor and ..._min_token_prob, "
+            "adaptive",
         ),
-        Option("threads", whole(1, 1024), None, "threads of each rank; default: cores shared out"),
+        Option("threads", whole(1, 1024), None, "threads per rank; default: all cores divided among the ranks"),
         Option(
             "bind-memory-nodes",
             flag(),
             False,
-            "each rank and its memory stay on one of the machine's memory nodes (sockets); weights are kept once for each",
+            "bind each rank and its memory to one NUMA node; weights are kept once per node",
         ),
         Option(
             "ops",
             choice("auto", "native", "reference", "fused", "cuda"),
             "auto",
-            "native: our own kernels (CPU); reference: plain Paddle; fused: with Paddle's fused ops, as far as they are "
-            "right where it runs, which is checked at the start; cuda: our own kernels on NVIDIA GPUs",
+            "implementation of the ops; native: own CPU kernels, reference: plain Paddle, fused: Paddle's fused ops "
+            "where a check at startup finds them correct, cuda: own kernels for NVIDIA GPUs",
         ),
         Option(
             "allow-variant-ops",
             flag(),
             False,
-            "with --ops fused: start also where an answer's bits depend on what is computed beside it",
+            "with --ops fused: start even if answers depend on the batch they are computed in",
         ),
         Option(
             "plan",
             choice("auto", "tape", "captured", "eager"),
             "auto",
-            "tape: the model recorded, and replayed natively; captured: also for fixed numbers of rows, to which steps are "
-            "padded, as device graphs are; eager: op by op",
+            "how the model is executed; tape: recorded once and replayed natively, captured: also as graphs with "
+            "padded batch sizes, eager: op by op",
         ),
         Option(
             "cudagraph-capture-sizes",
             whole_numbers(1, 1 << 20),
             (),
-            "with --plan captured, rows of steps; default: 1, 2, 4, 8, 16, 24, ... samples with their drafts",
+            "with --plan captured: batch sizes to capture; default: 1, 2, 4, 8, 16, 24, ... sequences with their draft tokens",
         ),
         Option(
-            "max-cudagraph-capture-size", whole(1, 1 << 20), None, "the largest of these; default: 512, or the largest given"
+            "max-cudagraph-capture-size",
+            whole(1, 1 << 20),
+            None,
+            "largest batch size to capture; default: 512, or the largest given",
         ),
-        Option("graph-only-prefill", flag(), False, "with --plan captured: steps of prompts alone are, and none that decode"),
+        Option("graph-only-prefill", flag(), False, "with --plan captured: capture only steps of prompts, not decode steps"),
         Option(
             "cpu-kernels",
             text("VARIANT"),
             "auto",
-            "instruction set of the native kernels, such as amx, avx512bf16, avx512, avxvnni, avx2 or portable; auto: for each "
-            "type of weights and for attention what was timed to be fastest here",
+            "instruction set of the native kernels, such as amx, avx512bf16, avx512, avxvnni, avx2 or portable; "
+            "auto: the fastest measured on this machine",
         ),
-        Option("api-processes", whole(1, 64), 1, "HTTP processes on the one port"),
-        Option("tokenizer-processes", whole(1, 64), 1, "tokenizer processes"),
-        Option("restart-limit", whole(1), 3, "deaths of one process within the window that end the engine"),
-        Option("restart-window", seconds(1), 300.0, "the window"),
-        Option("hang-timeout", seconds(1), 60.0, "a process without heartbeat for so long is killed and started again"),
-        Option("load-timeout", seconds(1), 1800.0, "the same while it starts and loads"),
-        Option("stop-timeout", seconds(0.1), 10.0, "between the request to end and SIGKILL"),
+        Option("api-processes", whole(1, 64), 1, "number of HTTP processes; they share one port"),
+        Option("tokenizer-processes", whole(1, 64), 1, "number of tokenizer processes"),
+        Option("restart-limit", whole(1), 3, "the engine stops when one process dies this many times within --restart-window"),
+        Option("restart-window", seconds(1), 300.0, "time window of --restart-limit"),
+        Option("hang-timeout", seconds(1), 60.0, "restart a process that sent no heartbeat for this long"),
+        Option("load-timeout", seconds(1), 1800.0, "the same limit while a process starts and loads weights"),
+        Option("stop-timeout", seconds(0.1), 10.0, "time that processes get to stop before SIGKILL"),
     ),
-    "pictures and video": (
+    "images and video": (
         Option(
             "vision-quantization",
             choice("none", "wint8"),
             "none",
-            "round the vision encoder's linear weights to 8 bits when they are loaded",
+            "quantize linear weights of the vision encoder to 8 bits while loading",
         ),
-        Option("language-model-only", flag(), False, "serve a vision model's text side alone"),
+        Option("language-model-only", flag(), False, "serve only the text part of a vision-language model"),
         Option(
             "limit-mm-per-prompt",
             Kind("JSON", parse_limits, show=json.dumps),
             {"image": 999, "video": 999},
-            "pictures and videos in a prompt",
+            "maximum number of images and videos per prompt",
         ),
         Option(
             "mm-processor-kwargs",
             Kind("JSON", parse_object, show=json.dumps),
             {},
-            'over the checkpoint\'s processor files, such as {"max_pixels": 1003520}',
+            'JSON that overrides the processor files of the checkpoint, such as {"max_pixels": 1003520}',
         ),
         Option(
             "media-io-kwargs",
             Kind("JSON", parse_object, show=json.dumps),
             {},
-            'how files are read, such as {"video": {"num_frames": 32}}',
+            'JSON with settings for reading media files, such as {"video": {"num_frames": 32}}',
         ),
-        Option("enable-mm-embeds", flag(), True, "take pictures and video that clients encoded into features themselves"),
-        Option("media-download-parallel", whole(1, 256), 8, "links of a request that are fetched at once; 1: one by one"),
-        Option("media-fetch-timeout", seconds(0.1), 10.0, "for what a link leads to; for a video three times as long"),
-        Option("allowed-media-domains", texts("HOST"), (), "host(s) that links may name; default: all public ones"),
+        Option("enable-mm-embeds", flag(), True, "accept image and video features that clients computed themselves"),
+        Option("media-download-parallel", whole(1, 256), 8, "maximum number of links of one request fetched at a time"),
+        Option("media-fetch-timeout", seconds(0.1), 10.0, "timeout for fetching a link; three times as long for videos"),
+        Option("allowed-media-domains", texts("HOST"), (), "host(s) that media may be fetched from; default: all public hosts"),
         Option(
             "allowed-media-networks",
             networks(),
             (),
-            "private network(s) that links may lead to, such as 10.0.0.0/8; default: none",
+            "private network(s) that media may be fetched from, such as 10.0.0.0/8; default: none",
         ),
-        Option("allowed-local-media-path", path("DIR"), "", "directory beneath which file: links may lead; default: none do"),
-        Option("object-store-endpoint", text("URL"), "", "of s3: and bos: links; default: Amazon's, Baidu's"),
-        Option("object-store-region", text("NAME"), "", "its region; default: us-east-1, bj. AWS_REGION will do"),
-        Option("object-store-access-key", text("KEY"), "", "that signs such links. AWS_ACCESS_KEY_ID will do"),
-        Option("object-store-secret-key", text("KEY"), "", "AWS_SECRET_ACCESS_KEY will do, and shows in no list of processes"),
-        Option("object-store-session-token", text("TOKEN"), "", "of keys for a while. AWS_SESSION_TOKEN will do"),
+        Option(
+            "allowed-local-media-path",
+            path("DIR"),
+            "",
+            "directory that file: links may point into; default: file: links are rejected",
+        ),
+        Option(
+            "object-store-endpoint", text("URL"), "", "URL of the object store for s3: and bos: links; default: Amazon, Baidu"
+        ),
+        Option(
+            "object-store-region",
+            text("NAME"),
+            "",
+            "region of the object store; default: us-east-1, bj; also read from AWS_REGION",
+        ),
+        Option("object-store-access-key", text("KEY"), "", "access key of the object store; also read from AWS_ACCESS_KEY_ID"),
+        Option(
+            "object-store-secret-key",
+            text("KEY"),
+            "",
+            "secret key of the object store; better set AWS_SECRET_ACCESS_KEY, which process lists do not show",
+        ),
+        Option(
+            "object-store-session-token",
+            text("TOKEN"),
+            "",
+            "session token for temporary keys; also read from AWS_SESSION_TOKEN",
+        ),
         Option(
             "allowed-object-buckets",
             texts("BUCKET"),
             (),
-            "bucket(s) that s3: and bos: links may name, BUCKET/PREFIX for a part of one, *: all; default: none",
+            "bucket(s) that s3: and bos: links may use, BUCKET/PREFIX for a part of one, *: all; default: none",
         ),
-        Option("max-image-pixels", whole(1, 1 << 31), 89_000_000, "largest picture or frame, before it is made smaller"),
-        Option("max-media-bytes", num_bytes(1024), 32 << 20, "largest file of a picture; of a video twice as much"),
-        Option("media-processes", whole(1, 64), 1, "processes that decode pictures and video"),
-        Option("media-memory", num_bytes(1 << 20), 256 << 20, "of each HTTP process, for files of requests under way"),
-        Option("mm-processor-cache-gb", gibibytes(0.001, 1024), 0.25, "of each media process, for decoded pixels"),
+        Option("max-image-pixels", whole(1, 1 << 31), 89_000_000, "maximum pixels of an image or video frame, before resizing"),
+        Option("max-media-bytes", num_bytes(1024), 32 << 20, "maximum size of an image file; twice as much for videos"),
+        Option("media-processes", whole(1, 64), 1, "number of processes that decode images and video"),
+        Option("media-memory", num_bytes(1 << 20), 256 << 20, "memory per HTTP process for media files of open requests"),
+        Option("mm-processor-cache-gb", gibibytes(0.001, 1024), 0.25, "GiB per media process for decoded pixels"),
         Option(
             "encoder-cache-size",
             whole(1, 1 << 26),
             None,
-            "tokens whose features are kept, of each replica; default: the largest picture, at least 16384",
+            "tokens per replica in the encoder cache; default: the largest image, at least 16384",
         ),
     ),
     "HTTP": (
-        Option("host", host("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all"),
-        Option("port", whole(0, 65535), 8000, "port to listen on; 0: any free one"),
-        Option("api-key", texts("KEY"), (), "key(s) that clients must send; default: none is asked for"),
+        Option("host", host("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all addresses"),
+        Option("port", whole(0, 65535), 8000, "port to listen on; 0: any free port"),
+        Option("api-key", texts("KEY"), (), "API key(s), one of which clients must send; default: no key is required"),
         Option(
             "uds",
             path_or_auto("PATH"),
             "",
-            "UNIX socket to listen on, instead of --host and --port; auto: one in the run's directory",
+            "UNIX socket to listen on instead of --host and --port; auto: a socket in the run directory",
         ),
-        Option("root-path", text("PATH"), "", "path below which a proxy shows this server, such as /llm"),
-        Option("ssl-certfile", path("FILE"), "", "certificate (PEM, with those above it): requests come over TLS alone"),
-        Option("ssl-keyfile", path("FILE"), "", "its key; default: it is in the same file"),
+        Option("root-path", text("PATH"), "", "path prefix under which a proxy publishes this server, such as /llm"),
+        Option("ssl-certfile", path("FILE"), "", "TLS certificate chain (PEM); only TLS connections are accepted then"),
+        Option("ssl-keyfile", path("FILE"), "", "private key of the certificate; default: in the same file"),
         Option(
             "api-key-priority",
             key_priorities(),
             (),
-            "priority of a key's requests, which they may make worse but not better; default: what they ask for",
+            "priority of an API key; its requests may lower their priority but not raise it; default: as requested",
         ),
-        Option("admin-key", text("KEY"), "", "key for /admin; default: /admin answers nobody; `tokamak ctl` needs none"),
+        Option("admin-key", text("KEY"), "", "key for /admin; default: /admin is disabled. `tokamak ctl` needs no key"),
         Option(
             "allowed-hosts",
             texts("NAME"),
             (),
-            "name(s) that clients may call this server by, *: any; default: localhost and addresses where --host is a "
-            "loopback address, else any",
+            "host name(s) accepted in the Host header, *: any; default: localhost and addresses if --host is a "
+            "loopback address, otherwise any",
         ),
         Option(
             "allowed-origins",
             texts("ORIGIN"),
             (),
-            "origin(s) of other web pages, such as https://chat.example, that may use this server, *: all; default: none",
+            "origin(s) of other web pages that may use this server, such as https://chat.example, *: all; default: none",
         ),
-        Option("max-body-bytes", num_bytes(1024), 32 << 20, "largest request body"),
+        Option("max-body-bytes", num_bytes(1024), 32 << 20, "maximum size of a request body"),
         Option(
-            "max-files-size", num_bytes(0), 1 << 30, "all files of /v1/files and answers of /v1/batches, in the run's directory"
+            "max-files-size",
+            num_bytes(0),
+            1 << 30,
+            "maximum size of all files of /v1/files and results of /v1/batches, in the run directory",
         ),
-        Option("max-files-size-per-user", num_bytes(0), 256 << 20, "of these, those of one user"),
-        Option("max-connections", whole(1), 1024, "open connections of one HTTP process"),
+        Option("max-files-size-per-user", num_bytes(0), 256 << 20, "maximum size of the files of one user"),
+        Option("max-connections", whole(1), 1024, "maximum number of open connections per HTTP process"),
         Option(
             "max-connections-per-address",
             whole(0),
             0,
-            "open connections of one client address; 0: no more than it leaves free for others, so one alone has half of all",
+            "maximum number of open connections per client address; 0: as many as it leaves free for others, so one "
+            "address alone can have half of them",
         ),
         Option(
             "trusted-proxies",
             networks(),
             (),
-            "network(s) of proxies, such as 10.0.0.0/8: their X-Forwarded-For names the client, and their connections are not "
-            "limited by address; default: none",
+            "network(s) of trusted proxies, such as 10.0.0.0/8; their X-Forwarded-For names the client, and "
+            "--max-connections-per-address does not apply to them; default: none",
         ),
         Option(
             "sse-keep-alive-interval",
             seconds(0, 86400),
             10.0,
-            "a stream that was silent for so long gets a comment, and before its first token its head, so that no proxy gives "
-            "up on it; 0: never",
+            "send response headers and then comments on streams that were silent for this long, so that proxies keep "
+            "them open; 0: never",
         ),
     ),
     "run": (
@@ -515,22 +599,32 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                 "none", "claude-code", "codex", "opencode", "qwen-code", "copilot", "aider", "llm", "pi", "cline", "open-webui"
             ),
             "none",
-            "print that client's settings once the engine is ready",
+            "print the settings for this client when the engine is ready",
         ),
-        Option("end-with", whole(1, 1 << 30), None, "id of a process: the engine ends when that has ended"),
-        Option("run-dir", path("DIR"), None, "directory of sockets and logs; default: a new one for each run"),
-        Option("kv-events-endpoint", text("ENDPOINT"), "", "ZeroMQ endpoint of the KV events; default: in the run directory"),
-        Option("log-level", choice("debug", "info", "warning", "error"), "info", "of the actors' logs"),
-        Option("log-format", choice("text", "json"), "text", "of these: lines to read, or an object a line"),
-        Option("log-requests", flag(), False, "log each request's id, lengths, parameters and end; never its text"),
+        Option("end-with", whole(1, 1 << 30), None, "pid of a process; the engine stops when that process ends"),
+        Option("run-dir", path("DIR"), None, "directory of sockets and logs; default: a new directory for each run"),
+        Option("kv-events-endpoint", text("ENDPOINT"), "", "ZeroMQ endpoint for KV events; default: in the run directory"),
+        Option("log-level", choice("debug", "info", "warning", "error"), "info", "minimum level of log messages"),
+        Option("log-format", choice("text", "json"), "text", "text: plain lines, json: one object per line"),
+        Option("log-requests", flag(), False, "log the id, lengths, parameters and outcome of every request, never its text"),
         Option(
             "otlp-traces-endpoint",
             text("URL"),
             "",
-            "OpenTelemetry collector that gets a span of each request, such as http://127.0.0.1:4318/v1/traces",
+            "OpenTelemetry collector that receives a span per request, such as http://127.0.0.1:4318/v1/traces",
         ),
-        Option("trace", flag(), False, "keep the actors' last events for `tokamak trace`, for when it has died; 1 MiB each"),
-        Option("metrics-prefix", identifier(), "tokamak", "what names at /metrics begin with; vllm: others' dashboards fit"),
+        Option(
+            "trace",
+            flag(),
+            False,
+            "keep the latest events of each actor in shared memory (1 MiB each), so that `tokamak trace` works after a crash",
+        ),
+        Option(
+            "metrics-prefix",
+            identifier(),
+            "tokamak",
+            "prefix of the metric names at /metrics; vllm: compatible with dashboards made for vLLM",
+        ),
     ),
 }
 OPTIONS = {option.key: option for options in GROUPS.values() for option in options}
@@ -551,7 +645,7 @@ def read_options(
     if model is not None and model.startswith("-"):  # argparse takes an option for a value where it has a space in it
         parser.refuse(model)
     if model is not None and command_line.get("model", model) != model:
-        raise OptionError(f"two models are given, {model} and --model {command_line['model']}; give one")
+        raise OptionError(f"two models are given, {model} and --model {command_line['model']}; remove one")
     if model is not None:
         command_line["model"] = model
     if config_path is not None:
@@ -568,13 +662,15 @@ def make_parser() -> ArgumentParser:
         prog="tokamak serve",
         usage="tokamak serve [MODEL] [options]",
         description="Start the engine and serve a model over HTTP.",
-        epilog="Every option can also be given as TOKAMAK_<NAME> in the environment or as a name in the --config file; "
-        "the command line wins over the environment, the environment over the file.",
+        epilog=(
+            "Every option can also be set as TOKAMAK_<NAME> in the environment or by name in the --config file. "
+            "The command line overrides the environment, and the environment overrides the file."
+        ),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     parser.add_argument("MODEL", nargs="?", help="same as --model")
-    parser.add_argument("--config", metavar="FILE", help="YAML or JSON file of option names and values")
+    parser.add_argument("--config", metavar="FILE", help="YAML or JSON file with options")
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         for option in options:
@@ -587,7 +683,7 @@ def make_parser() -> ArgumentParser:
         if key not in OPTIONS:
             kind = {"action": argparse.BooleanOptionalAction} if fate.is_flag else {"nargs": "?", "const": ""}
             parser.add_argument(f"--{key.replace('_', '-')}", help=argparse.SUPPRESS, **kind)
-    parser.add_argument("--vllm-flags", action=_ShowFlags, help="show what becomes of each flag of `vllm serve`, and end")
+    parser.add_argument("--vllm-flags", action=_ShowFlags, help="list how each flag of `vllm serve` is handled, and exit")
     return parser
 
 
@@ -624,7 +720,7 @@ def _take_file(found: OptionValues, path: Path) -> None:
         if key.startswith("no_") and key[3:] in OPTIONS and OPTIONS[key[3:]].kind.is_flag and isinstance(value, bool):
             key, value = key[3:], not value
         if key not in OPTIONS and key not in OTHER_HOSTS and key not in VLLM_FLAGS:
-            raise OptionError(f"{path}: {name} is no option{_suggestion(key, '-')}")
+            raise OptionError(f"{path}: unknown option {name}{_suggestion(key, '-')}")
         if value is not None:
             _take(found, key, value, f"{path}: {name}")
 
@@ -637,11 +733,11 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from error
     except Exception as error:  # of a value that its tag, such as !!int, does not fit, yaml raises whatever comes
-        raise OptionError(f"--config {path} is neither YAML nor JSON: {error}") from error
+        raise OptionError(f"--config {path} is not valid YAML or JSON: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise OptionError(f"--config {path} holds a {type(content).__name__}, expected option names with values")
+        raise OptionError(f"--config {path} contains a {type(content).__name__}, expected option names with values")
     return content
 
 
@@ -656,7 +752,7 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
         if key in OPTIONS or key in OTHER_HOSTS or key in VLLM_FLAGS:
             _take(found, key, value, variable)
         else:
-            found.notes.append(f"environment variable {variable} is no option and is ignored{_suggestion(key, '_', str.upper)}")
+            found.notes.append(f"ignored environment variable {variable}: unknown option{_suggestion(key, '_', str.upper)}")
 
 
 def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
@@ -673,7 +769,7 @@ def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
     value = translated(key, value, source, found.notes) if not isinstance(value, (list, dict)) else value
     parts = value if isinstance(value, list) else [value]
     if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):
-        raise OptionError(f"{source}: {_shortened(value)} is not a single value")
+        raise OptionError(f"{source}: expected a single value, got {_shortened(value)}")
     try:
         parsed = [kind.parse(str(part)) for part in parts]
     except ValueError as error:
@@ -688,7 +784,7 @@ def _shortened(value: Any) -> str:
     try:
         text = str(value)
     except ValueError:  # Python writes no number of more than 4300 digits
-        return "of thousands of digits"
+        return "with thousands of digits"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} letters)"
 
 

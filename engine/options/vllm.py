@@ -88,7 +88,7 @@ def take_flag(key: str, value: Any, source: str, notes: list[str]) -> str:
     if fate.effect == "alias":
         return fate.text
     if fate.effect == "none":
-        notes.append(f"{source} without effect: {fate.text}")
+        notes.append(f"{source} has no effect: {fate.text}")
     elif _text(value) not in fate.harmless and value is not False:
         raise OptionError(f"{source} {_text(value)}".rstrip() + f": {fate.text}")
     return ""
@@ -115,6 +115,6 @@ def table(own: Iterable[str]) -> str:
     rows = [f"| `--{key.replace('_', '-')}` | ours | |" for key in own]
     for key, fate in VLLM_FLAGS.items():
         text = f"`--{fate.text.replace('_', '-')}`" if fate.effect == "alias" else fate.text
-        text += f" ({', '.join(fate.harmless)} will do)" if fate.harmless else ""
+        text += f" (accepted: {', '.join(fate.harmless)})" if fate.harmless else ""
         rows.append(f"| `--{key.replace('_', '-')}` | {words[fate.effect]} | {text} |")
     return "\n".join(["| flag of `vllm serve` | | |", "|---|---|---|", *sorted(rows)])

@@ -46,7 +46,7 @@ def test_two_engines(tmp_path: Path) -> None:
 def test_what_was_not_measured_fails(tmp_path: Path) -> None:
     done = compare(tmp_path, f"one={ENGINE}", "--rounds", "1", "--workload", "decode:16:1:2:2", "--workload", "load:16:4:1:1")
     assert done.returncode == 1
-    assert "the first stream ended before the last one began" in done.stderr
+    assert "the first stream ended before the last one started" in done.stderr
     assert "load 16+4" in done.stdout
 
 

@@ -147,7 +147,7 @@ def test_a_timeout_is_an_error() -> None:
 
     with openai_server(Behaviour(hang_after=2)) as server:
         timeline = asyncio.run(run(server.url))
-    assert (timeline.error, timeline.detail) == ("timeout", "no complete reply within 0.2 s")
+    assert (timeline.error, timeline.detail) == ("timeout", "no complete reply after 0.2 s")
 
 
 def test_an_interruption_that_comes_with_the_reply_is_heard() -> None:
@@ -191,9 +191,9 @@ def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--input-len", "10", "--shared-prefix-len", "11"], "--shared-prefix-len 11 is above --input-len 10"),
-        (["--url", "localhost:8000"], "must look like http://"),
-        (["--url", "http://localhost:99999"], "no usable port"),
+        (["--input-len", "10", "--shared-prefix-len", "11"], "--shared-prefix-len 11 exceeds --input-len 10"),
+        (["--url", "localhost:8000"], "expected a URL such as http://"),
+        (["--url", "http://localhost:99999"], "no valid port"),
         (["--endpoint", "chat", "--prompts", "ids"], "needs --endpoint completions"),
         (["--images-per-request", "1"], "needs --endpoint chat"),
     ],

@@ -118,10 +118,10 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--plan", "eager"], "--plan: the profile is of tapes of native ops alone"),
-        (["--context", "100000"], "a context of 100000 tokens and one more do not fit the model"),
+        (["--plan", "eager"], "--plan does not apply: only tapes of native ops can be profiled"),
+        (["--context", "100000"], "a context of 100000 tokens plus one new token exceeds the limit of the model"),
         (["--model", "/nowhere"], "/nowhere"),
-        (["--phase", "encode"], "has no vision encoder"),
+        (["--phase", "encode"], "needs a vision encoder"),
     ],
 )
 def test_what_cannot_be_measured(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_printable() -> None:
     [
         (Behaviour(needs_key=True), "answers 401: wrong key"),
         (Behaviour(error_in_stream="no blocks"), "no blocks"),
-        (Behaviour(cut_every=1), "in the middle of the reply"),
+        (Behaviour(cut_every=1), "before the reply was complete"),
     ],
 )
 def test_errors_are_said_plainly(behaviour: Behaviour, message: str) -> None:
@@ -152,9 +152,9 @@ def test_a_key() -> None:
 def test_nothing_listens() -> None:
     done = chat("--url", "http://127.0.0.1:1", "hello")
     assert done.returncode == 1
-    assert "nothing listens on http://127.0.0.1:1" in done.stderr
+    assert "no server listens on http://127.0.0.1:1" in done.stderr
     assert chat("--url", "ftp://somewhere", "hello").returncode == 2
-    assert "nothing was piped in" in chat().stderr
+    assert "no prompt: pass PROMPT or pipe in text" in chat().stderr
 
 
 PICTURE = b"\x89PNG\r\n\x1a\n..."
@@ -171,7 +171,7 @@ def test_pictures_are_asked_about(tmp_path: Path) -> None:
         assert picture["image_url"]["url"] == f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
         assert video["video_url"]["url"].startswith("data:video/mp4;base64,")
         assert text == {"type": "text", "text": "what?"}
-        for wrong, message in ((tmp_path / "none", "cannot be read"), (Path(__file__), "no picture and no video")):
+        for wrong, message in ((tmp_path / "none", "cannot be read"), (Path(__file__), "not an image or video")):
             done = chat("--url", server.url, "--image", str(wrong), "what?")
             assert (done.returncode, message in done.stderr) == (2, True)
 
@@ -203,7 +203,7 @@ def test_a_picture_stays_in_its_conversation(tmp_path: Path) -> None:
 
 def test_a_conversation_has_a_history() -> None:
     with openai_server() as server, terminal_chat("--url", server.url) as terminal:
-        terminal.until("first. /help")
+        terminal.until("first. Type /help")
         terminal.until("> ")
         for question in ("one", "two"):
             terminal.type(question + "\n")
@@ -211,7 +211,7 @@ def test_a_conversation_has_a_history() -> None:
             terminal.until("3 tokens in")
             terminal.until("> ")
         terminal.type("/clear\n")
-        terminal.until("forgotten")
+        terminal.until("started a new conversation")
         terminal.until("> ")
         terminal.type("/system be kind\n")
         terminal.until("system prompt set")
@@ -278,7 +278,7 @@ def test_retry_replaces_the_last_answer(term: str, tmp_path: Path) -> None:
         terminal.until("/help")
         terminal.until(">")
         terminal.type("/retry\r")
-        terminal.until("no question to ask again")
+        terminal.until("no question to repeat")
         terminal.until(">")
         for question in ("one", "two", "/retry", "/retry"):
             terminal.type(question + "\r")
@@ -337,7 +337,7 @@ def test_ctrl_c_ends_the_answer_on_a_terminal(tmp_path: Path) -> None:
         terminal.until("tokens in")
         terminal.until(">")
         terminal.type("\x03")  # while a line is typed
-        terminal.until("Ctrl+D to leave")
+        terminal.until("Ctrl+D to quit")
         terminal.until(">")
         terminal.type("\x04")
         assert terminal.process.wait(WATCHDOG_S) == 0

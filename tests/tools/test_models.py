@@ -124,7 +124,7 @@ def test_what_is_in_use_stays(weights: Path, hub: Path, capsys: pytest.CaptureFi
 
 def test_missing_names_remove_nothing(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert models(weights, "rm", "owner/tiny", "third") == 1
-    assert "there is no model 'third'" in capsys.readouterr().err
+    assert "no model is named 'third'" in capsys.readouterr().err
     assert hub.exists()
     assert models(weights, "rm", "tokamak-demo") == 1
     assert "part of Tokamak" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_the_engine_that_runs_here(run: Run) -> None:
 
 
 def test_key_comes_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TokamakError, match="asks for a key; give one of its own with --api-key or TOKAMAK_API_KEY"):
+    with pytest.raises(TokamakError, match="requires an API key; pass one with --api-key or TOKAMAK_API_KEY"):
         find()
     monkeypatch.setenv("TOKAMAK_API_KEY", "first,second")
     assert find().api_key == "first"
@@ -89,11 +89,11 @@ def test_several_engines_are_listed_and_none_is_taken(run: Run) -> None:
 def test_where_none_runs(run: Run) -> None:
     run.lock_path.write_text("")  # as of an owner that is dead
     assert find().url == DEFAULT_URL
-    with pytest.raises(TokamakError, match=f"engine {run.run_id} does not run any more"):
+    with pytest.raises(TokamakError, match=f"engine {run.run_id} is not running"):
         find("--run", run.run_id)
     with pytest.raises(TokamakError, match="there is no run feed"):
         find("--run", "feed")
-    with pytest.raises(OptionError, match="must look like"):
+    with pytest.raises(OptionError, match="expected a URL such as"):
         find("--url", "127.0.0.1:80")
 
 

@@ -92,8 +92,8 @@ def test_c3_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
     """The largest first; what is no multiple, given twice or beyond the limit is left out, and said in one line."""
     assert fitting_sizes([4, 12, 2, 4, 10, 8, 400], 4, 64) == (
         (12, 8, 4),
-        "2,10 (no multiple of 4, the tokens of a sample with its drafts); 4 (given before); "
-        "400 (more than 64, the most that is captured)",
+        "2,10 (not a multiple of 4, the tokens of a sequence with its draft tokens); 4 (duplicate); "
+        "400 (more than 64, the largest size to capture)",
     )
     assert fitting_sizes([3], 4, 64)[0] == ()
     assert sorted(default_sizes(4, 130)) == [4, 8, 16, 32, 64, 96, 128]

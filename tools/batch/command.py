@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         if ledger.num_answered < total:
             with _server(options, of_serve) as asker:
                 _run(options, ledger, asker, answer_ids)
-        _say(f"{total} lines are answered, {ledger.num_failed} of them with errors: {options.output_file}")
+        _say(f"answered {total} lines, {ledger.num_failed} of them with errors: {options.output_file}")
     except OptionError as error:
         _say(f"tokamak run-batch: error: {error}")
         return 2
@@ -87,35 +87,48 @@ def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog="tokamak run-batch",
         usage="tokamak run-batch -i IN -o OUT [--url URL | options of tokamak serve]",
-        description=f"Answer the requests in a file's lines, in OpenAI's batch format. Routes: {', '.join(ROUTES)}.",
-        epilog="The answers come in the order of the requests. Started again with the same files, it goes on where it was.",
+        description=f"Answer the requests in a file in OpenAI's batch format. Supported routes: {', '.join(ROUTES)}.",
+        epilog=(
+            "Answers are written in the order of the requests. To continue an interrupted batch, run the same command again."
+        ),
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-i", "--input-file", type=Path, required=True, metavar="IN", help="JSON lines: custom_id, method, url, body"
+        "-i",
+        "--input-file",
+        type=Path,
+        required=True,
+        metavar="IN",
+        help="file with one JSON request per line: custom_id, method, url, body",
     )
-    parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="OUT", help="the answers, one a line")
-    parser.add_argument("--url", "--base-url", default="", help="of a server that runs; default: an engine of its own")
-    parser.add_argument("--api-key", default="", metavar="KEY", help="of that server")
-    parser.add_argument("--concurrency", type=int, metavar="N", help="requests at a time; default: as many as fill the engine")
+    parser.add_argument(
+        "-o", "--output-file", type=Path, required=True, metavar="OUT", help="file for the answers, one per line"
+    )
+    parser.add_argument("--url", "--base-url", default="", help="server to use; default: start an engine for this batch")
+    parser.add_argument("--api-key", default="", metavar="KEY", help="API key for --url")
+    parser.add_argument(
+        "--concurrency", type=int, metavar="N", help="number of concurrent requests; default: enough to fill the engine"
+    )
     return parser
 
 
 def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> list[str]:
     """The requests' `answer_id`s. OptionError: something is wrong before anything is asked."""
     if options.url and of_serve:
-        raise OptionError(f"--url means a server that runs already, {of_serve[0]} is of one that is started; leave one out")
+        raise OptionError(f"--url uses a running server, but {of_serve[0]} is an option for starting one; remove one of them")
     if options.api_key and not options.url:
-        raise OptionError("--api-key is the key of --url; the engine that is started here has nobody else to keep out")
+        raise OptionError("--api-key is only used with --url; remove it, an engine that is started for the batch needs no key")
     if not (options.api_key.isascii() and options.api_key.isprintable()):
-        raise OptionError("--api-key has characters that no header can have, such as the end of a line; give the key alone")
+        raise OptionError(
+            "--api-key contains characters that are not allowed in a header, such as a line break; pass only the key"
+        )
     if options.concurrency is not None and not 1 <= options.concurrency <= MAX_CONCURRENCY:
         raise OptionError(f"--concurrency {options.concurrency}: expected 1 to {MAX_CONCURRENCY}")
     source, target = options.input_file, options.output_file
     if not source.is_file():
-        raise OptionError(f"-i {source}: {'no regular file' if source.exists() else 'there is no such file'}")
+        raise OptionError(f"-i {source}: {'not a regular file' if source.exists() else 'file not found'}")
     if target.exists() and target.samefile(source):
-        raise OptionError(f"-o {target} is the file of the requests; give another")
+        raise OptionError(f"-o {target} is the input file; choose another file")
     return _answer_ids(source)
 
 
@@ -132,7 +145,7 @@ def _answer_ids(source: Path) -> list[str]:
                 if first != request.number:
                     where = f"lines {first} and {request.number}"
                     raise OptionError(
-                        f"-i {source}: {where} have the same custom_id, {request.custom_id[:100]!r}; each needs its own"
+                        f"-i {source}: {where} have the same custom_id {request.custom_id[:100]!r}; ids must be unique"
                     )
     except OSError as error:
         raise OptionError(f"-i {source}: {error.strerror}") from error
@@ -145,8 +158,8 @@ def _unchanged(source: Path, answer_ids: Sequence[str]) -> Iterator[Request]:
     for index, answer_id in enumerate(answer_ids):
         request = next(requests, None)
         if request is None or request.answer_id != answer_id:
-            what = "is not there any more" if request is None else f"(line {request.number}) is another now"
-            raise ChangedError(f"-i {source} was changed while it was read: request {index + 1} of {len(answer_ids)} {what}")
+            what = "is missing" if request is None else f"(line {request.number}) is different"
+            raise ChangedError(f"-i {source} changed while it was read: request {index + 1} of {len(answer_ids)} {what}")
         yield request
 
 
@@ -166,7 +179,7 @@ def _server(options: argparse.Namespace, of_serve: list[str]) -> Iterator[Asker]
     except LostError as error:
         if engine.is_alive():
             raise
-        raise EngineDeadError(f"the engine has ended: {engine.cause_of_death()}") from error
+        raise EngineDeadError(f"the engine stopped: {engine.cause_of_death()}") from error
     finally:
         engine.stop()
 
@@ -194,7 +207,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, answer_ids: 
             if sys.stderr.isatty() and now_s - shown_s > SHOW_INTERVAL_S:
                 shown_s = now_s
                 print(
-                    f"\r{ledger.num_answered} of {total}, {ledger.num_failed} errors\033[K",
+                    f"{ledger.num_answered} of {total} answered, {ledger.num_failed} errors[K",
                     end="\r",
                     file=sys.stderr,
                     flush=True,
@@ -219,4 +232,4 @@ def _say(text: str) -> None:
 
 
 def _so_far(ledger: Ledger | None) -> str:
-    return f"; {ledger.num_answered} lines are answered, the same command goes on from there" if ledger else ""
+    return f"; {ledger.num_answered} lines are answered, run the same command again to continue" if ledger else ""

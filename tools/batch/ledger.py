@@ -19,7 +19,7 @@ from engine.checkpoint.files import write_all
 from engine.errors import OptionError
 
 MAX_PART_BYTES = 16 << 20  # of what waits no more, until the file beside is written anew
-_REMEDY = "answers that come early are kept there: move it away, or give another file"
+_REMEDY = "this file is needed for answers that arrive early; move it away, or choose another output file"
 
 
 class Ledger:
@@ -39,16 +39,16 @@ class Ledger:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise OptionError(f"-o {path}: {error.strerror}; give another file") from error
+            raise OptionError(f"-o {path}: {error.strerror}; choose another file") from error
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise OptionError(f"-o {path} is no regular file, with which one could go on; give another")
+                raise OptionError(f"-o {path} is not a regular file, so the batch could not be continued; choose another file")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
                 os.close(self._open_beside(self._part_path))
         except BlockingIOError:
             os.close(self._file)
-            raise OptionError(f"-o {path} is being written by another run-batch; wait for it, or give another file") from None
+            raise OptionError(f"-o {path} is in use by another run-batch; wait for it, or choose another file") from None
         except OptionError:
             os.close(self._file)
             raise
@@ -98,18 +98,20 @@ class Ledger:
         try:
             found = answered(line)
         except ValueError as error:
-            raise OptionError(f"-o {self._path}: line {number} is no answer of a batch: {error}; give another file") from None
+            raise OptionError(f"-o {self._path}: line {number} is not a batch answer: {error}; choose another file") from None
         if request is None:
-            raise OptionError(f"-o {self._path} has more answers than there are requests: line {number}; give another file")
+            raise OptionError(f"-o {self._path} has more answers than there are requests (line {number}); choose another file")
         if found.custom_id != request.custom_id:
             raise OptionError(
-                f"-o {self._path}: line {number} answers {found.custom_id!r}, the request there is {request.custom_id!r} (line "
-                f"{request.number}): it belongs to other requests; give another file"
+                f"-o {self._path}: line {number} answers {found.custom_id!r}, but the request at this position is "
+                f"{request.custom_id!r} (line {request.number}), so the file belongs to another batch; choose another "
+                "file"
             )
         if found.answer_id != request.answer_id:
             raise OptionError(
-                f"-o {self._path}: line {number} answers another request {request.custom_id!r} than line {request.number} has "
-                "now: its url or body was changed; give another file, or remove this one to have all asked again"
+                f"-o {self._path}: line {number} answers an earlier version of request {request.custom_id!r}: its url "
+                f"or body in line {request.number} has changed since; choose another file, or delete this one to ask "
+                "everything again"
             )
         return found.is_well
 
@@ -153,7 +155,7 @@ class Ledger:
         begin = os.pread(file, len(ANSWER_BEGINS), 0) if is_regular else b""
         if not is_regular or not ANSWER_BEGINS.startswith(begin):
             os.close(file)
-            raise OptionError(f"-o {self._path}: {path} is there, and has no answers of a batch; {_REMEDY}")
+            raise OptionError(f"-o {self._path}: {path} exists and has no batch answers; {_REMEDY}")
         return file
 
     def _num_waiting_bytes(self) -> int:

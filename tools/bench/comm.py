@@ -43,13 +43,13 @@ Times = dict[tuple[str, int, str], list[float]]  # collective, bytes, route: mic
 
 def main(arguments: list[str]) -> int:
     parser = ArgumentParser(prog="tokamak bench comm", description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(BARS), metavar="BYTES", help="of each rank")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(BARS), metavar="BYTES", help="bytes per rank")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where a bar is missed")
+    parser.add_argument("--check", action="store_true", help="exit with code 1 if a required speed is missed")
     options = parser.parse_args(arguments)
     if any(size < 4 or size % 4 for size in options.sizes):
-        parser.error("--sizes are multiples of 4: what is added up are floats")
+        parser.error("--sizes must be multiples of 4, because floats are added")
     rows = _rows(_measure(options.sizes, options.rounds))
     print(json.dumps(rows)) if options.json else _show(rows)
     is_missed = any(row["ratio"] < BARS.get(row["bytes"], 0.0) for row in rows)

@@ -71,7 +71,7 @@ class Workload:
             raise TokamakError(f"{result['num_failed']} of {result['num_requests']} requests failed")
         if self.kind == "decode":
             if result["decode_tokens_per_s"] is None:
-                raise TokamakError("the first stream ended before the last one began; ask for more output tokens")
+                raise TokamakError("the first stream ended before the last one started; ask for more output tokens")
             return float(result["decode_tokens_per_s"])
         if self.kind == "prefill":
             return 1000 * self.input_len / float(result["ttft_ms"]["p50"])
@@ -89,7 +89,9 @@ class Workload:
         except (TypeError, ValueError):
             workload = None
         if workload is None or kind not in KINDS or min(int(number) for number in numbers) < 1:
-            raise argparse.ArgumentTypeError(f"must be KIND:INPUT:OUTPUT:CONCURRENCY:REQUESTS with KIND of {KINDS}, is {text}")
+            raise argparse.ArgumentTypeError(
+                f"expected KIND:INPUT:OUTPUT:CONCURRENCY:REQUESTS with KIND one of {KINDS}, got {text}"
+            )
         return workload
 
 
@@ -144,7 +146,7 @@ def _figures(options: argparse.Namespace, name: str, command: str, console: Cons
             figure: float | None = None
             try:
                 figure = workload.figure(result)
-                console.print(f"{name}: {workload.title}: {figure:.4g} (others took {share:.0%} of the processors)")
+                console.print(f"{name}: {workload.title}: {figure:.4g} (other processes used {share:.0%} of the CPUs)")
             except TokamakError as error:
                 console.print(f"{name}: {workload.title}: {error}", style="red", markup=False)
             yield workload.title, figure
@@ -173,21 +175,25 @@ def table(figures: dict[tuple[str, str], list[float]], names: Sequence[str]) -> 
 def server_argument(text: str) -> tuple[str, str]:
     name, _, command = text.partition("=")
     if not name or "{port}" not in command:
-        raise argparse.ArgumentTypeError(f"must be NAME=COMMAND with {{port}} in the command, is {text}")
+        raise argparse.ArgumentTypeError(f"expected NAME=COMMAND with {{port}} in the command, got {text}")
     return name, command
 
 
 def _set(text: str) -> list[Workload]:
     unknown = [name for name in text.split(",") if name not in SETS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown sets {', '.join(unknown)}; there are {', '.join(SETS)}")
+        raise argparse.ArgumentTypeError(f"unknown sets {', '.join(unknown)}; available: {', '.join(SETS)}")
     return [workload for name in text.split(",") for workload in SETS[name]]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(prog="tokamak bench compare", description="Servers side by side, in interleaved rounds.")
+    parser = ArgumentParser(prog="tokamak bench compare", description="Compare servers in interleaved rounds.")
     parser.add_argument(
-        "servers", nargs="+", type=server_argument, metavar="NAME=COMMAND", help="{port} is filled in; the first is ours"
+        "servers",
+        nargs="+",
+        type=server_argument,
+        metavar="NAME=COMMAND",
+        help="server to compare; {port} in the command is replaced, and the first server is ours",
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: %(default)s")
     chosen = parser.add_mutually_exclusive_group()
@@ -200,16 +206,22 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="of the processors that others may take, 0 to 1; what was measured beside more is measured again; default: any",
+        help=(
+            "maximum share of the CPUs that other processes may use, 0 to 1; measurements above it are repeated; default: any"
+        ),
     )
-    parser.add_argument("--tries", type=int, default=3, metavar="N", help="at most, of each figure; default: %(default)s")
-    parser.add_argument("--model", default="", help="name for the requests; default: the first of /v1/models")
-    parser.add_argument("--logs", default=".", metavar="DIRECTORY", help="of the servers' logs; default: here")
+    parser.add_argument(
+        "--tries", type=int, default=3, metavar="N", help="maximum number of measurements per figure; default: %(default)s"
+    )
+    parser.add_argument("--model", default="", help="model name for the requests; default: the first model in /v1/models")
+    parser.add_argument(
+        "--logs", default=".", metavar="DIRECTORY", help="directory for the logs of the servers; default: the current one"
+    )
     parser.add_argument("--start-timeout", type=float, default=600.0, metavar="S", help="default: %(default)g")
     options = parser.parse_args(argv)
     options.workloads = options.workload or options.workloads
     if len({name for name, _ in options.servers}) < len(options.servers):
-        raise OptionError("two servers have the same name; give each its own")
+        raise OptionError("two servers have the same name; names must be unique")
     return options
 
 

@@ -110,7 +110,7 @@ class Client:
             # Not wait_for: before Python 3.12 it loses a cancellation (Ctrl+C) that comes together with the reply.
             await asyncio.wait({exchange}, timeout=self._timeout_s)
             if not exchange.done():
-                raise TimeoutError(f"no complete reply within {self._timeout_s:g} s")
+                raise TimeoutError(f"no complete reply after {self._timeout_s:g} s")
             return exchange.result()
         finally:
             exchange.cancel()

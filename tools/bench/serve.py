@@ -110,7 +110,7 @@ async def send(client: Client, path: str, request: bytes) -> Timeline:
         elif not timeline.is_complete:
             timeline.fail("cut short", "the stream ended without [DONE]", now)
         elif not timeline.deliveries:
-            timeline.fail("no tokens", "the stream carried no token", now)
+            timeline.fail("no tokens", "the stream had no tokens", now)
     return timeline
 
 
@@ -139,7 +139,7 @@ async def first_model(client: Client) -> str:
     try:
         return msgspec.json.decode(body, type=ModelList).data[0].id
     except (msgspec.DecodeError, IndexError):
-        answer = f"/v1/models answers {status} and names no model ({error_text(body)})"
+        answer = f"{status} from /v1/models, which lists no model ({error_text(body)})"
         raise TokamakError(f"{answer}; use --model or --api-key") from None
 
 
@@ -183,28 +183,28 @@ async def _run_load(options: argparse.Namespace, client: Client, path: str, requ
         except asyncio.CancelledError:
             if not load.timelines:
                 raise
-            console.print("interrupted: this is what was measured until then", style="yellow")
+            console.print("interrupted; results so far:", style="yellow")
     return load
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, is {value}")
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
     return value
 
 
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, is {value}")
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {value}")
     return value
 
 
 def _rate(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, is {text}")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
     return value
 
 
@@ -212,49 +212,70 @@ def _object(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
+        raise argparse.ArgumentTypeError(f"expected a JSON object: {error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="tokamak bench serve", description="Load on any server that speaks OpenAI's API.")
+    parser = ArgumentParser(prog="tokamak bench serve", description="Load test of any server that has the OpenAI API.")
     server = parser.add_argument_group("server")
     add_target_arguments(server)
-    server.add_argument("--model", default="", help="default: the first of /v1/models")
+    server.add_argument("--model", default="", help="default: the first model in /v1/models")
     server.add_argument("--endpoint", choices=sorted(PATHS), default="completions", help="default: %(default)s")
-    server.add_argument("--timeout", type=_rate, default=600.0, metavar="S", help="for a whole request; default: %(default)g")
+    server.add_argument("--timeout", type=_rate, default=600.0, metavar="S", help="timeout per request; default: %(default)g")
     load = parser.add_argument_group("load")
-    load.add_argument("--num-prompts", type=_positive, default=64, metavar="N", help="requests to send; default: %(default)s")
+    load.add_argument("--num-prompts", type=_positive, default=64, metavar="N", help="number of requests; default: %(default)s")
     arrivals = load.add_mutually_exclusive_group()
-    arrivals.add_argument("--concurrency", type=_positive, default=8, metavar="N", help="at a time; default: %(default)s")
-    arrivals.add_argument("--request-rate", type=_rate, metavar="R", help="Poisson arrivals, R a second, instead")
-    load.add_argument("--input-len", type=_positive, default=256, metavar="N", help="prompt tokens; default: %(default)s")
+    arrivals.add_argument(
+        "--concurrency", type=_positive, default=8, metavar="N", help="number of concurrent requests; default: %(default)s"
+    )
+    arrivals.add_argument(
+        "--request-rate", type=_rate, metavar="R", help="send R requests per second with Poisson arrivals instead"
+    )
+    load.add_argument(
+        "--input-len", type=_positive, default=256, metavar="N", help="prompt tokens per request; default: %(default)s"
+    )
     load.add_argument("--output-len", type=_positive, default=64, metavar="N", help="max_tokens; default: %(default)s")
     load.add_argument(
-        "--images-per-request", type=_count, default=0, metavar="N", help="pictures beside the prompt; chats only"
+        "--images-per-request", type=_count, default=0, metavar="N", help="images per request; needs --endpoint chat"
     )
-    load.add_argument("--image-size", type=image_size, default=(448, 448), metavar="WxH", help="their pixels; default: 448x448")
-    load.add_argument("--distinct-images", type=_positive, metavar="N", help="different ones among all; default: all differ")
-    load.add_argument("--shared-prefix-len", type=_count, default=0, metavar="N", help="of the prompt tokens, the same in all")
-    load.add_argument("--prompts", choices=("auto", "ids", "text"), default="auto", help="default: ids where the server can")
-    load.add_argument("--ignore-eos", action="store_true", help="generate --output-len tokens whatever the model says")
+    load.add_argument(
+        "--image-size",
+        type=image_size,
+        default=(448, 448),
+        metavar="WxH",
+        help="size of the images in pixels; default: 448x448",
+    )
+    load.add_argument(
+        "--distinct-images", type=_positive, metavar="N", help="number of different images; default: every image is different"
+    )
+    load.add_argument(
+        "--shared-prefix-len", type=_count, default=0, metavar="N", help="prompt tokens that all requests have in common"
+    )
+    load.add_argument(
+        "--prompts",
+        choices=("auto", "ids", "text"),
+        default="auto",
+        help="send prompts as token ids or text; default: ids if the server accepts them",
+    )
+    load.add_argument("--ignore-eos", action="store_true", help="always generate --output-len tokens, even after an end token")
     load.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
-    load.add_argument("--extra", type=_object, default={}, metavar="JSON", help="more fields for each request")
-    load.add_argument("--warmup", type=_count, default=1, metavar="N", help="requests before the clock; default: %(default)s")
-    load.add_argument("--seed", type=int, help="of prompts and arrivals; default: a new one, so that no cache knows them")
-    parser.add_argument("--output", metavar="FILE", help="write the result as JSON; - for stdout")
+    load.add_argument("--extra", type=_object, default={}, metavar="JSON", help="additional fields for each request")
+    load.add_argument(
+        "--warmup", type=_count, default=1, metavar="N", help="requests before the measurement; default: %(default)s"
+    )
+    load.add_argument("--seed", type=int, help="seed of prompts and arrivals; default: random, so that no prompt is cached")
+    parser.add_argument("--output", metavar="FILE", help="write the result as JSON to this file, - for stdout")
     return parser
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = _parser().parse_args(argv)
     if options.shared_prefix_len > options.input_len:
-        raise OptionError(
-            f"--shared-prefix-len {options.shared_prefix_len} is above --input-len {options.input_len}, of which it is a part"
-        )
+        raise OptionError(f"--shared-prefix-len {options.shared_prefix_len} exceeds --input-len {options.input_len}; lower it")
     if options.images_per_request and options.endpoint != "chat":
         raise OptionError("--images-per-request needs --endpoint chat")
     if options.endpoint == "chat" and options.prompts == "ids":
-        raise OptionError("--prompts ids needs --endpoint completions; a chat takes text")
+        raise OptionError("--prompts ids needs --endpoint completions; chats take only text")
     if options.seed is None:
         options.seed = time.time_ns() % 2**32
     options.target = find_target(options)

@@ -183,7 +183,7 @@ def _heading(config: EngineConfig, roofline: Roofline) -> str:
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",")]
     if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"must be numbers of at least 1, with commas between them, is {text}")
+        raise argparse.ArgumentTypeError(f"expected numbers of at least 1 separated by commas, got {text}")
     return numbers
 
 
@@ -191,14 +191,14 @@ def _drafts(text: str) -> list[int]:
     """None first, which the others are compared with."""
     numbers = [int(part) for part in text.split(",")]
     if min(numbers) < 0 or max(numbers) > MAX_DRAFTS:
-        raise argparse.ArgumentTypeError(f"must be numbers of 0 to {MAX_DRAFTS}, with commas between them, is {text}")
+        raise argparse.ArgumentTypeError(f"expected numbers from 0 to {MAX_DRAFTS} separated by commas, got {text}")
     return [0, *(number for number in numbers if number)]
 
 
 def _shares(text: str) -> list[float]:
     numbers = [float(part) for part in text.split(",")]
     if not all(0 <= number <= 1 for number in numbers):
-        raise argparse.ArgumentTypeError(f"must be numbers of 0 to 1, with commas between them, is {text}")
+        raise argparse.ArgumentTypeError(f"expected numbers from 0 to 1 separated by commas, got {text}")
     return numbers
 
 
@@ -214,35 +214,53 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog="tokamak bench step",
-        description="Where the time of a step goes, op by op. Takes the options of `tokamak serve` too: --model, --dtype, "
-        "--quantization, --threads and so on.",
+        description=(
+            "Measure where the time of a step goes, op by op. Also takes the options of `tokamak serve`, such as "
+            "--model, --dtype, --quantization and --threads."
+        ),
         allow_abbrev=False,
     )
-    parser.add_argument("--phase", choices=PHASES, action="append", help="default: all that the model has")
-    parser.add_argument("--batch", type=_numbers, default=[1, 16], metavar="N,...", help="of a decode step; default: 1,16")
-    parser.add_argument("--context", type=_numbers, default=[128], metavar="N,...", help="of each of its samples; default: 128")
+    parser.add_argument("--phase", choices=PHASES, action="append", help="default: all phases that the model has")
     parser.add_argument(
-        "--drafts", type=_drafts, default=[0], metavar="N,...", help="that each has to be verified, besides none; default: 0"
+        "--batch", type=_numbers, default=[1, 16], metavar="N,...", help="sequences of a decode step; default: 1,16"
+    )
+    parser.add_argument(
+        "--context", type=_numbers, default=[128], metavar="N,...", help="context of each sequence; default: 128"
+    )
+    parser.add_argument(
+        "--drafts",
+        type=_drafts,
+        default=[0],
+        metavar="N,...",
+        help="draft tokens per sequence to verify, besides 0; default: 0",
     )
     parser.add_argument(
         "--acceptance",
         type=_shares,
         default=list(ACCEPTANCES),
         metavar="A,...",
-        help="share of drafts that stand, for what drafts allow; default: " + ",".join(map(str, ACCEPTANCES)),
+        help="acceptance rates for the estimated gain of draft tokens; default: " + ",".join(map(str, ACCEPTANCES)),
     )
-    parser.add_argument("--tokens", type=_numbers, default=[512], metavar="N,...", help="of a prefill step; default: 512")
+    parser.add_argument(
+        "--tokens", type=_numbers, default=[512], metavar="N,...", help="tokens of a prefill step; default: 512"
+    )
     parser.add_argument(
         "--image-size",
         type=_sizes,
         default=[(448, 448)],
         metavar="WxH,...",
-        help="pixels of an encoded picture; default: 448x448",
+        help="size of the encoded image in pixels; default: 448x448",
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
-    parser.add_argument("--repeat", type=_count, default=20, metavar="N", help="steps, whose median counts; default: 20")
     parser.add_argument(
-        "--on-paper", type=_numbers, default=[], metavar="N,...", help="also: how N threads would share the ops (shares.py)"
+        "--repeat", type=_count, default=20, metavar="N", help="number of steps; the median is reported; default: 20"
+    )
+    parser.add_argument(
+        "--on-paper",
+        type=_numbers,
+        default=[],
+        metavar="N,...",
+        help="also estimate how N threads would divide the ops (shares.py)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -269,13 +287,16 @@ def pictures(options: argparse.Namespace, config: EngineConfig, model: ModelConf
         return []
     if not config.encoder_cache_size or model.vision is None:
         if options.phase:
-            raise OptionError(f"--phase encode: {config.model} has no vision encoder, or is to be served without it")
+            raise OptionError(
+                f"--phase encode needs a vision encoder: {config.model} has none, or is served without it; choose another phase"
+            )
         return []
     found = [Case.of_picture(size, model.vision) for size in options.image_size]
     for case in found:
         if (num_tokens := model.vision.num_tokens_of(*case.grid)) > config.encoder_cache_size:
             raise OptionError(
-                f"a picture of {num_tokens} tokens does not fit --encoder-cache-size, which is {config.encoder_cache_size}"
+                f"an image of {num_tokens} tokens exceeds --encoder-cache-size {config.encoder_cache_size}; raise it, "
+                "or use a smaller image"
             )
     return found
 
@@ -284,7 +305,7 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
     """The configuration of an engine that has room for every case of text, unless it is told otherwise."""
     options = read_options(given, os.environ, MODELS)
     if unknown := {"ops", "plan"} & options.given:
-        raise OptionError(f"--{unknown.pop()}: the profile is of tapes of native ops alone")
+        raise OptionError(f"--{unknown.pop()} does not apply: only tapes of native ops can be profiled; remove it")
     longest = max((case.context + 1 for case in wanted), default=2)
     needed = {
         "max_num_seqs": max((case.batch for case in wanted), default=1),
@@ -302,7 +323,10 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
     config, model = resolve(options, choose_kernels=kernels.choose)
     limit = model.config.max_position_embeddings
     if longest > limit:
-        raise OptionError(f"a context of {longest - 1} tokens and one more do not fit the model, which has {limit} positions")
+        raise OptionError(
+            f"a context of {longest - 1} tokens plus one new token exceeds the limit of the model, {limit} "
+            "positions; use a shorter context"
+        )
     return msgspec.structs.replace(config, max_model_len=longest), model.config
 
 

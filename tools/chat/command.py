@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/retry": ("", "ask the last question again"),
-    "/clear": ("", "forget the conversation"),
-    "/image": ("FILE", "send a picture or video with the next question"),
-    "/system": ("TEXT", "set the system prompt and forget the conversation"),
+    "/clear": ("", "start a new conversation"),
+    "/image": ("FILE", "send an image or video with the next question"),
+    "/system": ("TEXT", "set the system prompt and start a new conversation"),
     "/help": ("", "show this list"),
-    "/quit": ("", "leave; so does Ctrl+D"),
+    "/quit": ("", "quit; Ctrl+D works too"),
 }
 HELP = "\n".join(
     [
         *(f"{f'{name} {argument}':<14}{text}" for name, (argument, text) in COMMANDS.items()),
-        f"{'Ctrl+C':<14}stop an answer",
-        f"{'Alt+Enter':<14}begin another line",
+        f"{'Ctrl+C':<14}stop the answer",
+        f"{'Alt+Enter':<14}insert a line break",
     ]
 )
 INTERRUPTED = 130
@@ -51,7 +51,7 @@ class Terminal:
 
     def talk(self) -> None:
         """Turn after turn, until the user leaves."""
-        self._note(f"{self._conversation.model}. /help lists the commands.")
+        self._note(f"Model: {self._conversation.model}. Type /help for a list of commands.")
         read_line = self._line_reader()
         while True:
             try:
@@ -59,7 +59,9 @@ class Terminal:
             except EOFError:
                 return
             except KeyboardInterrupt:
-                self._note("\n/quit or Ctrl+D to leave" if self._console is None else "/quit or Ctrl+D to leave")
+                self._note(
+                    "\nType /quit or press Ctrl+D to quit" if self._console is None else "Type /quit or press Ctrl+D to quit"
+                )
                 continue
             if text == "/quit":
                 return
@@ -98,15 +100,15 @@ class Terminal:
         name, _, rest = text.partition(" ")
         if name == "/clear":
             self._conversation.clear()
-            self._note("forgotten")
+            self._note("started a new conversation")
         elif name == "/system":
             self._conversation.clear(rest.strip())
             self._note("system prompt set" if rest.strip() else "no system prompt")
         elif name == "/image":
             self._conversation.attach(rest.strip())
-            self._note("goes with the next question")
+            self._note("attached to the next question")
         else:
-            self._note(HELP if name == "/help" else f"no command {name}\n{HELP}")
+            self._note(HELP if name == "/help" else f"unknown command {name}\n{HELP}")
 
     def _show(self, pieces: Iterator[Piece]) -> None:
         with contextlib.closing(pieces):  # type: ignore[type-var]  # a generator
@@ -156,17 +158,17 @@ def _console() -> Console:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="tokamak chat", description="A conversation with a server that speaks OpenAI's API.")
-    how = "answer this and end; piped input is added to it. Without PROMPT each piped line is a message"
+    parser = ArgumentParser(prog="tokamak chat", description="Chat with any server that has the OpenAI API.")
+    how = "answer this prompt and exit; piped input is appended to it. Without PROMPT, each piped line is one message"
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help=how)
     add_target_arguments(parser)
-    parser.add_argument("--model", default="", help="default: the first of /v1/models")
+    parser.add_argument("--model", default="", help="default: the first model in /v1/models")
     parser.add_argument(
-        "--image", action="append", default=[], metavar="FILE", help="picture or video to ask about, one or more"
+        "--image", action="append", default=[], metavar="FILE", help="image or video to ask about (may be repeated)"
     )
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="default: up to the model's limit")
-    parser.add_argument("--temperature", type=float, metavar="T", help="default: the server's")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="default: the limit of the model")
+    parser.add_argument("--temperature", type=float, metavar="T", help="default: the default of the server")
     parser.add_argument("--seed", type=int, metavar="N")
     return parser
 
@@ -178,7 +180,7 @@ def _messages(prompt: str, is_piped: bool) -> Iterator[str]:
     lines = filter(None, map(str.strip, sys.stdin))
     first = next(lines, None)
     if first is None:
-        raise OptionError("there is no PROMPT and nothing was piped in")
+        raise OptionError("no prompt: pass PROMPT or pipe in text")
     return itertools.chain([first], lines)
 
 

@@ -91,7 +91,7 @@ class Conversation:
     def retry(self) -> Generator[Piece]:
         """Ask the last question again; the new answer replaces the old one. OptionError where there is no question."""
         if self._question is None:
-            raise OptionError("there is no question to ask again")
+            raise OptionError("no question to repeat")
         is_answered = len(self._turns) >= 2 and self._turns[-2] is self._question
         return self._answer(self._question, len(self._turns) - 2 * is_answered)
 
@@ -124,7 +124,7 @@ class Conversation:
             try:
                 return msgspec.json.decode(reply.read(), type=ModelList).data[0].id
             except (msgspec.DecodeError, IndexError):
-                raise TokamakError(f"{self._target.url} names no model; use --model") from None
+                raise TokamakError(f"{self._target.url} lists no models; choose one with --model") from None
 
     def _stream(self, body: dict[str, Any]) -> Iterator[Piece]:
         data = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a text may hold bytes that are no UTF-8
@@ -145,7 +145,7 @@ class Conversation:
                     yield Piece(thought, is_reasoning=True)
                 if delta.content:
                     yield Piece(delta.content)
-        raise TokamakError("the connection ended in the middle of the reply")
+        raise TokamakError("the connection closed before the reply was complete")
 
     @contextlib.contextmanager
     def _reply(self, method: str, path: str, body: bytes = b"") -> Iterator[http.client.HTTPResponse]:
@@ -164,8 +164,8 @@ class Conversation:
                 raise TokamakError(f"{self._target.url} answers {reply.status}: {error_text(reply.read())}")
             yield reply
         except (ConnectionRefusedError, FileNotFoundError):
-            remedy = f"start a server with `{command('serve')}`, or name another one with --url"
-            raise TokamakError(f"nothing listens on {self._target.url}; {remedy}") from None
+            remedy = f"start a server with `{command('serve')}`, or choose another with --url"
+            raise TokamakError(f"no server listens on {self._target.url}; {remedy}") from None
         except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
             raise TokamakError(f"{self._target.url}: {error or type(error).__name__}") from error
         finally:

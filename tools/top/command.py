@@ -67,7 +67,7 @@ def _look(observer: Observer, history: History, interval_s: float) -> tuple[Snap
 def _live(observer: Observer, title: RunTitle, interval_s: float, console: Console) -> None:
     """Redraw until q is pressed."""
     history = History()
-    footer = f"q quits   every {interval_s:g} s   times of the last {WINDOW_NS / 1e9:g} s, dim: since the start"
+    footer = f"q: quit   refresh: {interval_s:g} s   times: last {WINDOW_NS / 1e9:g} s, dim: since the start"
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             now = observer.snapshot()
@@ -105,25 +105,25 @@ def _single_keys() -> Iterator[None]:
 def _interval(text: str) -> float:
     value = float(text)
     if not 0.05 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, is {text}")
+        raise argparse.ArgumentTypeError(f"expected 0.05 to 3600 seconds, got {text}")
     return value
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="tokamak top", description="What an engine that runs, hangs or died is doing.")
+    parser = ArgumentParser(prog="tokamak top", description="Show what an engine is doing, also when it hangs or died.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--run",
         default="",
         metavar="ID",
-        help="run id or its beginning; default: the engine that runs, else the newest dead one",
+        help="run id or its beginning; default: the running engine, otherwise the last one that died",
     )
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="the run in this directory")
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="run directory of the engine")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="print one screen and end")
-    how.add_argument("--json", action="store_true", help="print one snapshot and what it comes to, as JSON")
+    how.add_argument("--once", action="store_true", help="print one screen and exit")
+    how.add_argument("--json", action="store_true", help="print one snapshot with derived values as JSON")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between looks; default: %(default)g"
+        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between updates; default: %(default)g"
     )
     return parser
 

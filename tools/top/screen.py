@@ -83,7 +83,7 @@ def _title(title: RunTitle, snapshot: Snapshot, figures: Figures, now: float, wi
         state.append(f"  weights v{figures.weight_version}  up {seconds(max(0.0, now - title.started_at))}", style="default")
     else:
         started = datetime.fromtimestamp(title.started_at).strftime("%Y-%m-%d %H:%M:%S")
-        state = Text("  DEAD", style="bold red").append(f"  started {started}; its last state:", style="default")
+        state = Text("  DEAD", style="bold red").append(f"  started {started}; last state:", style="default")
     text = Text(title.run_id, style="bold cyan", no_wrap=True, overflow="ellipsis")
     room = width - len(text) - len(state) - 2
     model = Text(title.model)
@@ -126,7 +126,7 @@ def _heartbeat(actor: Actor) -> Text:
 def _folded(snapshot: Snapshot, shown: Sequence[Actor]) -> list[Text]:
     """Which actors have no line."""
     num_others = len(snapshot.actors) - len(shown)
-    return [Text(f"and {num_others} actors more", style="dim")] if num_others else []
+    return [Text(f"and {num_others} more actors", style="dim")] if num_others else []
 
 
 def _first_actors(actors: Sequence[Actor], num_lines: int) -> list[Actor]:

@@ -87,16 +87,16 @@ def _gangs(figures: Figures, width: int) -> list[Text]:
     shown = figures.gangs[: MAX_GANGS - (len(figures.gangs) > MAX_GANGS)]
     found = []
     for gang in shown:
-        name = f"gang {gang.ranks[0]}" if len(figures.gangs) > 1 else "gang"
+        name = f"group {gang.ranks[0]}" if len(figures.gangs) > 1 else "group"
         parts = [
             figure(f"{gang.num_members} of {len(gang.ranks)}", f"ranks in epoch {gang.epoch}"),
             figure(share(gang.collective_share), "of steps in collectives"),
         ]
         if gang.num_steps:
-            parts += [figure(count(gang.num_steps), "gang steps"), figure(share(gang.empty_share), "empty")]
+            parts += [figure(count(gang.num_steps), "group steps"), figure(share(gang.empty_share), "empty")]
         found += lines(width, name, parts)
     num_others = len(figures.gangs) - len(shown)
-    return [*found, Text(f"and {num_others} gangs more", style="dim")] if num_others else found
+    return [*found, Text(f"and {num_others} more rank groups", style="dim")] if num_others else found
 
 
 def _experts(figures: Figures, width: int) -> list[Text]:
@@ -160,7 +160,7 @@ def _adapters(snapshot: Snapshot, now: float, width: int) -> list[Text]:
         ]
         found += lines(width, "" if found else "adapters", parts)
     num_others = len(ranked) - len(first)
-    return [*found, Text(f"and {num_others} adapters more", style="dim")] if num_others else found
+    return [*found, Text(f"and {num_others} more adapters", style="dim")] if num_others else found
 
 
 def _device(title: RunTitle, figures: Figures, width: int) -> list[Text]:
@@ -169,15 +169,15 @@ def _device(title: RunTitle, figures: Figures, width: int) -> list[Text]:
     if found is None:
         return []
     graphs = "graphs" if found.has_graphs else "no graphs"
-    cache = "cache outlives ranks" if found.keeps_cache else "cache ends with its rank"
+    cache = "cache survives a restart of its rank" if found.keeps_cache else "cache is lost when its rank ends"
     parts = [
         f"{title.device}: {graphs}, {cache}, {' '.join(found.dtypes)}",
         f"{found.num_uncaptured} sizes not captured" if found.num_uncaptured else "",
-        f"{found.num_fallbacks} ops fallen back" if found.num_fallbacks else "",
+        f"{found.num_fallbacks} ops with fallback" if found.num_fallbacks else "",
         f"{size(found.memory_bytes)} of tensors" if found.memory_bytes else "",
         f"{found.captured_share:.0%} of steps captured" if found.captured_share is not None else "",
-        f"{found.copies_per_step:.1f} copies a step" if found.copies_per_step else "",
-        f"{found.wait_share:.0%} waited for it" if found.wait_share else "",
+        f"{found.copies_per_step:.1f} copies per step" if found.copies_per_step else "",
+        f"{found.wait_share:.0%} of time spent waiting" if found.wait_share else "",
     ]
     return lines(width, "device", map(Text, filter(None, parts)), "; ")
 

@@ -48,9 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     num_events = sum(map(len, events.values()))
     if num_events >= MAX_EVENTS:
-        print(f"ended early: more than {MAX_EVENTS} events are too many for a file", file=sys.stderr)
-    lost = f", {num_lost} were written over before they were read" if num_lost else ""
-    print(f"{asked.output}: {num_events} events of {len(events)} actors{lost}; open it at https://ui.perfetto.dev")
+        print(f"stopped early: reached the limit of {MAX_EVENTS} events per file", file=sys.stderr)
+    lost = f", {num_lost} were overwritten before they were read" if num_lost else ""
+    print(f"wrote {num_events} events of {len(events)} actors to {asked.output}{lost}; open it at https://ui.perfetto.dev")
     return 0
 
 
@@ -68,25 +68,25 @@ def _check_output(path: Path) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
-        prog="tokamak trace", description="Write what every actor does, as a file for https://ui.perfetto.dev."
+        prog="tokamak trace", description="Record what every actor does, as a file for https://ui.perfetto.dev."
     )
-    parser.add_argument("--seconds", type=_seconds, default=10.0, help="how long to watch a running engine (default: 10)")
+    parser.add_argument("--seconds", type=_seconds, default=10.0, help="how long to record a running engine (default: 10)")
     parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--run",
         default="",
         metavar="ID",
-        help="run id or its beginning; default: the engine that runs, else the newest dead one",
+        help="run id or its beginning; default: the running engine, otherwise the last one that died",
     )
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="directory of the run")
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="run directory of the engine")
     return parser
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value <= MAX_SECONDS or math.isnan(value):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds up to {MAX_SECONDS:g}, not {text}")
+        raise argparse.ArgumentTypeError(f"expected a number of seconds up to {MAX_SECONDS:g}, got {text}")
     return value
 
 
@@ -101,7 +101,7 @@ def record(run: Run, seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
         return _taken(found, _collect(found, seconds if is_alive else 0.0))
     if not is_alive:
         raise TokamakError(
-            f"the engine of run {run.run_id} is dead and has left no trace; start one with --trace to have the last events kept"
+            f"engine {run.run_id} is dead and left no trace; start engines with --trace to keep the latest events"
         )
     with _begun(run, actors, seconds) as rings:
         begin_ns = _collect(rings, seconds + GRACE_S)
@@ -120,7 +120,7 @@ def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str
     for actor, ring in _own_rings(run, actors).items():
         if ring.owner.is_alive():
             raise TokamakError(
-                f"process {ring.owner.pid} is at a trace of run {run.run_id}; wait until it has ended ({actor} has one already)"
+                f"process {ring.owner.pid} is already tracing engine {run.run_id} ({actor}); wait until it has finished"
             )
         ring.unlink()  # of one that was killed
     until_ns = time.monotonic_ns() + int((seconds + GRACE_S) * 1e9)

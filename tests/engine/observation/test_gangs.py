@@ -73,7 +73,7 @@ def test_the_screen_has_a_line_for_each(height: int | None) -> None:
     lines = screen(gang_snapshot(8.0), 120, height)
     assert height is None or len(lines) <= height
     text = "\n".join(lines)
-    for wanted in ("1 of 2 ranks in epoch 7", "23% of steps in collectives", "80 gang steps", "50% empty"):
+    for wanted in ("1 of 2 ranks in epoch 7", "23% of steps in collectives", "80 group steps", "50% empty"):
         assert wanted in text
     for wanted in ("1.33 max/mean", "1.80 in layer 4", "3 rebalances", "4/5 30% on 1", "3/7 10% on 0+1"):
         assert wanted in text
@@ -85,6 +85,6 @@ def test_many_ranks_and_gangs_fold(height: int) -> None:
     lines = screen(gang_snapshot(8.0, 32, 2, shares_experts=False), 80, height)
     text = "\n".join(lines)
     assert len(lines) <= height
-    assert "actors more" in text
-    assert "gang worker4" in text
-    assert "and 29 gangs more" in text
+    assert "more actors" in text
+    assert "group worker4" in text
+    assert "and 29 more rank groups" in text

@@ -42,8 +42,8 @@ def test_what_is_left_out_is_one_line() -> None:
     config, notes = configure(*CAPTURED, "--cudagraph-capture-sizes", "5,8,8,64", "--max-cudagraph-capture-size", "32", *DRAFTS)
     assert config.cudagraph_capture_sizes == (8,)
     (note,) = [note for note in notes if "capture" in note]
-    assert note.startswith("--cudagraph-capture-sizes 5,8,8,64: left out are 5 (no multiple of 4")
-    assert "8 (given before); 64 (more than 32" in note
+    assert note.startswith("--cudagraph-capture-sizes 5,8,8,64: skipped 5 (not a multiple of 4")
+    assert "8 (duplicate); 64 (more than 32" in note
 
 
 def test_c5_mixed_steps_have_a_setting_of_their_own() -> None:
@@ -59,18 +59,18 @@ def test_c5_mixed_steps_have_a_setting_of_their_own() -> None:
     [
         (
             (*CAPTURED, "--cudagraph-capture-sizes", "3,5", *DRAFTS),
-            "sizes 3,5: a step takes multiples of 4 (1 + num_speculative",
+            "sizes 3,5: expected multiples of 4 (1 + num_speculative",
         ),
-        ((*CAPTURED, "--cudagraph-capture-sizes", "400"), "sizes 400: a step that is captured has 20 rows at most"),
+        ((*CAPTURED, "--cudagraph-capture-sizes", "400"), "sizes 400: a captured step has at most 20 rows"),
         (
             (*CAPTURED, "--cudagraph-capture-sizes", "8,84", *DRAFTS),
-            "sizes 84: a step that is captured has 80 rows at most (--max-num-seqs 20 times 4, within",
+            "sizes 84: a captured step has at most 80 rows (--max-num-seqs 20 times 4, within",
         ),
         ((*CAPTURED, "--cudagraph-capture-sizes", "0"), "expected 1 to 1048576"),
-        ((*CAPTURED, "--max-cudagraph-capture-size", "2", *DRAFTS), "size 2: one sample takes 4 rows"),
-        (("--plan", "tape", "--cudagraph-capture-sizes", "4,8"), "sizes 4,8: the plan is tape, which captures nothing; add"),
-        (("--plan", "eager", "--max-cudagraph-capture-size", "4"), "size 4: the plan is eager, which captures nothing"),
-        (("--graph-only-prefill",), "--graph-only-prefill: the plan is tape, which captures nothing; add --plan captured"),
+        ((*CAPTURED, "--max-cudagraph-capture-size", "2", *DRAFTS), "size 2: one sequence needs 4 rows"),
+        (("--plan", "tape", "--cudagraph-capture-sizes", "4,8"), "sizes 4,8 needs --plan captured, but the plan is tape; add"),
+        (("--plan", "eager", "--max-cudagraph-capture-size", "4"), "size 4 needs --plan captured, but the plan is eager"),
+        (("--graph-only-prefill",), "--graph-only-prefill needs --plan captured, but the plan is tape; add --plan captured"),
         ((*CAPTURED, "--ops", "reference"), "--plan captured: on --device cpu only native ops can be recorded"),
     ],
 )

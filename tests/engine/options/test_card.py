@@ -37,8 +37,8 @@ def test_no_room_is_an_error_with_each_part() -> None:
     with pytest.raises(OptionError) as error:
         card_blocks(8 * GIB, 0.8, NEEDS, 1 << 20)
     assert str(error.value).startswith(
-        "--gpu-memory-utilization 0.8 of the card's 8 GiB has no room for a KV cache: weights 3 GiB, inputs 1 GiB, "
-        "step 2 GiB, graphs 1 GiB, and 2 MiB for two blocks; give more, lower --max-num-batched-tokens"
+        "--gpu-memory-utilization 0.8 of 8 GiB GPU memory leaves no room for a KV cache: weights 3 GiB, inputs 1 GiB, "
+        "step 2 GiB, graphs 1 GiB, and 2 MiB for two blocks; raise it, lower --max-num-batched-tokens"
     )
 
 
@@ -98,17 +98,17 @@ def test_what_is_asked_for_wins() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--device", "cpu", "--ops", "reference"], "the engine runs on the cpu"),
-        (["--device", "cpu"], "the engine runs on the cpu"),
-        (["--device", "npu"], "does not tell the memory of npu"),
-        (["--device", "gpu", "--num-kv-blocks", "77"], "the cache's size is given"),
+        (["--device", "cpu", "--ops", "reference"], "the engine runs on the CPU"),
+        (["--device", "cpu"], "the engine runs on the CPU"),
+        (["--device", "npu"], "does not report the memory of npu"),
+        (["--device", "gpu", "--num-kv-blocks", "77"], "the size of the KV cache is set"),
     ],
 )
 def test_a_share_that_nothing_comes_of_is_said(arguments: list[str], why: str) -> None:
     cards = InstalledPaddle("3.3.1", {"gpu": 1, "npu": 1}, memory={"gpu": 2 * GIB})
     options = read_options([str(MODEL), "--gpu-memory-utilization", "0.5", *arguments], {})
     resolve(options, ask_paddle=lambda: cards)
-    assert [note for note in options.notes if "without effect" in note and why in note], options.notes
+    assert [note for note in options.notes if "has no effect" in note and why in note], options.notes
     plain = read_options([str(MODEL), *arguments], {})
     resolve(plain, ask_paddle=lambda: cards)
     assert not any("gpu-memory-utilization" in note for note in plain.notes)

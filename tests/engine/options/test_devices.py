@@ -29,31 +29,31 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
         (
             ["--device", "gpu"],
             CPU_WHEEL,
-            "--device gpu: installed is Paddle 3.3.1, which has cpu; run pip install 'tokamak-serve[gpu]' --extra-index-url "
+            "is not supported by the installed Paddle 3.3.1 with cpu; run pip install 'tokamak-serve[gpu]' --extra-index-url "
             "https://www.paddlepaddle.org.cn/packages/stable/cu126/ (paddlepaddle-gpu) or TOKAMAK_EXTRA=gpu tools/serve",
         ),
         (["--device", "xpu"], CPU_WHEEL, "https://www.paddlepaddle.org.cn/packages/stable/xpu-p800/ (paddlepaddle-xpu)"),
-        (["--device", "qpu"], WITH_CARDS, "which has cpu, gpu (2 cards), npu (1 cards), xpu (8 cards); custom devices come"),
+        (["--device", "qpu"], WITH_CARDS, "with cpu, gpu (2 cards), npu (1 cards), xpu (8 cards); install the plugin"),
         (["--device", "gpu"], InstalledPaddle("", {}, "no libcuda"), "not installed or cannot be loaded (no libcuda); run pip"),
         (
             ["--device", "gpu", "-dp", "3"],
             WITH_CARDS,
-            "3 ranks (--tensor-parallel-size times --data-parallel-size) need a card",
+            "3 ranks (--tensor-parallel-size times --data-parallel-size) need one device each",
         ),
-        (["--device", "gpu", "-dp", "3"], WITH_CARDS, "Paddle 3.3.1 sees 2; give at most 2"),
+        (["--device", "gpu", "-dp", "3"], WITH_CARDS, "Paddle 3.3.1 finds 2; use at most 2"),
         (["--device", "xpu", "--plan", "tape"], WITH_CARDS, "--plan tape: on --device xpu only native ops can be recorded"),
         (["--ops", "reference", "--plan", "captured"], WITH_CARDS, "--plan captured: on --device cpu only native ops"),
-        (["--device", "npu", "--ops", "native"], WITH_CARDS, "--ops native: there are native ops for the CPU alone"),
+        (["--device", "npu", "--ops", "native"], WITH_CARDS, "--ops native needs --device cpu"),
         (["--device", "gpu", "--ops", "reference", "--allow-variant-ops"], WITH_CARDS, "the ops are reference; add --ops"),
         (
             ["--device", "xpu", "--ops", "cuda"],
             WITH_CARDS,
-            "--ops cuda: these kernels are for --device gpu, the device is xpu; use",
+            "--ops cuda needs --device gpu, but the device is xpu; use",
         ),
         (
             ["--device", "gpu", "--ops", "cuda", "-dp", "3"],
             WITH_CARDS,
-            "3 ranks (--tensor-parallel-size times --data-parallel-size) need a card",
+            "3 ranks (--tensor-parallel-size times --data-parallel-size) need one device each",
         ),
         (["--device", "gpu", "--quantization", "wint8"], WITH_CARDS, "--quantization wint8 needs native ops"),
         (

@@ -24,7 +24,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ("{", "expected a JSON object"),
         ("[]", "expected a JSON object"),
         ("[" * 100_000, "expected a JSON object"),
-        ('{"window": 1}', "window is no key; expected some of num_redundant_experts, window_size"),
+        ('{"window": 1}', "unknown key window; expected one of num_redundant_experts, window_size"),
         ('{"window_size": 0}', "window_size 0: expected an integer from 1"),
         ('{"window_size": 1.5}', "window_size 1.5: expected an integer"),
         ('{"window_size": true}', "window_size true: expected an integer"),
@@ -32,8 +32,8 @@ def test_what_is_left_out_has_its_default() -> None:
         ('{"min_gain": "much"}', 'min_gain "much": expected a number from 0'),
         ('{"min_gain": NaN}', "min_gain NaN: expected a number"),
         ('{"check_interval_s": 0}', "check_interval_s 0: expected a number from 0.01"),
-        ('{"use_async": false}', "use_async false: experts always move beside the steps"),
-        ('{"communicator": "nccl"}', 'communicator "nccl": no weights are sent'),
+        ('{"use_async": false}', "use_async false: experts always move asynchronously"),
+        ('{"communicator": "nccl"}', 'communicator "nccl": experts move without communication'),
     ],
 )
 def test_wrong_values(text: str, says: str) -> None:

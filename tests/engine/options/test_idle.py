@@ -13,15 +13,21 @@ from tools.demo import MODEL
 @pytest.mark.parametrize(
     ("arguments", "note"),
     [
-        (["--gpu-memory-utilization", "0.5", "--ops", "reference"], "--gpu-memory-utilization without effect: it is of a card"),
-        (["--max-loras", "4", "--max-lora-rank", "8"], "--max-loras and --max-lora-rank without effect: the engine takes no"),
-        (["--mm-chunk-tokens", "64"], "--mm-chunk-tokens without effect: the model takes text alone"),
-        (["--disable-chunked-mm-input"], "--disable-chunked-mm-input without effect: the model takes text alone"),
-        (["--max-media-bytes", "4096"], "--max-media-bytes without effect: the model takes text alone"),
-        (["--expert-placement-strategy", "linear"], "--expert-placement-strategy without effect: no ranks share experts"),
-        (["--eplb-config", "{}"], "--eplb-config without effect: experts stay where they are"),
-        (["--data-parallel-routing", "load"], "--data-parallel-routing without effect: there is one replica"),
-        (["--weight-cache-limit", "1GiB", "--no-weight-cache"], "--weight-cache-limit without effect: no packed weights"),
+        (
+            ["--gpu-memory-utilization", "0.5", "--ops", "reference"],
+            "--gpu-memory-utilization has no effect: it applies to GPUs only",
+        ),
+        (["--max-loras", "4", "--max-lora-rank", "8"], "--max-loras and --max-lora-rank has no effect: LoRA"),
+        (["--mm-chunk-tokens", "64"], "--mm-chunk-tokens has no effect: the model takes only text"),
+        (["--disable-chunked-mm-input"], "--disable-chunked-mm-input has no effect: the model takes only text"),
+        (["--max-media-bytes", "4096"], "--max-media-bytes has no effect: the model takes only text"),
+        (
+            ["--expert-placement-strategy", "linear"],
+            "--expert-placement-strategy has no effect: expert parallelism is disabled",
+        ),
+        (["--eplb-config", "{}"], "--eplb-config has no effect: expert rebalancing is disabled"),
+        (["--data-parallel-routing", "load"], "--data-parallel-routing has no effect: there is only one replica"),
+        (["--weight-cache-limit", "1GiB", "--no-weight-cache"], "--weight-cache-limit has no effect: packed weights"),
     ],
 )
 def test_what_nothing_comes_of_is_said(arguments: list[str], note: str) -> None:
@@ -34,7 +40,7 @@ def test_what_nothing_comes_of_is_said(arguments: list[str], note: str) -> None:
 def test_media_of_a_model_that_is_to_take_text_alone() -> None:
     options = read_options([str(GOLDEN / "qwen2_5_vl"), "--language-model-only", "--max-image-pixels", "100000"], {})
     resolve(options)
-    assert options.notes == ["--max-image-pixels without effect: the model is to take text alone (--language-model-only)"]
+    assert options.notes == ["--max-image-pixels has no effect: the vision encoder is disabled by --language-model-only"]
 
 
 @pytest.mark.parametrize(

@@ -55,19 +55,19 @@ def test_sizes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
-        ("--lora-modules a=/x", "adapters are taken with --enable-lora alone"),
+        ("--lora-modules a=/x", "--lora-modules needs --enable-lora"),
         ("--enable-lora --lora-modules a", "expected NAME=PATH"),
         ("--enable-lora --lora-modules =x", "expected NAME=PATH"),
         ("--enable-lora --lora-modules a=", "expected NAME=PATH"),
         ('--enable-lora --lora-modules {"name":"a"}', "missing required field `path`"),
         ('--enable-lora --lora-modules {"name":"a","path":"/x","y":1}', "unknown field `y`"),
-        ("--enable-lora --lora-modules a\tb=/x", "a name has 1 to 256 letters"),
+        ("--enable-lora --lora-modules a\tb=/x", "expected a name of 1 to 256 characters"),
         ("--enable-lora --lora-modules base=/x", "the name 'base' is given twice"),
         ("--enable-lora --lora-modules a=/x a=/y", "the name 'a' is given twice"),
-        ("--enable-lora --max-loras 1 --lora-modules a=/x b=/y", "--lora-modules names 2"),
+        ("--enable-lora --max-loras 1 --lora-modules a=/x b=/y", "less than the 2 adapters in --lora-modules"),
         ("--enable-lora --max-loras 65", "expected 1 to 64"),
         ("--enable-lora --max-lora-rank 0", "expected 1 to 512"),
-        ("--enable-lora --enable-lora-bias", "adapters have no biases"),
+        ("--enable-lora --enable-lora-bias", "biases in adapters are not supported"),
     ],
 )
 def test_what_is_refused(arguments: str, cause: str) -> None:
@@ -77,5 +77,5 @@ def test_what_is_refused(arguments: str, cause: str) -> None:
 
 
 def test_models_without_adapters() -> None:
-    with pytest.raises(OptionError, match="deepseek_v3 model can have no adapters, its attention is latent"):
+    with pytest.raises(OptionError, match="deepseek_v3 models do not support adapters, its attention is latent"):
         config_of("--enable-lora", model=str(GOLDEN / "deepseek_v3"))

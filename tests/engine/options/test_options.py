@@ -128,7 +128,7 @@ def test_the_embedded_model_is_the_default() -> None:
 def test_the_embedded_model_that_sees() -> None:
     config = resolve(read_options(["--demo", "vision"], {}, MODELS))[0]
     assert (Path(config.model), config.served_model_name) == (VISION_MODEL, ("tokamak-demo-vision",))
-    with pytest.raises(OptionError, match="--demo text chooses an embedded model, and --model somewhere another; give one"):
+    with pytest.raises(OptionError, match="--demo text and --model somewhere choose different models; remove one of them"):
         resolve(read_options(["somewhere", "--demo", "text"], {}, MODELS))
 
 
@@ -171,7 +171,7 @@ def test_names_keys_and_flags(model: Path) -> None:
 
 def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) -> None:
     options = read_options([str(model)], {"TOKAMAK_PROT": "1", "TOKAMAK_URL": "http://x"})
-    assert options.notes == ["environment variable TOKAMAK_PROT is no option and is ignored; did you mean TOKAMAK_PORT?"]
+    assert options.notes == ["ignored environment variable TOKAMAK_PROT: unknown option; did you mean TOKAMAK_PORT?"]
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--port", "http"], "--port http: expected an integer"),
         (["--block-size", "17"], "--block-size 17: expected a power of two, such as 16 or 32"),
         (["--dtype", "float13"], "--dtype float13: expected one of auto, float32, bfloat16"),
-        (["--max-model-len", "1000000"], "the model's limit (max_position_embeddings) is 1024"),
+        (["--max-model-len", "1000000"], "the limit of the model, max_position_embeddings 1024"),
         (["--kv-cache-memory", "lots"], "--kv-cache-memory lots: expected a size such as 2GiB"),
-        (["--kv-cache-memory", "100"], "give at least"),
+        (["--kv-cache-memory", "100"], "use at least"),
         (["--kv-cache-memory", "9" * 400], "... (400 letters): expected 1 to 9007199254740992"),
         (["--num-kv-blocks", "1"], "--num-kv-blocks 1: expected at least 2"),
         (["--num-kv-blocks", "99999999999999999"], "--num-kv-blocks 99999999999999999: expected 2 to 9007199254740992"),
-        (["--run-dir", "~nobody-here/x"], "--run-dir ~nobody-here/x: expected a path; there is no such user here"),
+        (["--run-dir", "~nobody-here/x"], "--run-dir ~nobody-here/x: expected a path; its user does not exist on this machine"),
         (["--chat-template", "~nobody-here/x"], "--chat-template ~nobody-here/x"),
         (["--hang-timeout", "nan"], "--hang-timeout nan: expected a number of seconds"),
         (["--stop-timeout", "0"], "expected 0.1 to 1e+07"),
@@ -198,7 +198,7 @@ def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) 
         (["--api-key", "a", "--api-key-priority", "a=high"], "expected an integer"),
         (
             ["--api-key", "a", "--api-key-priority", "b=1"],
-            "--api-key-priority: key 1, of priority 1, is not among the 1 of --api-key",
+            "--api-key-priority: key 1, with priority 1, is not one of the 1 keys in --api-key",
         ),
         (["--api-key", "a", "--api-key-priority", "a=1,a=2"], "--api-key-priority: a key is given twice"),
         (["--model", "/other"], "two models are given"),
@@ -216,18 +216,18 @@ def test_wrong_values_are_named_with_a_remedy(model: Path, arguments: list[str],
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("prot: 1", "prot is no option; did you mean port?"),
-        ("port: [1, 2]", "is not a single value"),
-        ("port: {a: 1}", "is not a single value"),
-        ("- port", "holds a list"),
+        ("prot: 1", "unknown option prot; did you mean port?"),
+        ("port: [1, 2]", "expected a single value"),
+        ("port: {a: 1}", "expected a single value"),
+        ("- port", "contains a list"),
         ("port: 1.5", "port 1.5: expected an integer"),
-        ("a: b: c", "neither YAML nor JSON"),
+        ("a: b: c", "is not valid YAML or JSON"),
         ("enable-prefix-caching: perhaps", "expected true or false"),
-        ("port: " + "9" * 5000, "neither YAML nor JSON"),
-        ("port: 0x" + "f" * 5000, "port of thousands of digits"),
-        ("port: {a: 0x" + "f" * 5000 + "}", "is not a single value"),
-        ("port: !!timestamp x", "neither YAML nor JSON"),
-        ("port: " + "[" * 500, "neither YAML nor JSON"),
+        ("port: " + "9" * 5000, "is not valid YAML or JSON"),
+        ("port: 0x" + "f" * 5000, "port with thousands of digits"),
+        ("port: {a: 0x" + "f" * 5000 + "}", "expected a single value"),
+        ("port: !!timestamp x", "is not valid YAML or JSON"),
+        ("port: " + "[" * 500, "is not valid YAML or JSON"),
         ("host: " + "x" * 5000, "... (5000 letters): expected an address or a host name"),
     ],
 )
@@ -284,20 +284,22 @@ def test_kv_cache_dtype(model: Path) -> None:
     assert configure(model, "--dtype", "float32", "--quantization", "wint8").kv_cache_dtype == "bfloat16"
     assert configure(model, "--dtype", "bfloat16", "--kv-cache-dtype", "float32").kv_cache_dtype == "float32"
     assert configure(model, "--ops", "reference").kv_cache_dtype == "float32"
-    with pytest.raises(OptionError, match=r"int8 needs native ops .*, the ops are reference, .*use --kv-cache-dtype float32"):
+    with pytest.raises(
+        OptionError, match=r"int8 needs native ops .*, but the ops are reference, .*use --kv-cache-dtype float32"
+    ):
         configure(model, "--ops", "reference", "--kv-cache-dtype", "int8")
 
 
 def test_the_models_own_limit_is_lowered_to_what_the_cache_holds(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10"], {})
     assert resolve(options)[0].max_model_len == 160
-    assert "10 KV blocks hold 160 tokens, the limit 1024 of the model needs 64 blocks" in options.notes[0]
+    assert "10 KV blocks hold 160 tokens, but the limit 1024 of the model needs 64 blocks" in options.notes[0]
 
 
 def test_a_limit_that_was_asked_for_stays(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10", "--max-model-len", "200"], {})
     assert resolve(options)[0].max_model_len == 200
-    assert "10 KV blocks hold 160 tokens, --max-model-len 200 needs 13 blocks" in options.notes[0]
+    assert "10 KV blocks hold 160 tokens, but --max-model-len 200 needs 13 blocks" in options.notes[0]
 
 
 def test_chat_templates(model: Path, tmp_path: Path) -> None:
@@ -406,9 +408,9 @@ def test_tensor_ranks(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("-tp", "3"), "3 does not divide the model's 4 attention heads; give one of [1, 2, 4]"),
-        (("-tp", "4", "-dp", "32"), "4 times --data-parallel-size 32 are 128 ranks, the limit is 64"),
-        (("--pipeline-parallel-size", "2"), "2: layers are not cut, the limit is 1; cut matrices with --tensor-parallel-size"),
+        (("-tp", "3"), "3 does not divide the 4 attention heads of the model; use one of [1, 2, 4]"),
+        (("-tp", "4", "-dp", "32"), "4 times --data-parallel-size 32 is 128 ranks, but the limit is 64"),
+        (("--pipeline-parallel-size", "2"), "2: pipeline parallelism is not supported, only 1; use --tensor-parallel-size"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(model: Path, arguments: tuple[str, ...], text: str) -> None:
@@ -433,12 +435,12 @@ def test_options_for_several_hosts_are_refused(model: Path, key: str, tmp_path: 
         with pytest.raises(OptionError) as error:
             configure(model, *arguments, environment=environment)
         assert str(error.value).startswith(f"{source}: ")
-        assert any(text in str(error.value) for text in ("start one on each", "--data-parallel-size", "leave it out"))
+        assert any(text in str(error.value) for text in ("start one engine per host", "--data-parallel-size", "remove it"))
 
 
 def test_one_host_is_what_there_is(model: Path) -> None:
     configure(model, "--nnodes", "1", "--node-rank", "0")
-    with pytest.raises(OptionError, match=r"^--headless: an engine is of 1 host; start one on each"):
+    with pytest.raises(OptionError, match=r"^--headless: an engine runs on 1 host; start one engine per host"):
         configure(model, "--headless")
 
 
@@ -450,7 +452,9 @@ def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
     assert configure(model, "-tp", "3").tensor_parallel_size == 3
     with pytest.raises(OptionError) as error:
         configure(model, "-tp", "4")
-    assert "4 neither divides the model's 6 KV heads nor is divided by them; give one of [1, 2, 3, 6, 12]" in str(error.value)
+    assert "4 is neither a divisor nor a multiple of the 6 KV heads of the model; use one of [1, 2, 3, 6, 12]" in str(
+        error.value
+    )
 
 
 def give_experts(model: Path) -> None:
@@ -509,30 +513,30 @@ DISPATCH = ("--num-max-dispatch-tokens-per-rank",)
     [
         (
             ("--enable-expert-parallel", "-dp", "2", "--num-max-dispatch-tokens-per-rank", "31"),
-            "per-rank 31: a decode step has up to 32 rows (--max-num-seqs), 32 for each of 1 ranks; give at least 32, or lower",
+            "per-rank 31 is too small: a decode step has up to 32 rows (--max-num-seqs), 32 for each of 1 ranks; raise it",
         ),
         (
             ("--enable-expert-parallel", "-tp", "2", "--num-max-dispatch-tokens-per-rank", "15"),
-            "16 for each of 2 ranks; give at least 16",
+            "16 for each of 2 ranks; raise it to at least 16",
         ),
         (
             ("--enable-expert-parallel", "-tp", "2", "--speculative-config", '{"method": "suffix"}', *DISPATCH, "100"),
-            "up to 544 rows (--max-num-seqs with 16 drafts each (--speculative-config)), 272 for each of 2 ranks",
+            "up to 544 rows (--max-num-seqs with 16 draft tokens each (--speculative-config)), 272 for each of 2 ranks",
         ),
         (
             ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}', "--max-num-batched-tokens", "8"),
-            "a row of 9 tokens (1 and num_speculative_tokens 8) is more than --max-num-batched-tokens 8; give that at least 9",
+            "(1 and num_speculative_tokens 8), more than --max-num-batched-tokens 8; raise that to at least 9",
         ),
-        (("-dp", "2", "--no-ep-mixed-steps"), "--no-ep-mixed-steps: the ranks share no experts; add --enable-expert-parallel"),
-        (("--ep-batched-token-timeout-ms", "100"), "--ep-batched-token-timeout-ms: the ranks share no experts"),
+        (("-dp", "2", "--no-ep-mixed-steps"), "--no-ep-mixed-steps needs expert parallelism; add --enable-expert-parallel"),
+        (("--ep-batched-token-timeout-ms", "100"), "--ep-batched-token-timeout-ms needs expert parallelism"),
         (("--ep-batched-token-timeout-ms", "-1"), "--ep-batched-token-timeout-ms -1: expected 0 to 3600000"),
-        (("--enable-expert-parallel",), "there is 1 rank, and experts are shared by 2 at least"),
+        (("--enable-expert-parallel",), "needs at least 2 ranks, but there is 1 rank"),
         (("-dp", "2", "--enable-eplb"), "add --enable-expert-parallel"),
         (
             ("--enable-expert-parallel", "-dp", "2", "--enable-eplb", "--eplb-config", '{"num_redundant_experts": 9}'),
-            "num_redundant_experts 9: 8 experts, once on each of 2 ranks, have 8 replicas at most",
+            "num_redundant_experts 9 is too large: 8 experts on 2 ranks have at most 8 redundant copies",
         ),
-        (("--eplb-config", '{"communicator": "x"}'), 'communicator "x": no weights are sent'),
+        (("--eplb-config", '{"communicator": "x"}'), 'communicator "x": experts move without communication'),
     ],
 )
 def test_experts_that_cannot_be_shared_are_refused(model: Path, arguments: tuple[str, ...], text: str) -> None:

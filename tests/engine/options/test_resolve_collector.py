@@ -25,7 +25,7 @@ def test_an_address(given: str, expected: str) -> None:
     "given", ["grpc://localhost:4317", "localhost:4318", "http://", "http://a:b", "http://a:99999", "http://["]
 )
 def test_what_is_none(given: str) -> None:
-    with pytest.raises(OptionError, match="expected the URL of a collector"):
+    with pytest.raises(OptionError, match="expected the OTLP over HTTP URL of a collector"):
         resolve_collector(given)
 
 

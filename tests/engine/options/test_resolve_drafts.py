@@ -51,15 +51,14 @@ def test_the_embedded_model_drafts_where_nothing_is_said(arguments: tuple[str, .
 
 def test_a_family_that_has_none() -> None:
     with pytest.raises(
-        OptionError, match=r"method mtp cannot draft with .*llama models have no layers that draft, qwen3, ernie4_5"
+        OptionError,
+        match=r"method mtp does not work with .*llama models have no MTP layers; models that may have them: qwen3, ernie4_5",
     ):
         configure(GOLDEN / "llama", *MTP)
 
 
 def test_a_model_that_has_none() -> None:
-    with pytest.raises(
-        OptionError, match=r"its config\.json has num_nextn_predict_layers 0, or does not name it; use the method"
-    ):
+    with pytest.raises(OptionError, match=r"its config\.json has no num_nextn_predict_layers, or sets it to 0; use method"):
         configure(GOLDEN / "qwen3", *MTP)
 
 
@@ -74,7 +73,7 @@ def test_a_checkpoint_without_those_that_its_config_promises(has_index: bool, tm
         index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
     with pytest.raises(
         OptionError,
-        match=r"mtp\.fc\.weight is missing, of the 2 layers that draft which config\.json promises; use the method ngram",
+        match=r"mtp\.fc\.weight is missing, although config\.json declares 2 MTP layers; use method ngram",
     ):
         configure(tmp_path / "model", *MTP)
     configure(tmp_path / "model", *MTP, "--load-format", "dummy")

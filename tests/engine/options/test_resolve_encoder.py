@@ -59,5 +59,5 @@ def test_text_alone_has_no_encoder(name: str, arguments: tuple[str, ...]) -> Non
 
 
 def test_a_chunk_is_no_longer_than_a_step() -> None:
-    with pytest.raises(OptionError, match="--mm-chunk-tokens 513: a step has at most --max-num-batched-tokens 512"):
+    with pytest.raises(OptionError, match="--mm-chunk-tokens 513 exceeds --max-num-batched-tokens 512"):
         configure("qwen2_5_vl", "--mm-chunk-tokens", "513")

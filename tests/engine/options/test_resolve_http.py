@@ -51,7 +51,7 @@ def test_what_cannot_be(arguments: list[str], why: str) -> None:
 def test_a_socket_takes_the_place_of_a_port() -> None:
     options = read_options(["--uds", "api.sock", "--port", "8001"], {})
     assert resolve_http(options, "")["uds"] == str(Path("api.sock").absolute())
-    assert ["--port without effect" in note for note in options.notes] == [True]
+    assert ["--port has no effect" in note for note in options.notes] == [True]
 
 
 def test_a_socket_of_the_run() -> None:

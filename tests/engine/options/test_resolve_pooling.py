@@ -73,13 +73,13 @@ def test_prompts_of_encoders_are_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "what"),
     [
-        ("bert classifier", ["--runner", "generate"], "has no head for tokens"),
-        ("bert classifier", ["--tensor-parallel-size", "2"], "encoders are not cut"),
-        ("bert classifier", ["--pooler-config", '{"pooling_type": "MEAN"}'], "has its own"),
-        ("qwen3 mean", ["--speculative-config", '{"method": "ngram"}'], "nothing to draft"),
+        ("bert classifier", ["--runner", "generate"], "cannot generate text"),
+        ("bert classifier", ["--tensor-parallel-size", "2"], "encoder models support only 1"),
+        ("bert classifier", ["--pooler-config", '{"pooling_type": "MEAN"}'], "does not apply to a model that scores"),
+        ("qwen3 mean", ["--speculative-config", '{"method": "ngram"}'], "which generates no text"),
         ("qwen3 two tokens", ["--pooler-config", '{"classifier_from_token": ["no such", "yes"]}'], "'no such' is no token"),
         ("qwen3 mean", ["--pooler-config", '{"pooling_type": "MAX"}'], "expected LAST, MEAN, CLS"),
-        ("qwen3 mean", ["--pooler-config", '{"kind": "MEAN"}'], "kind is no key"),
+        ("qwen3 mean", ["--pooler-config", '{"kind": "MEAN"}'], "unknown key kind"),
     ],
 )
 def test_refusals(name: str, arguments: list[str], what: str, tmp_path: Path) -> None:

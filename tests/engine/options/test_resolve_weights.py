@@ -35,7 +35,7 @@ def test_dtype() -> None:
     assert configure("--dtype", "bfloat16").dtype == "bfloat16"
     assert configure("--dtype", "float32").dtype == "float32"
     assert configure("--ops", "reference").dtype == "float32"
-    with pytest.raises(OptionError, match="--dtype bfloat16 needs native ops, the ops are reference; use --dtype float32"):
+    with pytest.raises(OptionError, match="--dtype bfloat16 needs native ops, but the ops are reference; use --dtype float32"):
         configure("--ops", "reference", "--dtype", "bfloat16")
 
 
@@ -65,7 +65,7 @@ def test_kernels(tmp_path: Path, user_cache: Path) -> None:
     assert asked == [("auto", "float32", weights), ("avx2", "int8", tmp_path), ("auto", "bfloat16", weights)]
     assert configured("--ops", "reference").cpu_kernels == {}
     assert len(asked) == 3
-    with pytest.raises(OptionError, match="--cpu-kernels avx2 needs native ops, the ops are reference; leave it out"):
+    with pytest.raises(OptionError, match="--cpu-kernels avx2 needs native ops, but the ops are reference; remove it"):
         configured("--ops", "reference", "--cpu-kernels", "avx2")
     assert (configure().kernels_text, configure("--cpu-kernels", "avx2").kernels_text) == ("", "avx2")
 
@@ -73,7 +73,7 @@ def test_kernels(tmp_path: Path, user_cache: Path) -> None:
 def test_quantization() -> None:
     assert configure().quantization == "none"
     assert configure("--quantization", "wint4").quantization == "wint4"
-    with pytest.raises(OptionError, match=r"wint8 needs native ops \(--ops cuda on GPUs\), the ops are reference; use"):
+    with pytest.raises(OptionError, match=r"wint8 needs native ops \(--ops cuda on GPUs\), but the ops are reference; use"):
         configure("--ops", "reference", "--quantization", "wint8")
     with pytest.raises(OptionError, match="--quantization bitsandbytes: expected one of none, wint8, wint4"):
         configure("--quantization", "bitsandbytes")
@@ -83,7 +83,7 @@ def test_stored_integers_are_not_rounded_again(tmp_path: Path) -> None:
     config = json.loads((DEMO / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(OptionError, match=r"quantized already \(awq\) and are kept as they are; leave the option out"):
+    with pytest.raises(OptionError, match=r"already quantized \(awq\) and are used as they are; remove the option"):
         configure(str(tmp_path), "--quantization", "wint8")
     assert configure(str(tmp_path)).quantization == "none"
 
@@ -95,7 +95,7 @@ def test_gguf(type_name: str, is_refused: bool, tmp_path: Path) -> None:
     if not is_refused:
         assert configure(str(path), "--quantization", "wint4").quantization == "wint4"
         return
-    with pytest.raises(OptionError, match=r"quantized already \(Q8_0\)"):
+    with pytest.raises(OptionError, match=r"already quantized \(Q8_0\)"):
         configure(str(path), "--quantization", "wint4")
 
 
@@ -114,13 +114,13 @@ def test_weight_cache(user_cache: Path, tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         ([], ""),
-        (["--no-weight-cache"], "only which kernels are fastest is kept there"),
-        (["--load-format", "dummy"], "only which kernels are fastest is kept there"),
-        (["--no-weight-cache", "--cpu-kernels", "avx2"], "nothing is kept there"),
-        (["--ops", "reference"], "nothing is kept there"),
+        (["--no-weight-cache"], "stores only kernel timings"),
+        (["--load-format", "dummy"], "stores only kernel timings"),
+        (["--no-weight-cache", "--cpu-kernels", "avx2"], "stores nothing"),
+        (["--ops", "reference"], "stores nothing"),
     ],
 )
 def test_what_is_kept_in_a_directory_is_noted(tmp_path: Path, arguments: list[str], expected: str) -> None:
     options = read_options(["--weight-cache-dir", str(tmp_path), *arguments], {}, MODELS)
     assert (resolve(options)[0].weight_cache_dir == "") == (expected != "")
-    assert [note.partition(";")[0] for note in options.notes] == ([f"--weight-cache-dir: {expected}"] if expected else [])
+    assert [note.partition(":")[0] for note in options.notes] == ([f"--weight-cache-dir {expected}"] if expected else [])

@@ -58,7 +58,7 @@ def test_what_acts(arguments: str, expected: dict[str, Any]) -> None:
     options = read_options(["owner/model", *arguments.split()], {})
     assert options.values["model"] == "owner/model"
     assert {key: options.values[key] for key in expected} == expected
-    assert not any("without effect" in note for note in options.notes)
+    assert not any("has no effect" in note for note in options.notes)
 
 
 def test_flags_of_older_versions_are_known() -> None:
@@ -66,7 +66,7 @@ def test_flags_of_older_versions_are_known() -> None:
     options = read_options(given.split(), {})
     assert options.values["model"] == "m"
     for flag in ("--enable-reasoning", "--guided-decoding-backend", "--use-v2-block-manager", "--worker-use-ray"):
-        assert any(note.startswith(flag) and "without effect: " in note for note in options.notes), flag
+        assert any(note.startswith(flag) and "has no effect: " in note for note in options.notes), flag
 
 
 def test_what_has_no_effect_is_noted() -> None:
@@ -75,8 +75,8 @@ def test_what_has_no_effect_is_noted() -> None:
     assert options.values["model"] == "m"
     flags = ("--trust-remote-code", "--swap-space", "--enforce-eager", "--compilation-config", "--enable-chunked")
     for flag in (*flags, "TOKAMAK_SWAP_SPACE"):
-        assert any(note.startswith(flag) and "without effect: " in note for note in options.notes), flag
-    assert "kernels take no float16" in read_options(["--dtype", "float16"], {}).notes[0]
+        assert any(note.startswith(flag) and "has no effect: " in note for note in options.notes), flag
+    assert "float16 is not supported" in read_options(["--dtype", "float16"], {}).notes[0]
     assert read_options(["--task", "embed"], {}).values["runner"] == "pooling"
 
 
@@ -85,15 +85,15 @@ def test_what_has_no_effect_is_noted() -> None:
     [
         ("--speculative-model x --num-speculative-tokens 5", "--speculative-config"),
         ("--rope-scaling {} --rope-theta 10000", "config.json"),
-        ("--num-scheduler-steps 8", "leave it out"),
+        ("--num-scheduler-steps 8", "remove it"),
         ("--download-dir /data", "HF_HOME"),
-        ("--logits-processors a:b", "no code is loaded"),
-        ("--cpu-offload-gb 4", "leave it out"),
-        ("--return-tokens-as-token-ids", "requests say it"),
-        ("--kv-transfer-config {}", "not moved between engines"),
-        ("--max-model-len 1.00001k", "whole number"),
+        ("--logits-processors a:b", "loading external code is not supported"),
+        ("--cpu-offload-gb 4", "remove it"),
+        ("--return-tokens-as-token-ids", "in requests"),
+        ("--kv-transfer-config {}", "moving a KV cache between engines is not supported"),
+        ("--max-model-len 1.00001k", "integer"),
         ("--max-model-len many", "32k"),
-        ("--revision v2", "--revision v2: .* is a path"),
+        ("--revision v2", "--revision v2: .* is a local path"),
         ("--tokenizer-revision v2", "--tokenizer"),
         ("--tokenizer /no/such/tokenizer", "no such directory"),
         ("--generation-config /no/such/directory", "expected auto, vllm or a directory"),
@@ -173,7 +173,7 @@ def test_no_flag_of_a_version_is_unrecognized(version: str, capsys: pytest.Captu
             arguments = [f"--{name.replace('_', '-')}", *(() if takes_none else ("1",))]
             with contextlib.suppress(OptionError, SystemExit):
                 read_options(["--model", "m", *arguments], {})
-            assert "no option" not in capsys.readouterr().err, arguments
+            assert "unknown option" not in capsys.readouterr().err, arguments
 
 
 def test_parts_of_the_speculative_config_have_names() -> None:
@@ -190,9 +190,9 @@ def test_values_of_structured_outputs_are_no_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--max-modle-len 5", "there is no option --max-modle-len; did you mean --max-model-len?"),
-        ("--tensor_paralel_size=2", "there is no option --tensor-paralel-size; did you mean --tensor-parallel-size?"),
-        ("--frobnicate.x 3", "there is no option --frobnicate; tokamak serve --help shows all"),
+        ("--max-modle-len 5", "unknown option --max-modle-len; did you mean --max-model-len?"),
+        ("--tensor_paralel_size=2", "unknown option --tensor-paralel-size; did you mean --tensor-parallel-size?"),
+        ("--frobnicate.x 3", "unknown option --frobnicate; run tokamak serve --help for a list of options"),
         ("a b", "unexpected argument 'b'"),
     ],
 )

@@ -66,7 +66,7 @@ def test_in_order_and_errors_as_lines(tmp_path: Path) -> None:
     write(tmp_path, *lines)
     with openai_server(Behaviour(refuse_every=7, needs_key=True)) as server:
         code, said = run(tmp_path, *of(server), "--api-key", API_KEY)
-        assert (code, said) == (0, "60 lines are answered, 2 of them with errors: out.jsonl\n")
+        assert (code, said) == (0, "answered 60 lines, 2 of them with errors: out.jsonl\n")
         assert run(tmp_path, *of(server), "--api-key", API_KEY) == (code, said)
     found = answers(tmp_path)
     assert [each["custom_id"] for each in found] == [f"r{number}" if number != 10 else None for number in range(60)]
@@ -151,7 +151,7 @@ def test_a_server_that_goes(tmp_path: Path) -> None:
         server.behaviour.hang_on = ()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=WATCHDOG_S)
-    assert said == "interrupted; 30 lines are answered, the same command goes on from there\n"
+    assert said == "interrupted; 30 lines are answered, run the same command again to continue\n"
     with openai_server() as other:
         assert run(tmp_path, *of(other))[0] == 0
         assert "p30" in asked(other)
@@ -175,9 +175,9 @@ def more_comes(source: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (rest_is_gone, (1, "in.jsonl was changed while it was read: request ")),
-        (rest_is_another, (1, " is another now; ")),
-        (more_comes, (0, "1500 lines are answered, 0 of them with errors")),
+        (rest_is_gone, (1, "in.jsonl changed while it was read: request ")),
+        (rest_is_another, (1, " is different; ")),
+        (more_comes, (0, "answered 1500 lines, 0 of them with errors")),
     ],
 )
 def test_an_input_that_changes_meanwhile(tmp_path: Path, change: Callable[[Path], None], expected: tuple[int, str]) -> None:
@@ -205,17 +205,17 @@ def test_nobody_reads_what_it_says(tmp_path: Path, closed: str) -> None:
 
 
 WRONG: list[tuple[list[str], list[str], str]] = [
-    ([request(1), "", request(1)], [], "lines 1 and 3 have the same custom_id, 'r1'"),
+    ([request(1), "", request(1)], [], "lines 1 and 3 have the same custom_id 'r1'"),
     ([request(1)], ["--url", "http://localhost:1", "--max-num-seqs", "3"], "--max-num-seqs"),
-    ([request(1)], ["--url", "nowhere"], "must look like"),
+    ([request(1)], ["--url", "nowhere"], "expected a URL such as"),
     ([request(1)], ["--api-key", "x"], "--api-key"),
     ([request(1)], ["--url", "http://localhost:1", "--api-key", "x\n"], "--api-key"),
     ([request(1)], ["--url", "http://localhost:1", "--api-key", "\u043a"], "--api-key"),
     ([request(1)], ["--concurrency", "0"], "1 to 256"),
-    ([request(1)], ["-o", "in.jsonl"], "file of the requests"),
-    ([request(1)], ["-o", "/dev/null"], "no regular file"),
-    ([request(1)], ["-i", "none.jsonl"], "no such file"),
-    ([request(1)], ["-i", "."], "no regular file"),
+    ([request(1)], ["-o", "in.jsonl"], "is the input file"),
+    ([request(1)], ["-o", "/dev/null"], "not a regular file"),
+    ([request(1)], ["-i", "none.jsonl"], "file not found"),
+    ([request(1)], ["-i", "."], "not a regular file"),
     ([request(1)], ["--max-num-seqz", "3"], "--max-num-seqz"),
     ([request(1)], ["--model", "no/such/directory/here"], "no/such/directory/here"),
 ]
@@ -233,4 +233,4 @@ def test_mistakes(tmp_path: Path, lines: list[str], options: list[str], what: st
 
 def test_nothing_to_ask(tmp_path: Path) -> None:
     write(tmp_path)
-    assert run(tmp_path) == (0, "0 lines are answered, 0 of them with errors: out.jsonl\n")
+    assert run(tmp_path) == (0, "answered 0 lines, 0 of them with errors: out.jsonl\n")

@@ -106,13 +106,13 @@ def test_what_waits_takes_no_more_room_than_it_must(path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"something else\n", "no answer"),
-        (b"something else", "no answer"),
-        (b'{"id": 3}\n', "no answer"),
+        (b"something else\n", "not a batch answer"),
+        (b"something else", "not a batch answer"),
+        (b'{"id": 3}\n', "not a batch answer"),
         (LINES[1] + LINES[0], "'r1'"),
         (LINES[0] + LINES[2], "'r2'"),
-        (LINES[0] + b"else\n", "no answer"),
-        (LINES[0] + b"else", "no answer"),
+        (LINES[0] + b"else\n", "not a batch answer"),
+        (LINES[0] + b"else", "not a batch answer"),
         (b"".join(LINES) + answer_line(Request(41, "r40"), Reply(200, b"{}")), "more answers"),
     ],
 )
@@ -138,7 +138,9 @@ def test_a_request_that_was_changed_is_not_taken_for_answered(path: Path, change
     take(ledger, 0, 1, 3)
     ledger.close(False)
     again = Ledger(path)
-    with pytest.raises(OptionError, match=r"line 2 answers another request 'r1' than line 2 has now.*; give another file, or"):
+    with pytest.raises(
+        OptionError, match=r"line 2 answers an earlier version of request 'r1'.* line 2 .*; choose another file, or"
+    ):
         again.go_on([REQUESTS[0], changed, *REQUESTS[2:]])
     again.close(False)
     assert path.read_bytes() == b"".join(LINES[:2])
@@ -169,12 +171,12 @@ def test_one_at_a_time(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".", "no/such/file"])
 def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OptionError, match="give another"):
+    with pytest.raises(OptionError, match="choose another"):
         Ledger(tmp_path / name)
 
 
 def test_a_device_is_no_file() -> None:
-    with pytest.raises(OptionError, match="no regular file"):
+    with pytest.raises(OptionError, match="not a regular file"):
         Ledger(Path("/dev/null"))
 
 

@@ -213,7 +213,7 @@ def test_live_until_q(leave: str) -> None:
             return text in shown
 
         try:
-            wait_until(lambda: has_shown(b"q quits"), what="the screen")
+            wait_until(lambda: has_shown(b"q: quit"), what="the screen")
             assert b"5 running" in shown.replace(b"\x1b[0m", b"").replace(b"\x1b[1m", b"").replace(b"\x1b[2m", b"")
             if leave.startswith("SIG"):
                 process.send_signal(getattr(signal, leave))

@@ -151,7 +151,7 @@ def test_nothing_is_left_of_one_that_is_killed(engine: EngineProcess, tmp_path: 
     try:
         wait_until(lambda: len(rings(engine.run)) == 5, what="its rings")
         said = trace(engine.run, tmp_path / "second.json", "--seconds", "0.1", code=1)
-        assert f"process {running.pid} is at a trace" in said
+        assert f"process {running.pid} is already tracing" in said
     finally:
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -226,7 +226,7 @@ def test_a_dead_engine_without_a_trace(tmp_path: Path) -> None:
         kept = tmp_path / "kept.json"
         kept.write_text("mine")
         for place in (tmp_path / "dead.json", kept):
-            assert "start one with --trace" in trace(run, place, code=1)
+            assert "start engines with --trace" in trace(run, place, code=1)
         assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept.json", "mine")]
     finally:
         engine.close()
